@@ -7,9 +7,9 @@ import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kindler.engine.channel import NONCE_BYTES, Address, introduction
-from kindler.engine.frames import Frame, Joiner, encode, reading
-from kindler.engine.gather import Wants, unpack_parts
+from kindler.engine.meeting import Wants, decode_parts
+from kindler.engine.wire import NONCE_BYTES, Address, introduction
+from kindler.frame import Frame, Joiner, encode, reading
 
 _TIMEOUT_S = 60.0
 _BUFFER_BYTES = 1 << 20
@@ -60,7 +60,7 @@ class Member:
         await self.send("gather", data, turn=turn, wants=wants if isinstance(wants, str) else list(wants))
         frame = await self.receive()
         assert (frame.kind, frame.fields["turn"]) == ("gathered", turn)
-        return unpack_parts(*frame.buffers) if read else []
+        return decode_parts(frame) if read else []
 
     def close(self) -> None:
         self._writer.close()

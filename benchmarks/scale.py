@@ -47,11 +47,11 @@ def _round(size: int) -> dict[str, float]:
 
 def serve(size: int) -> None:
     """The hub's side: print what the members saw, and what the hub took."""
-    from kindler.config import RunSettings
     from kindler.engine.hub import Hub
+    from kindler.engine.job import Job, equal_ranks
 
     before = time.process_time()
-    with Hub(size=size, secret=SECRET, settings=RunSettings()) as hub:
+    with Hub(Job(ranks=equal_ranks("", size), secret=SECRET)) as hub:
         strangers = [socket.create_connection(hub.address) for _ in range(STRANGERS)]
         host, port = hub.address
         members = subprocess.Popen(
@@ -79,7 +79,7 @@ def take_part(size: int, host: str, port: int) -> None:
 async def _take_part(size: int, address: tuple[str, int]) -> dict[str, float]:
     from _members import each, join_all
 
-    from kindler.engine.gather import write_numbers
+    from kindler.engine.meeting import write_numbers
 
     seen: dict[str, float] = {}
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kindler.collective import all_gather as all_gather
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
-    from kindler.engine.here import WorkerInfo as WorkerInfo
-    from kindler.engine.here import worker as worker
+    from kindler.engine.placement import WorkerInfo as WorkerInfo
+    from kindler.engine.placement import worker as worker
     from kindler.estimator.estimator import Estimator as Estimator
     from kindler.features import MinMaxScaler as MinMaxScaler
     from kindler.features import StandardScaler as StandardScaler
@@ -83,7 +83,7 @@ _PUBLIC = {
     "Trigger": "kindler.train.triggers",
     "TriggerAnd": "kindler.train.triggers",
     "TriggerOr": "kindler.train.triggers",
-    "WorkerInfo": "kindler.engine.here",
+    "WorkerInfo": "kindler.engine.placement",
     "XShards": "kindler.xshards",
     "all_gather": "kindler.collective",
     "batched": "kindler.data.preparation",
@@ -95,7 +95,7 @@ _PUBLIC = {
     "read_parquet": "kindler.readers",
     "read_tfrecord": "kindler.readers",
     "stop": "kindler.spark.session",
-    "worker": "kindler.engine.here",
+    "worker": "kindler.engine.placement",
 }
 
 # Found here by programs that were written before these were kindler-compat's.

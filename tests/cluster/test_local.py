@@ -14,8 +14,8 @@ import pytest
 
 from kindler import cluster
 from kindler.cluster.blocks import encode_batches, numbered, row_count
+from kindler.cluster.feed_server import TRAIN
 from kindler.cluster.feeder import _Links
-from kindler.cluster.inbox import TRAIN
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from tests.cluster import programs
 from tests.conftest import eventually_none, workers

@@ -16,9 +16,9 @@ from sklearn.linear_model import LinearRegression
 from sklearn.svm import SVC
 
 from kindler import Omega, jail
-from kindler.engine.channel import Channel, ChannelClosed, Frame
-from kindler.engine.frames import _frame
+from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, UntrustedError, WorkerLost
+from kindler.frame import ChannelClosed, Frame, _frame
 from kindler.runtime.engine import open_engine, without_trust
 from kindler.runtime.executor import Executor
 from kindler.runtime.large_messages import LargeMessages

@@ -14,7 +14,7 @@ import pytest
 
 from kindler import Omega
 from kindler.cli.serve import _devices
-from kindler.engine.gpus import VISIBLE_GPUS
+from kindler.engine.placement import VISIBLE_GPUS
 from kindler.errors import ConfigError
 from kindler.serve.devices import Devices, Seat
 from kindler.serve.model_messages import described, told_model

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from kindler import Omega
-from kindler.engine.cores import half_of_memory
+from kindler.engine.placement import half_of_memory
 from kindler.models.loaded import wrap
 from kindler.models.signature import Arrays
 from kindler.serve.app import create_app

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 import pytest
 
-from kindler.engine.channel import Channel
 from kindler.engine.fork_server import Recipe
+from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, DataError, MissingExtraError, UntrustedError
 from kindler.models.sklearn import SklearnPredictor
 from kindler.serve.model_messages import (

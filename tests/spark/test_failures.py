@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
-from kindler.engine.cores import usable_cores
 from kindler.engine.job import Job, equal_ranks
+from kindler.engine.placement import usable_cores
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
 from kindler.spark import engine
 from kindler.spark.slots import cores_per_host

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kindler.cluster.environment import variables
 from kindler.cluster.feeder import NodeAddress, nearest
-from kindler.cluster.gpus import assign_gpus, claim
-from kindler.engine.job import TASK_GPUS
-from kindler.engine.members import GangMember
+from kindler.cluster.layout import variables
+from kindler.cluster.node import assign_gpus, claim
+from kindler.engine.job import GangMember
+from kindler.engine.placement import TASK_GPUS
 from kindler.errors import ConfigError
 
 MEMBERS = (

@@ -15,8 +15,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Literal
 
-from kindler.engine.cores import usable_cores
-from kindler.engine.gpus import machine_gpus
+from kindler.engine.placement import machine_gpus, usable_cores
 from kindler.errors import JavaNotFoundError
 from kindler.spark.java import find_java
 from kindler.spark.versions import parse, too_old

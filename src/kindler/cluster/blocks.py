@@ -1,4 +1,4 @@
-"""A block of rows on its way to a node, and as the program reads it.
+"""A block of rows on its way to a node, as its program reads it, and what the program answers.
 
 Rows of frames and tables travel as Arrow record batches; other objects, as RDDs and lists have them, as
 pickles. The channel is authenticated, and both ends are the same user's program.
@@ -15,23 +15,11 @@ from typing import Any, Protocol
 import cloudpickle
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kindler.data.columns import Column, complaint, to_numpy
-from kindler.engine.frames import Piece
 from kindler.errors import DataError
-
-__all__ = [
-    "ARROW",
-    "PICKLE",
-    "Block",
-    "block_number",
-    "block_of",
-    "decode",
-    "encode_batches",
-    "encode_items",
-    "numbered",
-    "row_count",
-]
+from kindler.frame import Piece
 
 ARROW, PICKLE = "arrow", "pickle"
 _BLOCK_BYTES = 1 << 20
@@ -203,3 +191,123 @@ def _row_type(names: tuple[str, ...]) -> Any:
     if names not in _row_types:
         _row_types[names] = namedtuple("Row", names, rename=True)
     return _row_types[names]
+
+
+DEFAULT_NAME = "result"
+
+
+def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> pa.Array:
+    """One value for each row: of the field's type, a struct for several fields, a list of it where `flat`.
+
+    Args:
+        results: A sequence or an array.
+        fields: The columns that were declared; None infers a type.
+        flat: Whether each entry is a sequence of results, none of which drops the row.
+
+    Raises:
+        DataError: They do not fit.
+    """
+    kind = None if fields is None else fields[0].type if len(fields) == 1 else pa.struct(list(fields))
+    if flat and kind is not None:
+        kind = pa.list_(kind)
+    try:
+        if isinstance(results, np.ndarray) and not flat:
+            made = _from_numpy(results)
+            return made if kind is None else made.cast(kind)
+        several = fields is not None and len(fields) > 1
+        values = [_plain(value, fields if several else None, flat) for value in results]
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as exc:
+        wanted = "one type" if kind is None else f"the declared type {kind}"
+        raise DataError(
+            f"batch_results: the results are not of {wanted}: {exc}.\n"
+            'Hint: inference(data, schema="name type") declares what a program returns.'
+        ) from exc
+
+
+def columns_of(
+    values: pa.Array, fields: Sequence[pa.Field], rows: pa.RecordBatch, *, flat: bool
+) -> list[pa.Array]:
+    """The rows' own columns, then the results'; where `flat`, a row is repeated for each of its results."""
+    own = rows.columns
+    if flat:
+        parents = pc.list_parent_indices(values)
+        own = [column.take(parents) for column in own]
+        values = pc.list_flatten(values)
+    if len(fields) == 1:
+        return [*own, values.cast(fields[0].type)]
+    return [*own, *(values.field(number).cast(field.type) for number, field in enumerate(fields))]
+
+
+def _from_numpy(array: np.ndarray[Any, Any]) -> pa.Array:
+    if array.ndim == 1:
+        return pa.array(array)
+    inner = _from_numpy(np.ascontiguousarray(array).reshape(-1, *array.shape[2:]))
+    offsets = np.arange(0, array.shape[0] * array.shape[1] + 1, max(1, array.shape[1]), dtype=np.int32)
+    if array.shape[1] == 0:
+        offsets = np.zeros(array.shape[0] + 1, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), inner)
+
+
+def _plain(value: Any, fields: Sequence[pa.Field] | None, flat: bool) -> Any:
+    """A result as Arrow takes it: numpy's as Python's, tuples as dicts of the declared columns."""
+    if flat:
+        if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+            raise ValueError(f"flat_map=True takes a list of results for each row, received {value!r:.100}")
+        return [_plain(one, fields, False) for one in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if fields is not None and not isinstance(value, Mapping):
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") or len(value) != len(fields):
+            raise ValueError(f"{value!r:.100} has not {len(fields)} values: {[f.name for f in fields]}")
+        return {field.name: _plain(one, None, False) for field, one in zip(fields, value, strict=True)}
+    if isinstance(value, Mapping):
+        return {name: _plain(one, None, False) for name, one in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def table_of(data: Any) -> pa.Table | None:
+    """The data as a table; None where it is a sequence of other objects.
+
+    An array is a column "x", and a pair of arrays are "x" and "y".
+    """
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return _without_dictionaries(data)
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        return _without_dictionaries(pa.Table.from_pandas(data, preserve_index=False))
+    if isinstance(data, np.ndarray):
+        return _of_arrays({"x": data})
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, np.ndarray) for part in data):
+        return _of_arrays({"x": data[0], "y": data[1]})
+    if isinstance(data, Mapping):
+        return _of_arrays({str(name): np.asarray(values) for name, values in data.items()})
+    return None
+
+
+def like(data: Any, table: pa.Table) -> Any:
+    """Results in the form of the data: a pandas DataFrame for one, else an Arrow table."""
+    return table.to_pandas() if type(data).__module__.partition(".")[0] == "pandas" else table
+
+
+def _of_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> pa.Table:
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise DataError(f"arrays of one data set have the same length; received {sizes}.")
+    return pa.table({name: _column(array) for name, array in arrays.items()})
+
+
+def _column(array: np.ndarray[Any, Any]) -> pa.Array:
+    if array.ndim <= 1:
+        return pa.array(array)
+    inner = _column(np.ascontiguousarray(array).reshape(-1, *array.shape[2:]))
+    return pa.FixedSizeListArray.from_arrays(inner, array.shape[1])
+
+
+def _without_dictionaries(table: pa.Table) -> pa.Table:
+    """Categories as their values: a block has no room for a dictionary."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
+    return table

@@ -20,24 +20,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 import pyarrow as pa
 
-from kindler.cluster.environment import FRAMEWORKS
-from kindler.cluster.failure_server import Failures, FailureServer
+from kindler import limits
+from kindler.cluster.blocks import DEFAULT_NAME, like, table_of
+from kindler.cluster.failures import Failures, FailureServer
 from kindler.cluster.feed import VALIDATION
-from kindler.cluster.feed_server import CONTROL
-from kindler.cluster.feeder import Feeder, NodeAddress, NodeGoneError
-from kindler.cluster.inbox import INFER, SPOOL, TRAIN
-from kindler.cluster.jobs import FeedingJob, LocalJob, answers_of
-from kindler.cluster.results import DEFAULT_NAME
-from kindler.cluster.roles import TRAINING, Layout
-from kindler.cluster.tables import like, table_of
+from kindler.cluster.feed_server import CONTROL, INFER, SPOOL, TRAIN
+from kindler.cluster.feeder import Feeder, FeedingJob, LocalJob, NodeAddress, NodeGoneError, answers_of
+from kindler.cluster.layout import FRAMEWORKS, TRAINING, Layout
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.engine import local
+from kindler.engine.fork_server import print_line
 from kindler.engine.gang import Gang
-from kindler.engine.job import Job, new_run_id
-from kindler.engine.members import GangMember
+from kindler.engine.job import GangMember, Job, new_run_id
 from kindler.engine.outcome import Outcome
-from kindler.engine.output import print_line
 from kindler.errors import (
     ConfigError,
     DataError,
@@ -53,7 +49,6 @@ if TYPE_CHECKING:
 
 InputMode = Literal["program", "spark"]
 _MODES = ("program", "spark")
-_LOOK_S = 0.2
 _PROBE_ROWS = 1
 
 
@@ -392,7 +387,7 @@ class Cluster:
             while not self._ready >= self._training and self._gang.is_running:
                 if time.monotonic() > deadline:
                     break
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(limits.TICK_S)
         missing = [self._name(rank) for rank in sorted(self._training - self._ready)]
         if not self._gang.is_running:
             if not self._ready:
@@ -500,7 +495,7 @@ class Cluster:
         job.start()
         with self._changed:
             while job.is_alive() and self._gang.is_running and not self._is_closed(feed):
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(limits.TICK_S)
         if job.is_alive():
             job.stop()
         job.join(self._gang.job.settings.stop_timeout_s)
@@ -543,7 +538,7 @@ class Cluster:
             while not self._committed.get((feed, number), set()) >= self._training:
                 if not self._gang.is_running or self._is_closed(feed):
                     break
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(limits.TICK_S)
             else:
                 self._committed.pop((feed, number))
                 return
@@ -592,9 +587,7 @@ class Cluster:
         from kindler.spark.engine import driver_hosts
 
         job = self._gang.job
-        server = FailureServer(
-            driver_hosts(spark), job.secret, self._failures.cause, ports=job.settings.port_range
-        )
+        server = FailureServer(driver_hosts(spark), job.secret, self._failures, ports=job.settings.port_range)
         weakref.finalize(self, server.close)
         return server
 

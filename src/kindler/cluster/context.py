@@ -9,10 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kindler.cluster.environment import coordinator, tf_config
 from kindler.cluster.feed import VALIDATION, DataFeed, InputMapping, KeptFeed
 from kindler.cluster.feed_server import FeedServer
-from kindler.cluster.roles import TRAINING
+from kindler.cluster.layout import TRAINING, coordinator, tf_config
 from kindler.data.paths import absolute, is_remote
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, MissingExtraError

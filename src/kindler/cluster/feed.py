@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kindler.cluster import commits
+from kindler import limits
 from kindler.cluster.blocks import Block
-from kindler.cluster.feed_server import FeedServer
-from kindler.cluster.inbox import END, INFER, PASS_END, Inbound
+from kindler.cluster.feed_server import END, INFER, PASS_END, FeedServer, Inbound
 from kindler.errors import ConfigError, DataError
+from kindler.files import beside
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 InputMapping = Mapping[str, str] | Sequence[str]
 
 VALIDATION = "validation"
-_RESULTS_GRACE_S = 10.0
 _SKIP_ROWS = 1 << 16
 
 
@@ -121,17 +125,17 @@ class DataFeed:
             if rows < batch_size and not answers:
                 return  # the pass has ended with it
 
-    def remaining(self, batch_size: int) -> Iterator[Any]:
+    def remaining(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
         """The batches of all that is left of the feed."""
         while not self.should_stop():
-            yield self.next_batch(batch_size)
+            batch = self.next_batch(batch_size)
+            size = len(batch) if self._mapping is None else len(next(iter(batch.values())))
+            if size == batch_size or not drop_last:
+                yield batch
 
     def full_batches(self, batch_size: int) -> Iterator[Any]:
         """As `remaining`, without a last batch that is not full."""
-        for batch in self.remaining(batch_size):
-            size = len(next(iter(batch.values()))) if self.has_mapping else len(batch)
-            if size == batch_size:
-                yield batch
+        return self.remaining(batch_size, drop_last=True)
 
     def micro_batches(self) -> Iterator[int]:
         """The numbers of a stream's micro-batches, as they come; `batches` reads the rows of the current one.
@@ -160,11 +164,11 @@ class DataFeed:
 
         Micro-batches up to that of the checkpoint are not given to the program again.
         """
-        newest = commits.newest(folder)
-        if newest is None:
+        checkpoints = _checkpoints(Path(folder))
+        if not checkpoints:
             return None
-        self._restored = newest[0]
-        return newest[1]
+        self._restored, path = checkpoints[-1]
+        return str(path)
 
     @contextmanager
     def checkpoint(self, folder: str) -> Iterator[str]:
@@ -173,7 +177,7 @@ class DataFeed:
         All nodes call it; what is saved by those that are not the first goes away.
         """
         micro_batch = self._inbox.micro_batches[self._current]
-        with commits.place(folder, micro_batch, keep=self._server.is_first) as path:
+        with _checkpoint_folder(folder, micro_batch, keep=self._server.is_first) as path:
             yield path
         self.commit()
 
@@ -218,22 +222,42 @@ class DataFeed:
 
     def as_tf_dataset(self, batch_size: int, *, drop_last: bool = False) -> tf.data.Dataset:
         """The rest of the feed as a `tf.data.Dataset` of batches; it needs an input mapping."""
-        from kindler.cluster.tf_dataset import dataset_of
+        import tensorflow as tf
 
-        return dataset_of(self, batch_size, drop_last=drop_last)
+        if self._mapping is None:
+            raise ConfigError(
+                "as_tf_dataset needs to know which columns become tensors.\n"
+                'Hint: ctx.data_feed(input_mapping={"pixels": "x", "digit": "y"}).'
+            )
+        batches = self.remaining(batch_size, drop_last=drop_last)
+        first = next(batches, None)  # a dataset must know shapes and dtypes
+        if first is None:
+            return tf.data.Dataset.from_tensors({"": np.empty(0)}).take(0)
+        rows = batch_size if drop_last else None
+        signature = {
+            name: tf.TensorSpec((rows, *array.shape[1:]), tf.string if array.dtype == object else array.dtype)
+            for name, array in first.items()
+        }
+        left = chain([first], batches)  # an iteration that is begun anew goes on: rows come once
+        return tf.data.Dataset.from_generator(lambda: left, output_signature=signature).prefetch(2)
 
     def as_torch_iterable(
         self, batch_size: int, *, drop_last: bool = False
     ) -> torch.utils.data.IterableDataset[Any]:
         """The rest of the feed as an iterable dataset of batches, for a DataLoader with `batch_size=None`."""
-        from kindler.cluster.torch_iterable import iterable_of
+        import torch
 
-        return iterable_of(self, batch_size, drop_last=drop_last)
+        def tensor(array: np.ndarray[Any, Any]) -> Any:
+            if array.dtype == object:
+                return array.tolist()
+            return torch.from_numpy(array if array.flags.writeable else array.copy())
 
-    @property
-    def has_mapping(self) -> bool:
-        """Whether batches are dicts of arrays."""
-        return self._mapping is not None
+        class Batches(torch.utils.data.IterableDataset[Any]):
+            def __iter__(_) -> Iterator[Any]:
+                for batch in self.remaining(batch_size, drop_last=drop_last):
+                    yield batch if self._mapping is None else {k: tensor(v) for k, v in batch.items()}
+
+        return Batches()
 
     def check_answered(self) -> None:
         """That the program has answered every row that it read.
@@ -324,7 +348,7 @@ class DataFeed:
                 self._inbox.wait()
             if not (self._unanswered and self._inbox.waits_for_results()):
                 since = time.monotonic()
-            elif time.monotonic() - since > _RESULTS_GRACE_S:
+            elif time.monotonic() - since > limits.RESULTS_S:
                 rows = sum(count for _, count in self._unanswered)
                 raise DataError(
                     f"the program asks for more rows, but {rows} that it has read have no result, and nothing"
@@ -388,3 +412,31 @@ def _mapping(given: InputMapping | None) -> dict[str, str] | None:
     if len(set(mapping.values())) < len(mapping):
         raise ConfigError(f"input_mapping={given!r}: two columns have the same name in a batch.")
     return mapping
+
+
+_CHECKPOINT = re.compile(r"micro-batch-(\d+)")
+_KEPT_CHECKPOINTS = 2
+
+
+@contextmanager
+def _checkpoint_folder(folder: str, micro_batch: int, *, keep: bool) -> Iterator[str]:
+    """A folder to write a checkpoint to, which is moved into place whole once the block has ended well.
+
+    Its name has the micro-batch's number, so the model and how far the stream has come cannot disagree.
+    """
+    if not keep:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield temporary
+        return
+    with beside(Path(folder) / f"micro-batch-{micro_batch:012d}", overwrite=True) as unfinished:
+        unfinished.mkdir()
+        yield str(unfinished)
+    for _, path in _checkpoints(Path(folder))[:-_KEPT_CHECKPOINTS]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    matches = ((_CHECKPOINT.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)

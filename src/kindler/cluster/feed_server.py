@@ -1,51 +1,249 @@
-"""Lets feeding tasks in: each connects to the node itself, and proves that it knows the run's secret.
+"""Where feeding tasks bring rows to a node, until its program reads them.
 
-A connection begins with "open" (what is fed) or "resume" (what came of an earlier attempt). Blocks then come
-as `engine.feeds` has it, with a window that bounds what is unread: a program that reads slowly slows its
-tasks down, and memory is bounded by how many of them feed at the same time.
+Each task connects to the node itself, and proves that it knows the run's secret. A connection begins with
+"open" (what is fed) or "resume" (what came of an earlier attempt). Blocks then come as `engine.feeds` has it,
+with a window that bounds what is unread: a program that reads slowly slows its tasks down, and memory is
+bounded by how many of them feed at the same time.
 """
 
 from __future__ import annotations
 
 import json
-import selectors
-import socket
+import struct
 import threading
-import time
-from collections.abc import Callable
-from typing import Any, cast
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from kindler.cluster.inbox import SPOOL, Inbound, Inbox
-from kindler.engine.channel import Channel, ChannelClosed, Frame
-from kindler.engine.feeds import is_feed
-from kindler.engine.listener import Door
+import cloudpickle
+import pyarrow as pa
+
+from kindler import limits
+from kindler.cluster.blocks import ARROW, Block, block_number, decode, to_arrow
+from kindler.data.arrow import stream
+from kindler.engine.feeds import Feeds, is_feed
+from kindler.engine.server import Handler, Peer, Server, listen_on
 from kindler.engine.worker import Worker
+from kindler.errors import FeedError, naming_full_disk
+from kindler.frame import Frame, Piece
 
+TRAIN, INFER, SPOOL = "train", "infer", "spool"
+PASS_END, END = "the end of a pass over the data", "the end of the feed"
 CONTROL = "kindler.cluster"  # the feed on which the driver speaks about feeds
-_TURN_S = 0.5
-_GREETING_S = 30.0
+_RESULT_ROWS = 1024
 _EXPECTED = 256
-_LARGE_BYTES = 1 << 16
+_SIZES = struct.Struct("!QQ")
 
 
-class _BlockChannel(Channel):
-    """Leaves large buffers where they were received: copying them is a quarter of what reading blocks costs.
+class Inbound:
+    """One feeding task's connection.
 
-    Arrow and pickle read them as they read bytes.
+    Attributes:
+        kind: TRAIN, INFER, or SPOOL for rows that are kept on disk.
+        pass_number: Which pass over the data it belongs to; None for an inference.
+        partition: The job and the partition of the data that it reads.
+        attempt: Spark may run a task again.
+        superseded: Whether it has done so: this one's rows are no longer taken.
+        broken: Whether the task went away before it had sent everything.
+        numbers: The blocks that it has sent.
+        unanswered: Of an inference: how many rows the program has read and not answered yet.
     """
 
-    def _read(self, size: int) -> bytes:
-        data = self._fill(size)
-        return bytes(data) if size < _LARGE_BYTES else cast(bytes, data)
+    def __init__(self, peer: Peer, inbox: Inbox, opened: Frame) -> None:
+        fields = opened.fields
+        self.inbox = inbox
+        self.kind: str = fields["work"]
+        self.pass_number: int | None = fields["pass"]
+        self.partition = (str(fields["job"]), int(fields["partition"]))
+        self.attempt = int(fields["attempt"])
+        self.superseded = False
+        self.broken = False
+        self.numbers: set[int] = set()
+        self.unanswered = 0
+        schema, declared = opened.buffers
+        self.schema = pa.ipc.read_schema(pa.py_buffer(schema)) if fields["format"] == ARROW else None
+        self._declared = list(pa.ipc.read_schema(pa.py_buffer(declared))) if declared else None
+        self._flat = bool(fields["flat"])
+        self._complete = False
+        self._answers: list[Any] = []
+        self._answered = 0
+        self._peer = peer
+        self._feeds = Feeds("a feeding task", peer.send, changed=inbox.changed)
+        self.reader = self._feeds.reader("rows")
+
+    def received(self, frame: Frame) -> None:
+        if frame.kind == "feed.data":
+            if self.superseded:
+                return
+            self.numbers.add(block_number(frame.buffers))
+        self._feeds.heard(frame)
+        if frame.kind == "feed.end":
+            self._complete = frame.fields["problem"] is None
+            self._peer.send("received")
+
+    def block(self) -> Block | None:
+        """The next block; None when there is none any more."""
+        buffers = self.reader.get() if self.reader.has_batch else None
+        return None if buffers is None else decode(buffers, self.schema)
+
+    def answer(self, results: Any, count: int, *, more: bool) -> None:
+        """Send results for `count` rows; they are put together while the program has more rows of this task.
+
+        Raises:
+            DataError: They are not what was declared.
+        """
+        if self.schema is None:
+            self._answers.extend(results)
+        else:
+            self._answers.append(to_arrow(results, self._declared, flat=self._flat))
+        self._answered += count
+        self.unanswered -= count
+        if more and self._answered < _RESULT_ROWS:
+            return
+        if self.schema is None:
+            data = cloudpickle.dumps(self._answers)
+        else:
+            data = stream(pa.table({"result": pa.chunked_array(self._answers)}))
+        self._answers, self._answered = [], 0
+        with suppress(FeedError):  # the task went away: Spark runs it again
+            self._feeds.writer("results").put(data)
+
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """Take no more; the task is told why, and whether it is because the program failed."""
+        self._peer.send("stopped", reason=reason, failed=failed)
+        self.reader.close(reason)
+
+    def gone(self) -> None:
+        """The connection is closed."""
+        self.broken = not self._complete
+        self._feeds.close(None)
+        if self.broken and self.kind == INFER:
+            self.reader.close()  # nobody waits for the answers
 
 
-class FeedServer:
-    """The feeds of one node.
+class Inbox:
+    """What tasks send to one feed of this node.
 
-    Args:
-        worker: The node.
-        port: The port that is held for it.
+    Attributes:
+        changed: Held while anything here is looked at, and notified when something came.
+        closed: Whether the program wants no more.
+        ended: Whether the driver has said that nothing more comes.
+        pass_number: The pass over the data that is read now.
+        finished: The passes of which everything has been sent.
+        micro_batches: The number of a stream's micro-batch, by pass.
     """
+
+    def __init__(
+        self, name: str, changed: threading.Condition, folder: Path, tick: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.changed = changed
+        self.closed = False
+        self.ended = False
+        self.pass_number = 0
+        self.finished: set[int] = set()
+        self.micro_batches: dict[int, int] = {}
+        self._tick = tick
+        self._spool = _BlockFile(folder / f"feed-{name.replace('/', '_')}.blocks")
+        self._schema: pa.Schema | None = None
+        self._connections: deque[Inbound] = deque()
+        self._fed: dict[tuple[str, int], set[int]] = {}  # blocks of attempts that are over, by partition
+        self._attempts: dict[tuple[str, int], int] = {}  # the newest, of partitions whose task is run again
+
+    def add(self, inbound: Inbound) -> None:
+        """A task begins to feed."""
+        if self.closed:
+            inbound.close("the program wants no more")
+            return
+        if inbound.kind == SPOOL:
+            self._schema = inbound.schema
+        # The next attempt may have been faster.
+        inbound.superseded = inbound.attempt < self._attempts.get(inbound.partition, 0)
+        self._connections.append(inbound)
+
+    def keep(self, inbound: Inbound) -> None:
+        """Write to disk what a connection has sent."""
+        while inbound.reader.has_batch:
+            buffers = inbound.reader.get()
+            assert buffers is not None
+            self._spool.append(buffers)
+
+    def kept(self) -> Iterator[Block]:
+        """The blocks on disk; waits until all have come."""
+        with self.changed:
+            while not (self.finished or self.ended or self.closed):
+                self.wait()
+        for buffers in self._spool:
+            yield decode(buffers, self._schema)
+
+    def resume(self, partition: tuple[str, int], attempt: int) -> set[int]:
+        """A task is run again: which blocks came from its earlier attempts, of which no more are taken."""
+        self._attempts[partition] = max(attempt, self._attempts.get(partition, 0))
+        numbers = set(self._fed.get(partition, ()))
+        for inbound in self._connections:
+            if inbound.partition == partition and inbound.attempt < attempt:
+                inbound.superseded = True
+                numbers |= inbound.numbers
+        return numbers
+
+    def ready(self) -> Inbound | str | None:
+        """Who has the next block; PASS_END or END; None when nothing has come yet. `changed` is held."""
+        if self.closed:
+            return END
+        for _ in range(len(self._connections)):
+            inbound = self._connections[0]
+            self._connections.rotate(-1)
+            if inbound.reader.has_batch and inbound.pass_number in (None, self.pass_number):
+                return inbound
+            if inbound.reader.is_over and (inbound.broken or not inbound.unanswered):
+                self._forget(inbound)
+        if self.pass_number in self.finished:
+            self.pass_number += 1
+            self._fed.clear()  # no task of it is run again
+            self._attempts.clear()
+            return PASS_END
+        return END if self.ended and not self._connections else None
+
+    def more_of(self, inbound: Inbound) -> bool:
+        """Whether this task, which feeds an inference, has another block. Waits for it."""
+        with self.changed:
+            while not (inbound.reader.has_batch or inbound.reader.is_over or self.closed):
+                self.wait()
+            return inbound.reader.has_batch
+
+    def waits_for_results(self) -> bool:
+        """Whether all tasks have sent everything, and some have not got all their results."""
+        with self.changed:
+            open_ones = [c for c in self._connections if not c.reader.is_over or c.unanswered]
+            return bool(open_ones) and all(c.reader.is_over and c.kind == INFER for c in open_ones)
+
+    def wait(self) -> None:
+        """Wait for something to change, for a second at most; `changed` is held."""
+        self.changed.wait(limits.WAKE_S)
+        self._tick()
+
+    def close(self, reason: str, *, failed: bool = False) -> bool:
+        """Take no more, from anybody; whether it was open."""
+        with self.changed:
+            if self.closed:
+                return False
+            self.closed = True
+            for inbound in self._connections:
+                inbound.close(reason, failed=failed)
+            self._connections.clear()
+            self.changed.notify_all()
+            return True
+
+    def _forget(self, inbound: Inbound) -> None:
+        self._connections.remove(inbound)
+        if inbound.kind == TRAIN:
+            self._fed.setdefault(inbound.partition, set()).update(inbound.numbers)
+
+
+class FeedServer(Handler):
+    """The feeds of one node, on the port that is held for them."""
 
     def __init__(self, worker: Worker, port: int) -> None:
         self._worker = worker
@@ -54,19 +252,17 @@ class FeedServer:
         self._ended = False
         self._over: tuple[str, bool] | None = None
         address = worker.members[worker.rank].outside_address
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, port), family=family, backlog=_EXPECTED)
-        self._selector = selectors.DefaultSelector()
-        self._door = Door(
-            listener,
+        self._server = Server(
+            listen_on(address, port, backlog=_EXPECTED),
             worker.secret,
-            self._selector,
-            self._let_in,
+            self,
             expected=_EXPECTED,
-            timeout_s=_GREETING_S,
+            name="kindler-feed-server",
+            timeout_s=limits.TASK_GREETING_S,
+            leaves_large=True,  # Arrow and pickle read bytearrays as they read bytes
         )
-        _start(self._listen, "kindler-feed-door")
-        _start(self._obey, "kindler-feed-control")
+        self._server.start()
+        threading.Thread(target=self._obey, name="kindler-feed-control", daemon=True).start()
 
     def inbox(self, name: str) -> Inbox:
         """The feed of that name, always the same."""
@@ -102,52 +298,33 @@ class FeedServer:
             inboxes = list(self._inboxes.values())
         for inbox in inboxes:
             inbox.close(reason, failed=failed)
+        self._server.drain(limits.SEND_S)  # results, which the process must not take with it
 
-    def _listen(self) -> None:
-        while True:
-            for key, _ in self._selector.select(_TURN_S):
-                key.data()
-            self._door.expire(time.monotonic())
-
-    def _let_in(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        _start(lambda: self._serve(_BlockChannel(sock)), "kindler-feed")
-
-    def _serve(self, channel: Channel) -> None:
-        try:
-            opened = channel.receive(_GREETING_S)
-            inbox = self.inbox(str(opened.fields["feed"]))
-            if opened.kind == "resume":
-                self._tell_blocks(channel, inbox, opened.fields)
-            else:
-                self._receive(channel, inbox, opened)
-        except (ChannelClosed, TimeoutError, KeyError, ValueError):
-            pass  # the task went away
-        finally:
-            channel.close()
-
-    def _tell_blocks(self, channel: Channel, inbox: Inbox, fields: dict[str, Any]) -> None:
+    def received(self, peer: Peer, frame: Frame) -> None:
+        inbound: Inbound | None = peer.id
+        if inbound is not None:
+            if is_feed(frame.kind):
+                inbound.received(frame)
+            if inbound.kind == SPOOL:
+                inbound.inbox.keep(inbound)
+            return
+        fields = frame.fields
+        inbox = self.inbox(str(fields["feed"]))
         with self._changed:
-            numbers = inbox.resume((str(fields["job"]), int(fields["partition"])), int(fields["attempt"]))
-        channel.send("blocks", numbers=sorted(numbers))
-
-    def _receive(self, channel: Channel, inbox: Inbox, opened: Frame) -> None:
-        inbound = Inbound(channel, opened, self._changed)
-        with self._changed:
+            if frame.kind == "resume":
+                partition = (str(fields["job"]), int(fields["partition"]))
+                peer.send("blocks", numbers=sorted(inbox.resume(partition, int(fields["attempt"]))))
+                return
+            inbound = peer.id = Inbound(peer, inbox, frame)
             if self._over is not None:
                 inbound.close(self._over[0], failed=self._over[1])
             else:
                 inbox.add(inbound)
-        try:
-            while True:
-                frame = channel.receive()
-                if is_feed(frame.kind):
-                    inbound.heard(frame)
-                if inbound.kind == SPOOL:
-                    inbox.keep(inbound)
-        finally:
+
+    def closed(self, peer: Peer, why: str) -> None:
+        if peer.id is not None:
             with self._changed:
-                inbound.gone()
+                peer.id.gone()
                 self._changed.notify_all()
 
     def _obey(self) -> None:
@@ -165,5 +342,23 @@ class FeedServer:
                 self._changed.notify_all()
 
 
-def _start(run: Callable[[], None], name: str) -> None:
-    threading.Thread(target=run, name=name, daemon=True).start()
+class _BlockFile:
+    """Blocks of two buffers on a node's disk, for a feed that the program reads several times."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, block: Sequence[Piece]) -> None:
+        head, body = (memoryview(buffer).cast("B") for buffer in block)
+        with naming_full_disk(self._path, head.nbytes + body.nbytes), self._path.open("ab") as file:
+            file.write(_SIZES.pack(head.nbytes, body.nbytes))
+            file.write(head)
+            file.write(body)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            while sizes := file.read(_SIZES.size):
+                first, second = _SIZES.unpack(sizes)
+                yield file.read(first), file.read(second)

@@ -15,32 +15,31 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from kindler import limits
 from kindler.cluster.blocks import (
     ARROW,
+    DEFAULT_NAME,
     PICKLE,
     block_number,
+    columns_of,
     encode_batches,
     encode_items,
     numbered,
     row_count,
+    table_of,
 )
-from kindler.cluster.failure_server import why
-from kindler.cluster.results import DEFAULT_NAME, columns_of
-from kindler.engine.address import address_towards
-from kindler.engine.channel import Address, Channel, ChannelClosed, connect
+from kindler.cluster.failures import why
 from kindler.engine.feeds import Feeds, is_feed
-from kindler.engine.frames import Piece
+from kindler.engine.placement import address_towards
+from kindler.engine.wire import Address, Channel, connect
 from kindler.errors import FeedError
+from kindler.frame import ChannelClosed, Piece
 
 WINDOW_BYTES = 8 << 20  # of unread rows, for each task and node
-_CONNECT_S = 60.0
-_LOOK_S = 1.0
-_RETRY_S = 0.5
-_UNREACHED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class Feeder:
             channel = _connected(node, self.secret)
             try:
                 channel.send("resume", feed=self.feed, job=self.job, partition=partition, attempt=attempt)
-                numbers.update(channel.receive(_CONNECT_S).fields["numbers"])
+                numbers.update(channel.receive(limits.CONNECT_S).fields["numbers"])
             except (ChannelClosed, TimeoutError) as exc:
                 raise NodeGoneError(f"{node} went away ({exc}).", rank=node.rank) from exc
             finally:
@@ -272,7 +271,7 @@ def _distance(address: str) -> int:
 
 def _connected(node: NodeAddress, secret: bytes) -> Channel:
     try:
-        return connect((node.address, node.port), secret, timeout_s=_CONNECT_S)
+        return connect((node.address, node.port), secret, timeout_s=limits.CONNECT_S)
     except ChannelClosed as exc:
         raise NodeGoneError(f"{node} cannot be reached: {exc}.", rank=node.rank) from exc
 
@@ -355,7 +354,7 @@ class _Link:
         try:
             self._writer.put(*block)
         except (FeedError, ChannelClosed) as exc:
-            self._thread.join(_LOOK_S)  # it may be reading the node's last words
+            self._thread.join(limits.WAKE_S)  # it may be reading the node's last words
             self.check()
             raise NodeGoneError(str(exc), rank=self.node.rank) from exc
         self.rows += row_count(block)
@@ -370,7 +369,7 @@ class _Link:
         self.end()
         with self.changed:
             while not (self._received or self.stopped is not None or self._lost is not None):
-                self.changed.wait(_LOOK_S)
+                self.changed.wait(limits.WAKE_S)
         if not self._received and self.stopped is None:
             self.check()
 
@@ -391,9 +390,9 @@ class _Link:
     def _answers(self, *, wait: bool) -> Iterator[bytes]:
         with self.changed:
             while wait and not self._results.has_batch and self.stopped is None and self._lost is None:
-                if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer_ended():
+                if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer.has_ended:
                     break
-                self.changed.wait(_LOOK_S)
+                self.changed.wait(limits.WAKE_S)
         while self._results.has_batch:
             buffers = self._results.get()
             assert buffers is not None
@@ -416,10 +415,7 @@ class _Link:
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
-        self._thread.join(_LOOK_S)
-
-    def _writer_ended(self) -> bool:
-        return self._writer._ended
+        self._thread.join(limits.WAKE_S)
 
     def _listen(self) -> None:
         try:
@@ -459,7 +455,7 @@ class _Links:
         self._links: list[_Link] = []
         self._tried: list[list[NodeAddress]] = []
         self._unreached = ""
-        self._deadline = time.monotonic() + _UNREACHED_S
+        self._deadline = time.monotonic() + limits.UNREACHED_S
 
     def __enter__(self) -> _Links:
         return self
@@ -497,7 +493,7 @@ class _Links:
                 ready = [link for link in active if link.has_room(block)]
                 if ready:
                     return min(ready, key=lambda link: (link.rows, link.ahead))
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(limits.WAKE_S)
 
     def _open_more(self) -> bool:
         """Connect to the next group of nodes; whether there is one. A node that has returned is not reached.
@@ -512,7 +508,9 @@ class _Links:
                 raise NodeGoneError(
                     f"no node can be reached: {self._unreached}", rank=self._tried[-1][-1].rank
                 )
-            time.sleep(_RETRY_S)  # programs that have all returned: the driver is about to stop this job
+            time.sleep(
+                limits.RETRY_NODES_S
+            )  # programs that have all returned: the driver is about to stop this job
             self._groups.extend(self._tried)
             self._tried.clear()
             return True
@@ -566,3 +564,80 @@ class _Rejoin:
         fields = pa.schema([pa.field(DEFAULT_NAME, kind)]) if self._fields is None else self._fields
         arrays = columns_of(values, list(fields), rows, flat=self._flat)
         return pa.RecordBatch.from_arrays(arrays, [*rows.schema.names, *fields.names])
+
+
+class FeedingJob(Protocol):
+    """What pushes rows, on threads of its own."""
+
+    error: BaseException | None
+
+    def start(self) -> None: ...
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def stop(self) -> None: ...
+
+
+class LocalJob(threading.Thread):
+    """Pushes a table, or any sequence of objects, from this process.
+
+    Args:
+        data: The data.
+        feeder: Whom to push to.
+        done: Called at the end.
+    """
+
+    def __init__(self, data: Any, feeder: Feeder, *, done: Callable[[], None]) -> None:
+        super().__init__(name="kindler-feed-job", daemon=True)
+        self.error: BaseException | None = None
+        self._data, self._feeder, self._done = data, feeder, done
+
+    def run(self) -> None:
+        try:
+            table = table_of(self._data)
+            if table is None:
+                self._feeder.push_items(self._data, partition=0)
+            else:
+                self._feeder.push(table.to_batches(), partition=0)
+        except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
+            self.error = exc
+        finally:
+            self._done()
+
+    def stop(self) -> None:
+        """It stops by itself when no node takes rows any more."""
+
+
+def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
+    """Rows with the program's results, in their order; of a sequence of objects the results alone."""
+    table = table_of(data)
+    if table is None:
+        return list(feeder.infer_items(data, partition=0))
+    parts = _parts(table, len(feeder.nodes))
+    answers: dict[int, list[pa.RecordBatch]] = {}
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            answers[number] = list(feeder.infer(parts[number].to_batches(), partition=number))
+        except BaseException as exc:  # noqa: BLE001 - raised again below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    tables = [pa.Table.from_batches(answers[n]) for n in range(len(parts)) if answers[n]]
+    return pa.concat_tables(tables, promote_options="permissive") if tables else table
+
+
+def _parts(table: pa.Table, count: int) -> Sequence[pa.Table]:
+    return list(_cut(table, count))
+
+
+def _cut(table: pa.Table, count: int) -> Iterator[pa.Table]:
+    step = -(-table.num_rows // count)
+    for start in range(0, table.num_rows, max(step, 1)):
+        yield table.slice(start, step)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import traceback
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import cloudpickle
 
 from kindler.cluster.context import Context
-from kindler.cluster.environment import variables
 from kindler.cluster.feed_server import FeedServer
-from kindler.cluster.gpus import assign_gpus
-from kindler.cluster.roles import TRAINING
-from kindler.engine.left_running import leave_running
+from kindler.cluster.layout import TRAINING, variables
+from kindler.engine.fork_server import leave_running
+from kindler.engine.placement import VISIBLE_GPUS, ask_driver, gpus_of_task, machine_gpus
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, TrainingError, first_line
+from kindler.temporary import private_folder
 
 
 def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
@@ -98,3 +101,72 @@ def _packed(value: Any) -> bytes:
             "Hint: return numbers, arrays or plain objects, and save models to files."
         ) from exc
     return data
+
+
+_held: list[IO[str]] = []  # the claims of this process
+
+
+def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, ...] | None:
+    """Set this process's visible GPUs, before a framework looks for them.
+
+    Args:
+        wanted: How many; None is what Spark gave, else an equal part of the machine's.
+        position: The node's number among those of its machine that compute.
+        nodes: How many those are.
+
+    Returns:
+        The GPUs; None where there are none and nothing was set.
+
+    Raises:
+        ConfigError: There are not as many as were asked for.
+    """
+    given = tuple(gpus_of_task())
+    chosen: Sequence[str]
+    if given:
+        chosen = given if wanted is None else given[:wanted]
+    elif wanted == 0:
+        chosen = ()
+    else:
+        all_here = machine_gpus()
+        if not all_here and wanted is None:
+            return None
+        count = wanted if wanted is not None else max(1, len(all_here) // nodes)
+        free = free_gpus(all_here)
+        start = position * count % max(1, len(free))  # nodes that start at once do not all try the same one
+        chosen = claim([*free[start:], *free[:start]], count)
+    if wanted is not None and len(chosen) < wanted:
+        raise ConfigError(
+            f"gpus={wanted} for each node, but {len(chosen)} were free for this one.\n"
+            "Hint: fewer nodes on a machine, or gpus=None to take what there is."
+        )
+    os.environ[VISIBLE_GPUS] = ",".join(chosen)
+    return tuple(chosen)
+
+
+def free_gpus(gpus: Sequence[str]) -> list[str]:
+    """Those of them on which no process computes."""
+    uuids = {number.strip(): uuid.strip() for number, _, uuid in _pairs(ask_driver("--query-gpu=index,uuid"))}
+    busy = {uuid.strip() for uuid, _, _ in _pairs(ask_driver("--query-compute-apps=gpu_uuid,pid"))}
+    return [number for number in gpus if uuids.get(number, number) not in busy]
+
+
+def claim(gpus: Sequence[str], count: int, folder: Path | None = None) -> list[str]:
+    """Up to `count` of these GPUs that no other process has claimed; they are ours until this one ends."""
+    place = folder or private_folder()
+    chosen: list[str] = []
+    for number in gpus:
+        if len(chosen) == count:
+            break
+        lock = (place / f"gpu-{number.replace('/', '_')}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        _held.append(lock)
+        chosen.append(number)
+    return chosen
+
+
+def _pairs(lines: Sequence[str]) -> list[tuple[str, str, str]]:
+    return [line.partition(",") for line in lines]

@@ -22,17 +22,15 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from kindler.engine.channel import Channel, ChannelClosed, Frame
-from kindler.engine.fork_server import peer_is_this_user
-from kindler.engine.output import flush_output
+from kindler import limits
+from kindler.engine.fork_server import flush_output, peer_is_this_user
+from kindler.engine.wire import Channel
+from kindler.frame import ChannelClosed, Frame
 from kindler.temporary import sweep
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _IOLBF = 1  # of C's stdio: a line at a time
-_OWNER_CHECK_S = 1.0
-_REQUEST_TIMEOUT_S = 10.0
-_SWEEP_S = 5.0
 _opened_by = ""  # what was being preloaded when this process first used a GPU
 _ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when they are first asked anything
 
@@ -69,7 +67,7 @@ def main(order: dict[str, Any]) -> None:
         server.run()
     finally:
         server.retire()
-        _sweep_for(_SWEEP_S if server.end() else 0.0)
+        _sweep_for(limits.SWEEP_S if server.end() else 0.0)
 
 
 def _preload(names: list[str]) -> str | None:
@@ -146,7 +144,7 @@ class _ForkServer:
         self._selector.register(wake_r, selectors.EVENT_READ, lambda: _drain(wake_r))
         self._watch_owner()
         while not self._ended:
-            for key, _ in self._selector.select(_OWNER_CHECK_S):
+            for key, _ in self._selector.select(limits.OWNER_CHECK_S):
                 key.data()
             self._collect()
             self._check_the_time()
@@ -189,7 +187,7 @@ class _ForkServer:
             pass
         if self._leashes:
             self._quiet_since = time.monotonic()
-        elif self._retired or time.monotonic() - self._quiet_since >= max(self._idle_s, _OWNER_CHECK_S):
+        elif self._retired or time.monotonic() - self._quiet_since >= max(self._idle_s, limits.OWNER_CHECK_S):
             self._ended = True
 
     def _welcome(self) -> None:
@@ -218,8 +216,8 @@ class _ForkServer:
         fds: list[int] = []
         try:
             _, fds, _, _ = socket.recv_fds(leash.sock, 1, 2)
-            leash.sock.settimeout(_REQUEST_TIMEOUT_S)
-            words = leash.channel.receive(_REQUEST_TIMEOUT_S)
+            leash.sock.settimeout(limits.FORK_REQUEST_S)
+            words = leash.channel.receive(limits.FORK_REQUEST_S)
         except (OSError, ValueError):  # it went away, or is not one of ours
             _close_all(fds)
             self._drop(leash)
@@ -310,7 +308,7 @@ class _ForkServer:
         if leash.pid is not None:
             _kill_group(leash.pid)
             os.waitpid(leash.pid, 0)
-            self._sweep_until = time.monotonic() + _SWEEP_S
+            self._sweep_until = time.monotonic() + limits.SWEEP_S
         self._forget(leash)
 
     def _forget(self, leash: _Leash) -> None:
@@ -327,7 +325,7 @@ def _sweep_for(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     sweep()
     while time.monotonic() < deadline:
-        time.sleep(_OWNER_CHECK_S)
+        time.sleep(limits.OWNER_CHECK_S)
         sweep()
 
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kindler.engine import fork_server
-from kindler.engine.channel import Address, connect
 from kindler.engine.job import Job
-from kindler.engine.left_running import leave_running
 from kindler.engine.supervisor import Aborted, Supervisor
+from kindler.engine.wire import Address, connect
 from kindler.engine.worker import describe
 from kindler.errors import TrainingError
 
@@ -81,7 +80,7 @@ def start(order: Order) -> None:
     if said != _JOINED:
         process.wait()
         raise TrainingError(f"worker {order.rank} did not join the others: {said['message']}")
-    leave_running(process)
+    fork_server.leave_running(process)
 
 
 def main() -> None:

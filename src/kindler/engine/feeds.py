@@ -23,15 +23,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from kindler.engine.frames import Frame, Piece
+from kindler import limits
 from kindler.errors import FeedError
+from kindler.frame import Frame, Piece
 
 Batch: TypeAlias = tuple[bytes, ...]
 
 WINDOW_BYTES = 32 << 20
 _BATCH_COST = 256  # of the smallest batch, so that their number is bounded as well
 _PREFIX = "feed."
-_LOOK_S = 1.0
 _UNACKNOWLEDGED = 4  # a reader acknowledges at the latest after this part of the window
 
 
@@ -185,6 +185,10 @@ class FeedWriter:
         """How many bytes the reader has not taken yet."""
         return self._ahead
 
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
+
     def end(self) -> None:
         """All was written; the reader ends once it has read it."""
         self._end(None)
@@ -261,10 +265,11 @@ class FeedReader:
         left_s = timeout_s
         with self._feeds.changed:
             while not self._feeds.changed.wait_for(
-                lambda: self._batches or self._ended, _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+                lambda: self._batches or self._ended,
+                limits.WAKE_S if left_s is None else min(left_s, limits.WAKE_S),
             ):
                 self._feeds.waiting()
-                if left_s is not None and (left_s := left_s - _LOOK_S) <= 0:
+                if left_s is not None and (left_s := left_s - limits.WAKE_S) <= 0:
                     raise TimeoutError(f"feed {self.name!r}: nothing came in {timeout_s:g} s.")
             if not self._batches:
                 if self._problem is not None:

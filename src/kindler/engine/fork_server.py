@@ -16,9 +16,12 @@ This module is the client's side; `_fork_server_main.py` is the process.
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import hashlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -26,6 +29,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,18 +37,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from kindler.engine.channel import Channel, ChannelClosed, Frame
-from kindler.engine.left_running import leave_running
+from kindler import limits
+from kindler.engine.wire import Channel
 from kindler.errors import StartTimeoutError, TrainingError
+from kindler.frame import ChannelClosed, Frame
 from kindler.temporary import locked, private_folder
 
 _TRIES = 3
-_LOOK_S = 0.1
-_ANSWER_S = 2.0  # a fork server that has nothing to import answers in milliseconds
+_READ_BYTES = 64 << 10
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 108 with the final NUL
 _STARTING = ".starting"
 _REQUEST, _WORD = b"+", b"-"  # the first byte says what follows: a request with its descriptors, or a word
 _started: list[subprocess.Popen[bytes]] = []
+_left_running: list[subprocess.Popen[Any]] = []
 
 # What interpreters, numeric libraries and frameworks read once, when they are loaded.
 _READ_EARLY = (
@@ -62,7 +67,7 @@ _SET_BY_LIBRARIES = frozenset(
 )
 
 
-class NotWanted(Exception):
+class RequestCancelled(Exception):
     """Whoever asked for a child has given up meanwhile."""
 
 
@@ -168,7 +173,7 @@ def start_child(
         entry: "module:function" of what it runs: given its end of `Child.channel`, returns the exit status.
 
     Raises:
-        NotWanted: `wanted` said no.
+        RequestCancelled: `wanted` said no.
         StartTimeoutError: It did not come up in time.
     """
     deadline = time.monotonic() + timeout_s
@@ -191,7 +196,7 @@ def close(owner: int | None = None) -> None:
     _tell_all(owner, "end")
     for process in _started:
         try:
-            process.wait(_ANSWER_S)
+            process.wait(limits.FORK_ANSWER_S)
         except subprocess.TimeoutExpired:
             process.kill()  # its children end with it
             process.wait()
@@ -204,7 +209,7 @@ def retire(owner: int | None = None) -> None:
     heard = _tell_all(owner or os.getpid(), "retire")
     for process in _started:
         try:
-            process.wait(1.0 if heard else 0.0)
+            process.wait(limits.WAKE_S if heard else 0.0)
         except subprocess.TimeoutExpired:
             pass  # another run still uses it
     _reap()
@@ -220,7 +225,7 @@ def _tell_all(owner: int, word: str) -> bool:
             with _connect(path) as sock:
                 sock.sendall(_WORD)
                 Channel(sock).send(word)
-                sock.settimeout(_ANSWER_S)
+                sock.settimeout(limits.FORK_ANSWER_S)
                 sock.recv(1)  # closed: it has heard
         except (OSError, ChannelClosed) as exc:
             path.unlink(missing_ok=True)  # nobody shall reach it again
@@ -272,7 +277,7 @@ def _ask(
     try:
         try:
             with theirs:
-                socket.send_fds(keeper_socket(keeper), [_REQUEST], [theirs.fileno(), writing])
+                socket.send_fds(keeper.socket, [_REQUEST], [theirs.fileno(), writing])
         finally:
             os.close(writing)
         keeper.send("fork", **surroundings)
@@ -297,16 +302,11 @@ def _answer(keeper: Channel, wanted: Callable[[], bool], deadline: float) -> Fra
     while wanted():
         left = deadline - time.monotonic()
         try:
-            return keeper.receive(max(0.0, min(_LOOK_S, left)))
+            return keeper.receive(max(0.0, min(limits.POLL_S, left)))
         except TimeoutError:
             if left <= 0:
                 raise
-    raise NotWanted
-
-
-def keeper_socket(keeper: Channel) -> socket.socket:
-    """The raw socket: file descriptors travel beside frames, not in them."""
-    return keeper._sock
+    raise RequestCancelled
 
 
 def _reach(recipe: Recipe, owner: int) -> Channel:
@@ -437,10 +437,104 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
 def _reap() -> None:
     """Collect fork servers that ended for idleness, so that none stays behind as a zombie."""
     _started[:] = [process for process in _started if process.poll() is None]
+
+
+class PrintedLines:
+    """Passes on the lines that come through a pipe.
+
+    Nobody else reads `output`; `tell` gets every line, without its end.
+    """
+
+    def __init__(self, output: IO[bytes], tell: Callable[[str], None]) -> None:
+        self._output = output
+        self._tell = tell
+        self._rest = bytearray()  # of a line whose end has not come
+        self._reading = threading.Lock()
+
+    def pump(self) -> None:
+        """Pass on lines as they come, until nobody has the other end any more."""
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        more = True
+        while more:
+            poll.poll(1000 * limits.WAKE_S)
+            with self._reading:  # asked again: `catch_up` may have been faster
+                if self._output.closed:
+                    return
+                if poll.poll(0):
+                    more = self._read(_READ_BYTES) > 0
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Pass on all that was written before this call, an unfinished line too."""
+        with self._reading:
+            left = 0 if self._output.closed else self._waiting()
+            while left > 0 and (came := self._read(min(left, _READ_BYTES))):
+                left -= came
+            if self._rest:
+                self._tell(_text(self._rest))
+                self._rest.clear()
+
+    def close(self) -> None:
+        """Pass on what is left, and close this end of the pipe, which `pump` notices."""
+        self.catch_up()
+        with self._reading:
+            self._output.close()
+
+    def _waiting(self) -> int:
+        """How many bytes are in the pipe."""
+        (count,) = struct.unpack("i", fcntl.ioctl(self._output, termios.FIONREAD, bytes(4)))
+        return int(count)
+
+    def _read(self, limit: int) -> int:
+        data = os.read(self._output.fileno(), limit)
+        self._rest += data
+        if b"\n" in data:
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                self._tell(_text(line))
+        return len(data)
+
+
+def print_line(line: str) -> None:
+    """Print a line whole and at once: where output is a pipe, Java may write to the same one."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def flush_output() -> None:
+    """Have all that was printed in the pipe, or where else it goes."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - a closed one, or one of the user's own
+            continue
+
+
+def _text(line: bytearray) -> str:
+    return line.decode(errors="replace")
+
+
+def leave_running(process: subprocess.Popen[Any]) -> None:
+    """Neither wait for a process, which may outlive this one, nor warn that it still runs.
+
+    Python warns of a `Popen` that is dropped while its process runs, and only that `Popen` can collect the
+    process once it has ended. So it is kept: what has ended is collected whenever another one is left.
+    """
+    _left_running[:] = [one for one in _left_running if one.poll() is None]
+    _left_running.append(process)
+
+
+@atexit.register
+def _say_nothing() -> None:
+    for process in _left_running:
+        process.poll()
+        if process.returncode is None:
+            process.returncode = 0  # `Popen.__del__` looks at this alone

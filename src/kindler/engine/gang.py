@@ -1,4 +1,4 @@
-"""A gang that runs: what both engines return from `start`, and what the driver can do with it.
+"""A gang that runs: what both engines return from `start`, what the driver can do with it, and its watch.
 
 A thread of its own watches the gang, so the driver is free meanwhile. Who starts the ranks and how their ends
 come back is the engine's: see `Launch`.
@@ -6,26 +6,129 @@ come back is the engine's: see `Launch`.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Protocol
 
+from kindler import limits
+from kindler.config import RunSettings
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, FeedWriter
-from kindler.engine.frames import Piece
 from kindler.engine.hub import Event, Hub
-from kindler.engine.job import Job
-from kindler.engine.members import GangMember
-from kindler.engine.monitor import Listener, verdict, watch
-from kindler.engine.outcome import Outcome, lost_error
-from kindler.errors import ConfigError, TrainingError, fresh
+from kindler.engine.job import GangMember, Job
+from kindler.engine.outcome import Outcome, failure, is_sync_timeout, lost_error
+from kindler.errors import ConfigError, KindlerError, StartTimeoutError, TrainingError, fresh
+from kindler.frame import Piece
 
-_LOOK_S = 0.2
+Listener = Callable[[Event], None]
+
+_NEARLY = 0.9
+_log = logging.getLogger(__name__)
+
+
+def watch(
+    hub: Hub,
+    *,
+    running: Callable[[], bool],
+    listener: Listener,
+    settings: RunSettings,
+    stopped: Callable[[], bool] = lambda: False,
+    after_first: bool = False,
+    queued: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Follow the run until `running()` is false and all is heard, or `stopped()`; return the bad ends.
+
+    The listener gets what workers print and report and which have a result, a report "gang" of the gang
+    itself once all ranks have come, and a report "left" of a rank that died while the others go on.
+
+    With `after_first` the time for all to come up counts from when the last of those did that have: before
+    the first one, Spark is computing the data, for as long as it takes. It does not count while `queued()`:
+    others have the slots.
+
+    Once all ranks have ended, `running()` has `stop_timeout_s` to become false, and so has the rest of what
+    they said to arrive: what is still missing then is not waited for.
+
+    Raises:
+        StartTimeoutError: The workers did not all come up in time.
+    """
+    deadline = time.monotonic() + settings.start_timeout_s
+    bad: list[Outcome] = []
+    ending = complete = gave_up = False
+    came = 0
+    last_end: float | None = None
+    while not ending:
+        if after_first and (not hub.joined or hub.joined > came or (hub.missing() and queued())):
+            came = hub.joined
+            deadline = time.monotonic() + settings.start_timeout_s
+        over = not running()
+        if last_end is None and (over or hub.finished):
+            last_end = time.monotonic()
+        overdue = last_end is not None and time.monotonic() - last_end > settings.stop_timeout_s
+        ending = (
+            stopped() or overdue or (over and hub.all_final_events_received)
+        )  # what was said last is among the events
+        for event in hub.events(0.0 if ending else limits.TICK_S if last_end is None else limits.LAST_TICK_S):
+            # Before any report: workers get their job only once all have come.
+            if not complete and not hub.missing():
+                complete = True
+                listener(Event(0, "report", {"name": "gang", "workers": hub.joined}))
+            if event.kind in ("error", "lost"):
+                bad.append(Outcome(event.rank, event.kind, event.fields))
+                gave_up = gave_up or is_sync_timeout(bad[-1])
+            elif event.kind == "left":
+                bad.append(Outcome(event.rank, event.kind, event.fields))
+                listener(Event(event.rank, "report", {"name": "left", "worker": event.rank, **event.fields}))
+            elif event.kind in ("log", "report", "done"):
+                listener(event)
+        # Those who wait may lose patience just before the stall is noticed: it is one all the same.
+        if hub.stalled() or (gave_up and hub.idle_s > _NEARLY * settings.stall_timeout_s):
+            bad.append(_stall(hub, listener, settings))
+            hub.abort()
+            return bad
+        for rank, host in hub.silent():
+            reason = f"nothing was heard from its machine for {settings.heartbeat_timeout_s:g} s"
+            if hub.let_go(rank, reason):
+                continue
+            bad.append(Outcome(rank, "lost", {"host": host, "reason": reason}))
+            hub.abort()
+            return bad
+        if not ending and time.monotonic() > deadline and (missing := hub.missing()):
+            raise StartTimeoutError(
+                f"{len(missing)} of the workers did not come up in {settings.start_timeout_s:g} s:"
+                f" ranks {missing}.\nHint: are there as many free slots as workers?"
+                " RunSettings(start_timeout_s=...) waits longer."
+            )
+    return bad
+
+
+def _stall(hub: Hub, listener: Listener, settings: RunSettings) -> Outcome:
+    """Fetch the stacks of all workers, write them to the log, and say who holds up the others."""
+    ranks, hosts, stacks = hub.stall(limits.GANG_STACKS_S)
+    for rank, text in sorted(stacks.items()):
+        said = f"stalled; the stacks of worker {rank} on {hosts[rank]}:\n{text or '  (it did not answer)'}"
+        _log.error("%s", said)
+        for line in said.splitlines():
+            listener(Event(rank, "log", {"line": line}))
+    fields = {"ranks": ranks, "hosts": hosts, "stacks": stacks, "waited_s": settings.stall_timeout_s}
+    return Outcome(0, "stalled", fields)
+
+
+def verdict(heard: list[Outcome], returned: list[Outcome]) -> list[Outcome]:
+    """The outcomes of a run in which every rank has a result, by rank; otherwise what went wrong is raised.
+
+    What the hub heard comes first: it is in the order in which things happened.
+    """
+    known = {(o.rank, o.kind) for o in heard}
+    error: KindlerError | None = failure(heard + [o for o in returned if (o.rank, o.kind) not in known])
+    if error is not None:
+        raise error
+    return sorted(returned, key=lambda outcome: outcome.rank)
+
+
 _MOST_UNREAD = 100_000
-_HALT_S = 10.0  # for ranks to say which step they are in
 
 
 class Launch(Protocol):
@@ -85,9 +188,7 @@ class Gang:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort("the block that it ran in was left")
         self._ended.wait()
 
@@ -160,7 +261,7 @@ class Gang:
         hub = self._reachable()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (members := hub.members):
-            if self._ended.wait(_LOOK_S):
+            if self._ended.wait(limits.TICK_S):
                 self.wait()
                 break
             if deadline is not None and time.monotonic() > deadline:
@@ -243,7 +344,7 @@ class Gang:
                     after_first=launch.after_first,
                     queued=launch.is_queued,
                 )
-            while launch.is_alive() and not self._stop.wait(_LOOK_S):
+            while launch.is_alive() and not self._stop.wait(limits.TICK_S):
                 pass
             return []
         finally:
@@ -288,7 +389,7 @@ def follow(gang: Gang, listener: Listener) -> list[Outcome]:
         try:
             return _heard(gang, listener)
         except KeyboardInterrupt:
-            if not gang.halt(_HALT_S):
+            if not gang.halt(limits.HALT_S):
                 raise
         listener(Event(0, "report", {"name": "halting"}))
         raise Halted(_heard(gang, listener))

@@ -2,7 +2,7 @@
 
 It gathers bytes from all ranks, passes on what they say, sends out the job's buffers, feeds workers, takes
 their results, and stops all ranks as soon as one has failed. What a failure means for the run is decided by
-`outcome.py`; connections are served by `connections.py`, all by one thread.
+`outcome.py`; connections are served by `server.py`, all by one thread.
 """
 
 from __future__ import annotations
@@ -12,28 +12,23 @@ import queue
 import resource
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from kindler.config import RunSettings
-from kindler.engine.channel import Address, Frame
-from kindler.engine.connections import Owner, Peer, Switchboard
+from kindler import limits
 from kindler.engine.feeds import Feeds, is_feed
-from kindler.engine.frames import Piece, encode
-from kindler.engine.gather import Gathering, pack_parts
-from kindler.engine.halting import HaltVote
-from kindler.engine.job_buffers import parent_of
-from kindler.engine.listener import listen
-from kindler.engine.members import GangMember, members_of
+from kindler.engine.job import GangMember, Job, members_of
+from kindler.engine.links import parent_of
+from kindler.engine.meeting import Gathering, HaltVote, Transcript, encode_parts
+from kindler.engine.server import Handler, Peer, Server, listen
 from kindler.engine.stall import Motion, beat_interval
-from kindler.engine.transcript import Transcript
+from kindler.engine.wire import Address
 from kindler.errors import ConfigError, rank_name
+from kindler.frame import Frame, Piece, encode
 
-_ROOT_CAUSE_GRACE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
 _SPARE_FILES = 1024
-_LAST_WORDS = ("done", "error", "lost", "left", "aborted")
+_TERMINAL_EVENTS = ("done", "error", "lost", "left", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +41,10 @@ class Event:
 
 
 @dataclass(slots=True)
-class _JoinedRank:
+class _Member:
     peer: Peer
     host: str
-    heard: float
+    received: float
     address: str
     ports: Sequence[int]
     cargo: Sequence[Any] | None
@@ -61,20 +56,13 @@ class _JoinedRank:
     reported: int = -1  # the turn of the last report of the one that it has replaced
 
 
-class Hub:
+class Hub(Handler):
     """Serve one run while the block runs; `address` is where supervisors connect.
 
     Args:
-        size: How many ranks there are.
-        secret: What members prove themselves with.
-        settings: Time limits, and the ports that may be taken.
-        roles: The role of every rank; by default all are workers.
-        services: The ranks that are stopped as soon as all others are done.
-        graces: Of these, those that are told so first, and the seconds that they have to end by themselves.
-        crew: How many ranks take part in gathers: the first ones; None is all.
-        together: Whether each rank comes once; otherwise Spark may start the task of a rank again.
-        replaceable: Whether another process may take the place of one of these that has died.
-        at_driver: Whether it is the driver's, which feeds workers and takes what they put out.
+        job: What the gang does.
+        at_driver: Whether it is the driver's, which feeds workers and takes what they put out; otherwise it
+            is the first rank's, in a stage whose tasks all run once.
         host: The address to listen on.
         advertised: The address under which others reach it, where that is another one.
         cargo: Buffers for every worker, sent to the first supervisor, which passes them on.
@@ -82,39 +70,28 @@ class Hub:
 
     def __init__(
         self,
+        job: Job,
         *,
-        size: int,
-        secret: bytes,
-        settings: RunSettings,
-        roles: Sequence[str] = (),
-        services: Collection[int] = (),
-        graces: Mapping[int, float] | None = None,
-        crew: int | None = None,
-        together: bool = True,
-        replaceable: bool = False,
         at_driver: bool = True,
         host: str = "127.0.0.1",
         advertised: str | None = None,
         cargo: Sequence[Piece] = (),
     ) -> None:
-        self._size = size
-        self._secret = secret
-        self._settings = settings
-        self._roles = tuple(roles) or ("worker",) * size
-        self._services = frozenset(services)
-        self._graces = dict(graces or {})
-        self._crew = size if crew is None else crew
+        self._job = job
+        self._size = job.size
+        self._settings = settings = job.settings
+        self._crew = job.crew
         self._left: set[int] = set()
-        self._heard_out: set[int] = set()  # their last words are among the events
-        self._together = together
-        self._transcript = Transcript(self._crew) if replaceable else None
+        self._final: set[int] = set()  # ranks whose terminal event is among the events
+        self._together = job.together or not at_driver  # otherwise Spark may start the task of a rank again
+        self._transcript = Transcript(job.crew) if job.replaceable and at_driver else None
         self._standby: dict[int, tuple[Peer, Frame]] = {}
         self._reported: dict[int, int] = {}  # by rank, the turn of its last report
         self._at_driver = at_driver
         self._host = host
         self._advertised = advertised
         self._cargo = cargo
-        self._members: dict[int, _JoinedRank] = {}
+        self._members: dict[int, _Member] = {}
         self._feeds: dict[int, Feeds] = {}
         self._over: dict[int, str | None] = {}  # why feeds of a rank cannot go on; None: it has returned
         self._gatherings: dict[int, Gathering] = {}
@@ -127,14 +104,14 @@ class Hub:
         self._halt: HaltVote | None = None
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
-        self._motion = Motion(size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
-        for rank in self._services:
+        self._motion = Motion(self._size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
+        for rank in job.services:
             self._motion.ended(rank)  # it waits for others all its life, and holds up nobody
         self._attending: set[Peer] = set()
         self._departed = threading.Condition(self._lock)
         self._stacks: dict[int, str] = {}
-        self._stacks_came = threading.Condition(self._lock)
-        self._board: Switchboard | None = None
+        self._stacks_received = threading.Condition(self._lock)
+        self._server: Server | None = None
 
     def __enter__(self) -> Hub:
         _allow_files(self._size + _SPARE_FILES)
@@ -148,25 +125,22 @@ class Hub:
                 " others reach; RunSettings(port_range=(first, last)) names the ports that may be taken."
             ) from exc
         self._port: int = listener.getsockname()[1]
-        self._board = Switchboard(listener, self._secret, _Ears(self), size=self._size, name="kindler-hub")
-        self._board.start()
+        self._server = Server(listener, self._job.secret, self, expected=self._size, name="kindler-hub")
+        self._server.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
-        if self._board is not None:
-            self._board.close(self._settings.stop_timeout_s)
+        if self._server is not None:
+            self._server.close(self._settings.stop_timeout_s)
         for rank in range(self._size):
             self._close_feeds(rank, "the gang has ended")
         if self._transcript is not None:
-            with self._transcript:
-                pass  # the thread that wrote to it has ended
+            self._transcript.close()  # the thread that wrote to it has ended
 
     @property
     def address(self) -> Address:
-        assert self._board is not None, "the hub is not open"
+        assert self._server is not None, "the hub is not open"
         return (self._advertised or self._host, self._port)
 
     @property
@@ -180,10 +154,9 @@ class Hub:
             return len(self._members) == self._size and all(m.finished for m in self._members.values())
 
     @property
-    def heard_out(self) -> bool:
-        """Whether the last words of all who have come are among the events."""
+    def all_final_events_received(self) -> bool:
         with self._lock:
-            return all(rank in self._heard_out or member.dead for rank, member in self._members.items())
+            return all(rank in self._final or member.dead for rank, member in self._members.items())
 
     @property
     def results(self) -> dict[int, tuple[bytes, ...]]:
@@ -197,15 +170,15 @@ class Hub:
         with self._lock:
             if len(self._members) < self._size:
                 return ()
-            return members_of(self._roles, *self._whereabouts().values())
+            return members_of(self._job.roles, *self._whereabouts().values())
 
     def feeds(self, rank: int) -> Feeds:
         """This end of the feeds from and to a rank, which need not have come yet."""
         with self._lock:
-            feeds = self._feeds.setdefault(rank, Feeds(rank_name(rank, self._roles[rank])))
+            feeds = self._feeds.setdefault(rank, Feeds(rank_name(rank, self._job.roles[rank])))
             member = self._members.get(rank)
             over = (self._over[rank],) if rank in self._over else None
-        # Not under the lock, which the board's thread takes while it holds the feeds'.
+        # Not under the lock, which the server's thread takes while it holds the feeds'.
         if over is not None:
             feeds.close(over[0])
         elif member is not None and member.has_job:
@@ -276,7 +249,7 @@ class Hub:
         limit = time.monotonic() - self._settings.heartbeat_timeout_s
         with self._lock:
             alive = [(r, m) for r, m in self._members.items() if not m.finished and not m.dead]
-            return [(rank, member.host) for rank, member in alive if member.heard < limit]
+            return [(rank, member.host) for rank, member in alive if member.received < limit]
 
     @property
     def idle_s(self) -> float:
@@ -295,27 +268,27 @@ class Hub:
 
     def stall(self, timeout_s: float) -> tuple[list[int], dict[int, str], dict[int, str]]:
         """Ask all workers what they do: those that hold up the others, the hosts, and the stacks, by rank."""
-        with self._stacks_came:
+        with self._stacks_received:
             self._stacks.clear()
             missing = self._motion.missing(time.monotonic())
             asked = {rank: member for rank, member in self._members.items() if not member.finished}
             hosts = {rank: member.host for rank, member in self._members.items()}
         for member in asked.values():
             member.peer.send("stacks")
-        with self._stacks_came:
-            self._stacks_came.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
+        with self._stacks_received:
+            self._stacks_received.wait_for(lambda: asked.keys() <= self._stacks.keys(), timeout_s)
             return missing, hosts, dict(self._stacks)
 
-    def _heard(self, peer: Peer, frame: Frame) -> None:
-        if peer.name is not None:
-            self._handle(peer, peer.name, frame)
+    def received(self, peer: Peer, frame: Frame) -> None:
+        if peer.id is not None:
+            self._handle(peer, peer.id, frame)
         elif frame.kind == "hello":
             self._join(peer, frame)
         elif frame.kind == "fetch":
-            peer.name = int(frame.fields["rank"])
+            peer.id = int(frame.fields["rank"])
             peer.send("cargo", *self._cargo)
         elif frame.kind == "attend":
-            peer.name = int(frame.fields["rank"])
+            peer.id = int(frame.fields["rank"])
             with self._lock:
                 self._attending.add(peer)
 
@@ -327,9 +300,9 @@ class Hub:
         if known is not None and not (known.dead and not self._aborted.is_set()):
             self._wait_in_line(peer, frame, known)
             return
-        self._heard_out.discard(rank)
+        self._final.discard(rank)
         with self._lock:
-            self._members[rank] = _JoinedRank(
+            self._members[rank] = _Member(
                 peer,
                 host,
                 time.monotonic(),
@@ -339,7 +312,7 @@ class Hub:
                 reported=self._reported.get(rank, -1),
             )
             everyone = len(self._members) == self._size and not any(m.dead for m in self._members.values())
-        peer.name = rank
+        peer.id = rank
         if self._aborted.is_set():
             peer.send("abort")
         elif known is not None and known.has_job:
@@ -347,13 +320,13 @@ class Hub:
         elif everyone:
             self._welcome()
 
-    def _wait_in_line(self, peer: Peer, frame: Frame, known: _JoinedRank) -> None:
+    def _wait_in_line(self, peer: Peer, frame: Frame, known: _Member) -> None:
         """A rank comes again: Spark runs its task twice, or starts it again before the loss is noticed here.
 
         It waits rather than ends, for Spark would take its end for that of the rank.
         """
         rank = int(frame.fields["rank"])
-        peer.name = rank
+        peer.id = rank
         if self._aborted.is_set() or self.finished or (known.finished and self._transcript is not None):
             peer.send("abort")  # nobody needs it any more
             return
@@ -367,7 +340,6 @@ class Hub:
             self._await_another(rank, {"host": known.host, "reason": "Spark has started its stage again"})
 
     def _welcome(self) -> None:
-        """Tell everybody who is where, and from whom to fetch the job's buffers."""
         meeting = json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode()
         same = [piece for frame in encode("welcome", [meeting], {}) for piece in frame]
         for rank, member in self._members.items():
@@ -378,27 +350,26 @@ class Hub:
                 member.peer.put(same)
 
     def _whereabouts(self) -> dict[str, list[Any]]:
-        """What `members_of` makes members of: columns, since this is sent to every rank."""
         members = [self._members[rank] for rank in range(self._size)]
-        held = any(member.ports for member in members)
+        any_ports = any(member.ports for member in members)
         return {
             "hosts": [member.host for member in members],
             "addresses": [member.address for member in members],
-            "ports": [member.ports for member in members] if held else [],
+            "ports": [member.ports for member in members] if any_ports else [],
         }
 
-    def _gone(self, peer: Peer, why: str) -> None:
+    def closed(self, peer: Peer, why: str) -> None:
         with self._departed:
             self._attending.discard(peer)
             self._departed.notify_all()
-        rank = peer.name
+        rank = peer.id
         member = None if rank is None else self._members.get(rank)
         if rank is not None and self._standby.get(rank, (None,))[0] is peer:
             del self._standby[rank]
         if rank is None or member is None or member.peer is not peer:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or member.dead or self._aborted.is_set():
-            self._heard_out.add(rank)
+            self._final.add(rank)
             return
         reason = f"the connection to its machine broke ({why})"
         if self.let_go(rank, reason):
@@ -449,13 +420,13 @@ class Hub:
         member = self._members[rank]
         if member.peer is not peer or member.dead:
             return  # one that waits in line, or whose place another one has or shall have
-        member.heard = time.monotonic()
+        member.received = time.monotonic()
         if frame.kind == "beat":
             return
         if frame.kind == "stacks":
-            with self._stacks_came:
+            with self._stacks_received:
                 self._stacks[rank] = frame.fields["text"]
-                self._stacks_came.notify_all()
+                self._stacks_received.notify_all()
             return
         if self._moves(rank, frame):
             return
@@ -485,7 +456,7 @@ class Hub:
             self.feeds(rank).heard(frame)
             return
         event = Event(rank, frame.kind, frame.fields)
-        if frame.kind not in _LAST_WORDS:
+        if frame.kind not in _TERMINAL_EVENTS:
             self._events.put(event)
             return
         member.finished = True
@@ -502,14 +473,16 @@ class Hub:
         with self._lock:
             for turn, gathering in list(self._gatherings.items()) if rank in self._left else ():
                 self._answer(turn, gathering)
-        if self._services and all(self._members[r].finished for r in self._members.keys() - self._services):
+        if self._job.services and all(
+            self._members[r].finished for r in self._members.keys() - self._job.services
+        ):
             self._end_services()
 
     def _end_services(self) -> None:
         """Stop all services, or tell those that have time to end by themselves that it has begun."""
         left = {
             r: grace_s
-            for r, grace_s in self._graces.items()
+            for r, grace_s in self._job.graces.items()
             if r in self._members and not self._members[r].finished
         }
         if not left:
@@ -526,9 +499,9 @@ class Hub:
         if event.kind == "left":
             self._left.add(rank)
         self._halted(rank)
-        self._close_feeds(rank, _problem(event, rank_name(rank, self._roles[rank])))
+        self._close_feeds(rank, _problem(event, rank_name(rank, self._job.roles[rank])))
         self._events.put(event)
-        self._heard_out.add(rank)
+        self._final.add(rank)
 
     def _close_feeds(self, rank: int, problem: str | None) -> None:
         with self._lock:
@@ -544,7 +517,7 @@ class Hub:
             self._members[rank].has_job = True
             if rank in self._feeds:
                 self.feeds(rank)  # connects them
-            if self._ending and rank in self._graces:
+            if self._ending and rank in self._job.graces:
                 self._members[rank].peer.send("ending")
         with self._lock:
             if frame.kind == "pulse":
@@ -562,13 +535,13 @@ class Hub:
         if at_once:
             self.abort(why)
         else:
-            self._abort_within(_ROOT_CAUSE_GRACE_S)
+            self._abort_within(limits.ROOT_CAUSE_S)
 
     def _abort_within(self, seconds: float) -> None:
         at = time.monotonic() + seconds
         self._abort_at = at if self._abort_at is None else min(at, self._abort_at)
 
-    def _tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         if self._abort_at is not None and now > self._abort_at:
             self.abort()
         wait_s = self._settings.executor_wait_s
@@ -579,9 +552,9 @@ class Hub:
 
     def _gather(self, rank: int, frame: Frame) -> None:
         turn = frame.fields["turn"]
-        told = None if self._transcript is None else self._transcript.answer(turn, rank)
-        if told is not None:
-            self._members[rank].peer.put([told])
+        answer = None if self._transcript is None else self._transcript.answer(turn, rank)
+        if answer is not None:
+            self._members[rank].peer.put([answer])
             return
         with self._lock:
             gathering = self._gatherings.setdefault(turn, Gathering(turn, self._crew))
@@ -602,8 +575,8 @@ class Hub:
         if frame.kind == "keep":
             transcript.keep(rank, turn, frame.buffers[0])
             return
-        kept = transcript.opens(rank, turn)
-        self._members[rank].peer.send("gathered", *pack_parts([str(kept.turn).encode(), kept.data]))
+        next_turn, data = transcript.opens(rank, turn)
+        self._members[rank].peer.put(encode_parts([str(next_turn).encode(), data]))
 
     def _is_known(self, rank: int, frame: Frame) -> bool:
         """Whether the process before this one of the rank has said so already."""
@@ -624,22 +597,6 @@ def _problem(event: Event, name: str) -> str | None:
         return f"{name} was lost: {event.fields.get('reason', '')}"
     kind = str((event.fields.get("types") or ["an error"])[0]).partition("@")[0].rpartition(":")[2]
     return f"{name} failed with {kind}: {str(event.fields.get('message', '')).partition(chr(10))[0]}"
-
-
-class _Ears(Owner):
-    """Passes on to the hub what its switchboard says, on the board's thread."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    def heard(self, peer: Peer, frame: Frame) -> None:
-        self._hub._heard(peer, frame)
-
-    def gone(self, peer: Peer, why: str) -> None:
-        self._hub._gone(peer, why)
-
-    def tick(self, now: float) -> None:
-        self._hub._tick(now)
 
 
 def _allow_files(wanted: int) -> None:

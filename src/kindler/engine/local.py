@@ -9,12 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kindler.engine import fork_server
-from kindler.engine.cores import usable_cores
-from kindler.engine.gang import Gang, follow
+from kindler.engine.gang import Gang, Listener, follow
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job
-from kindler.engine.monitor import Listener
 from kindler.engine.outcome import Outcome
+from kindler.engine.placement import usable_cores
 from kindler.engine.supervisor import Aborted, Supervisor
 from kindler.errors import TrainingError
 
@@ -63,19 +62,7 @@ class _LocalLaunch:
 
     def open(self, stack: ExitStack) -> Hub:
         job = self._job
-        hub = stack.enter_context(
-            Hub(
-                size=job.size,
-                secret=job.secret,
-                settings=job.settings,
-                roles=job.roles,
-                services=job.services,
-                graces=job.graces,
-                crew=job.crew,
-                together=job.together,
-                replaceable=job.replaceable,
-            )
-        )
+        hub = stack.enter_context(Hub(job))
         for rank in range(job.size):
             thread = threading.Thread(
                 target=self._supervise, args=(rank, hub), name=f"kindler-supervisor-{rank}", daemon=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from kindler.errors import (
     revive,
     worker_error,
 )
+from kindler.frame import from_bytes, to_bytes
 
 CHUNK_BYTES = 4 << 20
 _SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
@@ -54,9 +54,14 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
     return _timed_out(bad) or (_raised(bad[0]) if bad else None)
 
 
+def is_sync_timeout(outcome: Outcome) -> bool:
+    """Whether a rank gave up because others did not come; errors travel as the names of their classes."""
+    return outcome.kind == "error" and outcome.fields.get("types", [""])[0] == _SYNC_TIMEOUT
+
+
 def _timed_out(bad: Sequence[Outcome]) -> SyncTimeoutError | None:
     """What the ranks that lost patience say together: one that waited itself is not one that is missing."""
-    waited = [o for o in bad if o.fields["types"][0] == _SYNC_TIMEOUT]
+    waited = [o for o in bad if is_sync_timeout(o)]
     if not waited:
         return None
     own = waited[0].fields["own"]
@@ -107,19 +112,11 @@ def _stalled(outcome: Outcome) -> StalledError:
 
 def pack(outcome: Outcome) -> Iterator[bytes]:
     """An outcome as pieces of bytes that any carrier of binary cells can take."""
-    header = {"kind": outcome.kind, "fields": outcome.fields, "sizes": [len(b) for b in outcome.buffers]}
-    yield json.dumps(header).encode()
-    for buffer in outcome.buffers:
-        view = memoryview(buffer)
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield bytes(view[start : start + CHUNK_BYTES])
+    data = memoryview(to_bytes(outcome.kind, *outcome.buffers, **outcome.fields))
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield bytes(data[start : start + CHUNK_BYTES])
 
 
 def unpack(rank: int, pieces: Sequence[bytes]) -> Outcome:
-    """The outcome that `pack` cut up."""
-    header = json.loads(pieces[0])
-    body, buffers = memoryview(b"".join(pieces[1:])), []
-    for size in header["sizes"]:
-        buffers.append(bytes(body[:size]))
-        body = body[size:]
-    return Outcome(rank, header["kind"], header["fields"], tuple(buffers))
+    frame = from_bytes(b"".join(pieces))
+    return Outcome(rank, frame.kind, frame.fields, frame.buffers)

@@ -7,54 +7,45 @@ happens to the worker; it returns an Outcome, after sending it to the hub.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from kindler import limits
 from kindler.engine import fork_server
-from kindler.engine.channel import Address, Channel, ChannelClosed, Frame, connect
 from kindler.engine.feeds import is_feed
-from kindler.engine.held_ports import HeldPorts
 from kindler.engine.job import Job
-from kindler.engine.job_buffers import Carrier
+from kindler.engine.links import Carrier
 from kindler.engine.outcome import Outcome
-from kindler.engine.output import PrintedLines
+from kindler.engine.placement import HeldPorts
 from kindler.engine.stall import beat_interval, readable
+from kindler.engine.wire import Address, Channel, connect
 from kindler.engine.worker import STACKS, describe
 from kindler.errors import ConfigError, StartTimeoutError, TrainingError
+from kindler.frame import ChannelClosed, Frame
 from kindler.temporary import Folder
 
 _TAIL_LINES = 40
-_LOOK_S = 0.1
-_STACKS_TIMEOUT_S = 10.0
-_SILENT_STACKS_S = 2.0  # of one that is stopped: nothing will come
-_STACKS_LOOK_S = 0.1
 _STACKS_LOOKS = 5
-_KEPT_TIMEOUT_S = 120.0
-_EXIT_TIMEOUT_S = 10.0
 _PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
 _PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
 
 def worker_fields(
-    job: Job, rank: int, *, scratch: Path, address: str = "127.0.0.1", cargo: bool = False, **met: Any
+    job: Job, rank: int, *, scratch: Path, address: str = "127.0.0.1", cargo: bool = False, **welcome: Any
 ) -> dict[str, Any]:
     """The fields of the frame "job", which is the first that a worker process gets.
 
-    Args:
-        job: What the gang does.
-        rank: The worker's rank.
-        scratch: Its folder.
-        address: The address from which its machine reaches the meeting point.
-        cargo: Whether the job's buffers follow in a frame of their own.
-        met: What the hub's welcome says: the columns of `members_of`, and whether the driver feeds workers.
+    `address` is that from which its machine reaches the meeting point, `cargo` whether the job's buffers
+    follow in a frame of their own, and `welcome` what the hub has sent when all had come.
     """
     settings = job.settings
     return {
@@ -62,10 +53,10 @@ def worker_fields(
         "rank": rank,
         "roles": job.roles,
         "crew": job.crew,
-        "hosts": met.get("hosts", [socket.gethostname()]),
-        "addresses": met.get("addresses", [address]),
-        "ports": met.get("ports", []),
-        "fed": met.get("fed", False),
+        "hosts": welcome.get("hosts", [socket.gethostname()]),
+        "addresses": welcome.get("addresses", [address]),
+        "ports": welcome.get("ports", []),
+        "fed": welcome.get("fed", False),
         "port_range": settings.port_range,
         "cargo": cargo,
         "scratch": str(scratch),
@@ -131,21 +122,20 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
-        self._patient = not job.together
         self.dismissed = False
         self._frozen = False
         self._optional = False
-        self._welcome = threading.Event()
-        self._met: dict[str, Any] = {}
-        self._held: HeldPorts | None = None
+        self._welcomed = threading.Event()
+        self._welcome: dict[str, Any] = {}
+        self._ports: HeldPorts | None = None
         self._down: queue.Queue[Frame | None] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._printed: PrintedLines | None = None
+        self._printed: fork_server.PrintedLines | None = None
         self._child: fork_server.Child | None = None
         self._start_error: Exception | None = None
         self._up: Channel
         self._threads: list[threading.Thread] = []
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
         self.scratch: Path
 
     def __enter__(self) -> Supervisor:
@@ -162,7 +152,7 @@ class Supervisor:
             host=self._host,
             address=self._address,
             attempt=self._attempt,
-            ports=self._held.numbers if self._held is not None else (),
+            ports=self._ports.numbers if self._ports is not None else (),
             cargo=self._carrier.address if self._carrier is not None else None,
         )
         self._folder = Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
@@ -171,9 +161,7 @@ class Supervisor:
         self._start(self._beat, "kindler-beat-hub")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._aborted.set()
         self._up.close()
         self._close_sockets()
@@ -211,7 +199,6 @@ class Supervisor:
         self._start(self._fetch_child, "kindler-start-worker")
 
     def run(self) -> Outcome:
-        """Hand over the job and relay until the end."""
         try:
             child = self._await_start()
             return self._relay(child)
@@ -233,10 +220,9 @@ class Supervisor:
             crew = job.crew if job.together else 0
             self._carrier = Carrier(self._rank, crew, job.secret, host=self._address, ports=ports)
         if self._spec.ports:
-            self._held = HeldPorts(self._spec.ports, address=self._address, ports=ports)
+            self._ports = HeldPorts(self._spec.ports, address=self._address, ports=ports)
 
     def _refuse(self, problem: OSError) -> ConfigError:
-        """Tell the driver that this rank gets no ports."""
         error = ConfigError(
             f"worker {self._rank} cannot listen on {self._address}: {problem}.\n{_PORTS_HINT}"
         )
@@ -249,8 +235,8 @@ class Supervisor:
     def _close_sockets(self) -> None:
         if self._carrier is not None:
             self._carrier.close()
-        if self._held is not None:
-            self._held.release()
+        if self._ports is not None:
+            self._ports.release()
 
     def _fetch_child(self) -> None:
         job = self._job
@@ -265,12 +251,12 @@ class Supervisor:
                 environment=self._spec.environment,
                 wanted=lambda: not self._aborted.is_set(),
             )
-        except fork_server.NotWanted:
+        except fork_server.RequestCancelled:
             return
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
             return
-        self._printed = PrintedLines(child.output, self._tell)
+        self._printed = fork_server.PrintedLines(child.output, self._send_line)
         self._child = child
         if self._aborted.is_set():
             child.kill()
@@ -280,14 +266,14 @@ class Supervisor:
         deadline = time.monotonic() + self._job.settings.start_timeout_s
         fetching = next(t for t in self._threads if t.name == "kindler-start-worker")
         while fetching.is_alive() and time.monotonic() < deadline:
-            fetching.join(_LOOK_S)
+            fetching.join(limits.POLL_S)
             self.check()
         self.check()
         if self._child is None:
             raise self._start_error or StartTimeoutError("a worker process did not come up in time")
-        while not self._welcome.wait(_LOOK_S):
+        while not self._welcomed.wait(limits.POLL_S):
             self.check()
-            if time.monotonic() > deadline and not self._patient:  # otherwise the driver decides
+            if time.monotonic() > deadline and self._job.together:  # otherwise the driver decides
                 raise StartTimeoutError(
                     f"the other workers did not all come up in {self._job.settings.start_timeout_s:g} s.\n"
                     "Hint: are there as many free slots as workers?"
@@ -297,7 +283,7 @@ class Supervisor:
 
     def _relay(self, child: fork_server.Child) -> Outcome:
         job, settings = self._job, self._job.settings
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
         try:
             child.channel.send(
                 "job",
@@ -308,14 +294,14 @@ class Supervisor:
                     scratch=self.scratch,
                     address=self._address,
                     cargo=self._cargo,
-                    **self._met,
+                    **self._welcome,
                 ),
             )
             if self._carrier is not None:
                 self._carrier.deliver(
                     self._source, child.channel, check=self.check, timeout_s=settings.start_timeout_s
                 )
-                self._heard = time.monotonic()
+                self._received = time.monotonic()
             self._up.send("pulse", ticks=0, waiting=False)
             while True:
                 frame = self._next(child)
@@ -325,8 +311,8 @@ class Supervisor:
                     self._optional = True
                     self._up.send("optional")
                 elif frame.kind == "release":
-                    if self._held is not None:
-                        self._held.release()
+                    if self._ports is not None:
+                        self._ports.release()
                     child.channel.send("released")
                 elif frame.kind == "result":
                     return self._result(frame)
@@ -341,14 +327,14 @@ class Supervisor:
         limit_s = self._job.settings.heartbeat_timeout_s
         while True:
             try:
-                frame = child.channel.receive(1.0, whole=not self._far)
+                frame = child.channel.receive(limits.WAKE_S, whole=not self._far)
             except TimeoutError:
-                if time.monotonic() - self._heard > limit_s and not can_run(child.pid):
-                    self._tail.extend(self._stacks(_SILENT_STACKS_S).splitlines())
+                if time.monotonic() - self._received > limit_s and not can_run(child.pid):
+                    self._tail.extend(self._stacks(limits.STOPPED_STACKS_S).splitlines())
                     child.kill()
                     raise _Silent(f"it gave no sign of life for {limit_s:g} s and was ended") from None
                 continue
-            self._heard = time.monotonic()
+            self._received = time.monotonic()
             if frame.kind != "beat":
                 return frame
             self._up.send("pulse", **frame.fields)
@@ -358,13 +344,12 @@ class Supervisor:
         if not self._far:
             return self._ended("result", *frame.buffers)
         self._pass_up(frame)
-        deadline = time.monotonic() + _KEPT_TIMEOUT_S
-        while not self._kept.wait(
-            0.5
-        ):  # closing the connection before all of it was read could lose the rest
+        deadline = time.monotonic() + limits.RESULT_S
+        # Closing the connection before all of it was read could lose the rest.
+        while not self._kept.wait(limits.TICK_S):
             self.check()
             if time.monotonic() > deadline:
-                raise TrainingError(f"the driver did not take the result in {_KEPT_TIMEOUT_S:g} s.")
+                raise TrainingError(f"the driver did not take the result in {limits.RESULT_S:g} s.")
         return self._ended("result")
 
     def _pass_up(self, frame: Frame) -> None:
@@ -377,7 +362,7 @@ class Supervisor:
         """The process closed its end without a result: find out how it ended."""
         try:
             # Nobody has asked it to stop: the news of its end may take longer than `stop_timeout_s`.
-            code, by_itself = child.wait(max(_EXIT_TIMEOUT_S, self._job.settings.stop_timeout_s))
+            code, by_itself = child.wait(max(limits.EXIT_S, self._job.settings.stop_timeout_s))
         except TimeoutError:
             child.kill()
             return self._lost("it closed its connection without a result, and was ended", -signal.SIGKILL)
@@ -408,11 +393,11 @@ class Supervisor:
             while True:
                 frame = self._up.receive(whole=False)
                 if frame.kind == "welcome":
-                    self._met = json.loads(frame.buffers[0])
+                    self._welcome = json.loads(frame.buffers[0])
                     if frame.fields.get("cargo"):
                         host, port = frame.fields["cargo"]
                         self._source = (host, port)
-                    self._welcome.set()
+                    self._welcomed.set()
                 elif frame.kind in _PASSED_DOWN or is_feed(frame.kind):
                     self._pass_down(frame)
                 elif frame.kind == "kept":
@@ -440,10 +425,13 @@ class Supervisor:
         if is_feed(frame.kind) and self._down is None:
             self._down = queue.Queue()  # bounded by the windows of feeds
             self._start(self._pump_down, "kindler-pump-feeds")
-        if self._down is None:
-            self._child.channel.pass_on(frame)
-        else:
+        if self._down is not None:
             self._down.put(frame)
+            return
+        try:
+            self._child.channel.pass_on(frame)
+        except ChannelClosed:
+            pass  # it has ended, which `_relay` notices
 
     def _pump_down(self) -> None:
         assert self._child is not None
@@ -467,7 +455,7 @@ class Supervisor:
         except ChannelClosed:
             pass  # nobody asks any more
 
-    def _stacks(self, timeout_s: float = _STACKS_TIMEOUT_S) -> str:
+    def _stacks(self, timeout_s: float = limits.STACKS_S) -> str:
         """What the worker's threads do now; empty when it does not answer."""
         path, child = self.scratch / STACKS, self._child
         if child is None or not path.exists():
@@ -478,14 +466,14 @@ class Supervisor:
         # It writes in pieces and says nothing at the end: what has not grown for a while is whole. On a busy
         # machine it may be made to pause between two pieces.
         while same < _STACKS_LOOKS and time.monotonic() < deadline:
-            if self._aborted.wait(_STACKS_LOOK_S):
+            if self._aborted.wait(limits.POLL_S):
                 break
             last, size = size, path.stat().st_size
             same = same + 1 if before < last == size else 0
         text = path.read_text(errors="replace")
         return readable(text) if size > before else ""
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         self._tail.append(line)
         try:
             self._up.send("log", line=line)
@@ -493,11 +481,10 @@ class Supervisor:
             pass  # keep reading: a full pipe would stop the worker
 
     def _catch_up(self) -> None:
-        """Have the hub hear what the worker has printed until now before anything else."""
         if self._printed is not None:
             self._printed.catch_up()
 
-    def _start(self, run: Any, name: str) -> None:
+    def _start(self, run: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=run, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -524,3 +511,41 @@ def _why(code: int) -> str:
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     return f"its process ended with exit code {code} before it had a result"
+
+
+class BesideRanks:
+    """Supervises the ranks that run beside the others, each on a thread of the process where ranks meet.
+
+    They start at the beginning of a `with` block, which waits at its end until they are stopped; `outcomes`
+    has how they ended.
+    """
+
+    def __init__(
+        self, job: Job, hub: Address, *, base: Path | None = None, owner: int | None = None, far: bool = False
+    ) -> None:
+        self._job = job
+        self._options: dict[str, Any] = {"hub": hub, "base": base, "owner": owner or os.getpid(), "far": far}
+        self._threads = [
+            threading.Thread(
+                target=self._supervise, args=(rank,), name=f"kindler-supervisor-{rank}", daemon=True
+            )
+            for rank in range(job.crew, job.size)
+        ]
+        self.outcomes: list[Outcome] = []
+
+    def __enter__(self) -> BesideRanks:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(2 * self._job.settings.stop_timeout_s)
+
+    def _supervise(self, rank: int) -> None:
+        try:
+            with Supervisor(self._job, rank, **self._options) as supervisor:
+                supervisor.start()
+                self.outcomes.append(supervisor.run())
+        except (Aborted, ChannelClosed):
+            pass  # the run was over before it came

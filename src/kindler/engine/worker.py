@@ -21,25 +21,32 @@ from typing import IO, Any
 
 import numpy as np
 
-from kindler.engine.channel import Channel, ChannelClosed
-from kindler.engine.cores import usable_cores
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
-from kindler.engine.gather import (
+from kindler.engine.fork_server import flush_output
+from kindler.engine.job import GangMember, cluster_spec, members_of
+from kindler.engine.links import answer_calls, call, connect_links
+from kindler.engine.meeting import (
+    Halting,
     Wants,
+    decode_parts,
     read_arrays,
     read_numbers,
-    unpack_parts,
     weighted_arrays,
     write_numbers,
 )
-from kindler.engine.gpus import Placement, gpus_of_task, machine_gpus, place
-from kindler.engine.halting import Halting
-from kindler.engine.here import WorkerInfo, be
-from kindler.engine.members import GangMember, cluster_spec, members_of
-from kindler.engine.output import flush_output
-from kindler.engine.peer_sockets import answer_calls, call, connect_links
-from kindler.engine.program_path import enter_program_path
+from kindler.engine.placement import (
+    Placement,
+    WorkerInfo,
+    enter_program_path,
+    gpus_of_task,
+    machine_gpus,
+    place,
+    set_current_worker,
+    usable_cores,
+)
+from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
+from kindler.frame import ChannelClosed, Frame
 
 STACKS = "stacks.txt"  # in the scratch folder
 
@@ -69,6 +76,7 @@ class Worker:
         run_id: The run's name.
         secret: What members of this run prove themselves with.
         port_range: The ports that may be listened on; None is any.
+        others_ended: Of a service with a grace: set once every other rank has a result; it should return.
     """
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
@@ -98,7 +106,7 @@ class Worker:
         self._is_fed: bool = fields["fed"]
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
-        self._others_ended = threading.Event()
+        self.others_ended = threading.Event()
         self._halting = Halting()
         self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
         self._turn = 0
@@ -121,7 +129,7 @@ class Worker:
             ConfigError: There is no such GPU.
         """
         neighbours = self.hosts.count(self.host)
-        found = place(
+        placement = place(
             device,
             local_rank=self.local_rank,
             local_size=neighbours,
@@ -129,10 +137,10 @@ class Worker:
             given=gpus_of_task(),
             gpus=[] if device == "cpu" else machine_gpus(),
         )
-        found.take()
-        kind = "cpu" if found.visible is None else "cuda"
-        be(WorkerInfo(self.rank, self.size, self.local_rank, neighbours, self.host, kind))
-        return found
+        placement.take()
+        kind = "cpu" if placement.visible is None else "cuda"
+        set_current_worker(WorkerInfo(self.rank, self.size, self.local_rank, neighbours, self.host, kind))
+        return placement
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
@@ -145,11 +153,7 @@ class Worker:
         return self._meet(data, "all")
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
-        """The bytes of the ranks named here, which may be none; all ranks call this in the same order.
-
-        Raises:
-            SyncTimeoutError: Some rank did not come.
-        """
+        """The bytes of the ranks named here, which may be none; all ranks call this in the same order."""
         wanted = sorted(ranks)
         return dict(zip(wanted, self._meet(data, wanted), strict=True))
 
@@ -270,9 +274,7 @@ class Worker:
     def answer_calls(self, take: Callable[[int, socket.socket], None], check: Callable[[], None]) -> None:
         """Let in members of this run on the held port, until `check`, called several times a second, raises.
 
-        Args:
-            take: Gets the caller's rank and the connection, on a thread of its own.
-            check: Raises to end it.
+        `take` gets the caller's rank and the connection, on a thread of its own.
         """
         answer_calls(self.ports[0], self.address, self.secret, take, check, expected=self.size)
 
@@ -286,11 +288,6 @@ class Worker:
         self._channel.send("release")
         if not self._released.wait(self._sync_timeout_s):
             raise SyncError(f"the held ports of worker {self.rank} were not released.")
-
-    @property
-    def others_ended(self) -> threading.Event:
-        """Of a service with a grace: set once every other rank has a result. It should return then."""
-        return self._others_ended
 
     def feed(self, name: str) -> FeedReader:
         """What the driver pushes to this rank under `name`, as it comes.
@@ -324,6 +321,25 @@ class Worker:
             fields["turn"] = self._turn
         self._channel.send("report", name=kind, **fields)
 
+    def received(self, frame: Frame) -> None:
+        """A frame came from the supervisor; called on the thread that listens to it."""
+        if frame.kind == "gathered":
+            self._gathered.put((decode_parts(frame), frozenset(frame.fields.get("lost", ()))))
+        elif is_feed(frame.kind):
+            self._feeds.heard(frame)
+        elif frame.kind == "released":
+            self._released.set()
+        elif frame.kind == "ending":
+            self.others_ended.set()
+        elif frame.kind == "halt":
+            self._channel.send("halting", begun=self._halting.asked())
+        elif frame.kind == "halt_at":
+            self._halting.answer(int(frame.fields["last"]))
+
+    def beat(self) -> None:
+        """Say how far this rank is."""
+        self._channel.send("beat", ticks=self._ticks, waiting=self._waiting)
+
 
 def run_child(sock: socket.socket) -> int:
     """Serve one job and return the exit status."""
@@ -337,7 +353,7 @@ def run_child(sock: socket.socket) -> int:
     job = replace(job, buffers=())
     worker = Worker(channel, job.fields)
     _start(lambda: _listen(channel, worker), "kindler-listen")
-    _start(lambda: _beat(channel, worker, job.fields["heartbeat_s"]), "kindler-beat")
+    _start(lambda: _beat(worker, job.fields["heartbeat_s"]), "kindler-beat")
     _answer_with_stacks(worker.scratch / STACKS)
     _enter(job.fields)
     try:
@@ -406,20 +422,7 @@ def _load(target: str) -> Callable[..., Sequence[bytes]]:
 def _listen(channel: Channel, worker: Worker) -> None:
     try:
         while True:
-            frame = channel.receive()
-            if frame.kind == "gathered":
-                lost = frozenset(frame.fields.get("lost", ()))
-                worker._gathered.put((unpack_parts(*frame.buffers), lost))
-            elif is_feed(frame.kind):
-                worker._feeds.heard(frame)
-            elif frame.kind == "released":
-                worker._released.set()
-            elif frame.kind == "ending":
-                worker._others_ended.set()
-            elif frame.kind == "halt":
-                channel.send("halting", begun=worker._halting.asked())
-            elif frame.kind == "halt_at":
-                worker._halting.answer(int(frame.fields["last"]))
+            worker.received(channel.receive())
     except ChannelClosed:
         os._exit(1)  # the supervisor is gone: nobody wants the result
 
@@ -433,11 +436,11 @@ def _answer_with_stacks(path: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=_stacks, all_threads=True, chain=False)
 
 
-def _beat(channel: Channel, worker: Worker, every_s: float) -> None:
+def _beat(worker: Worker, every_s: float) -> None:
     pause = threading.Event()
     try:
         while not pause.wait(every_s):
-            channel.send("beat", ticks=worker._ticks, waiting=worker.waiting)
+            worker.beat()
     except ChannelClosed:
         pass  # `_listen` ends the process
 

@@ -18,10 +18,10 @@ from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
 from kindler.engine.gang import Halted
-from kindler.engine.gpus import crowd_message, machine_gpus
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
+from kindler.engine.placement import crowd_message, machine_gpus
 from kindler.errors import ConfigError
 from kindler.estimator.attempts import Attempts, Crew, ReturningExecutors
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest

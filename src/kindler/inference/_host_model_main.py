@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from kindler.engine.channel import Channel, ChannelClosed, accept
 from kindler.engine.fork_server import peer_is_this_user
+from kindler.engine.wire import Channel, accept
+from kindler.frame import ChannelClosed
 from kindler.frameworks.contract import Scored, Scorer
 from kindler.frameworks.devices import explained
 from kindler.inference.host_model import error_buffers, log_of, packed, unpacked

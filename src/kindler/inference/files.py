@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from kindler.data import parquet
 from kindler.data.rejoin import OutputJoiner
-from kindler.engine.gpus import TaskPlace, gpus_of_task
+from kindler.engine.placement import TaskPlace, gpus_of_task
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
-from kindler.engine.fork_server import package_path, socket_folder
-from kindler.engine.gpus import FRUGAL, VISIBLE_GPUS, TaskPlace, machine_gpus
-from kindler.engine.left_running import leave_running
+from kindler.engine.fork_server import leave_running, package_path, socket_folder
+from kindler.engine.placement import FRUGAL, VISIBLE_GPUS, TaskPlace, machine_gpus
+from kindler.engine.wire import Channel, connect
 from kindler.errors import ConfigError, TrainingError
+from kindler.frame import ChannelClosed, Frame
 from kindler.frameworks.contract import Scored
 from kindler.temporary import locked
 
@@ -254,7 +254,7 @@ def _connected(path: Path, sharing: Sharing, gpu: str) -> Channel | None:
         channel = connect((str(path), 0), sharing.secret, timeout_s=_GREETING_S)
     except ChannelClosed:
         return None
-    channel.detach().settimeout(None)  # whoever takes long with its rows may; a process that ended is noticed
+    channel.socket.settimeout(None)  # whoever takes long with its rows may; a process that ended is noticed
     return channel
 
 

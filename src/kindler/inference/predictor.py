@@ -22,8 +22,7 @@ from kindler.data.columns import Columns
 from kindler.data.prefetch import in_pool
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import concatenated
-from kindler.engine.gpus import TaskPlace
-from kindler.engine.program_path import enter_program_path, program_path
+from kindler.engine.placement import TaskPlace, enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Scorer
 from kindler.frameworks.registry import FRAMEWORKS

@@ -14,7 +14,7 @@ from kindler.data.ragged import Ragged, read_column
 from kindler.data.rejoin import Chunk
 from kindler.data.shards.codec import Packed, pack, unpack
 from kindler.data.shards.source import Values, pieces, values
-from kindler.engine.gpus import TaskPlace, gpus_of_task
+from kindler.engine.placement import TaskPlace, gpus_of_task
 from kindler.inference.outputs import like
 from kindler.inference.predictor import Arrays, Predictor
 

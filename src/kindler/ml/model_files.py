@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from kindler.data.columns import Columns
-from kindler.engine.gpus import TaskPlace
-from kindler.engine.program_path import enter_program_path, program_path
+from kindler.engine.placement import TaskPlace, enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.inference.loaded import LoadedModels
 from kindler.inference.predictor import fixed_batches

@@ -8,8 +8,9 @@ import socket
 from pathlib import Path
 
 from kindler import jail
-from kindler.engine.channel import Channel, ChannelClosed, Frame
+from kindler.engine.wire import Channel
 from kindler.errors import DataError
+from kindler.frame import ChannelClosed, Frame
 from kindler.models.loaded import LoadedModel, load_files
 from kindler.runtime import value_codec
 from kindler.runtime.messages import Report, described

@@ -13,8 +13,8 @@ import kombu
 import kombu.exceptions
 from kombu.serialization import register
 
-from kindler.engine.channel import Frame
 from kindler.errors import ConfigError
+from kindler.frame import Frame
 from kindler.runtime import value_codec
 from kindler.runtime.messages import pack, unpack
 from kindler.runtime.reply_queues import REPLIES_KEPT_S

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta, timezone
 
 import numpy as np
 
-from kindler.engine.channel import Frame
 from kindler.errors import FrameError
+from kindler.frame import Frame
 from kindler.runtime.messages import pack, unpack
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.store import Address, Store

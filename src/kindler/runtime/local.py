@@ -12,9 +12,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from kindler.engine.channel import ChannelClosed
 from kindler.engine.local import slots
 from kindler.errors import ConfigError, FrameError, TaskCancelledError, TaskTimeoutError, WorkerLost
+from kindler.frame import ChannelClosed
 from kindler.runtime.engine import Listener, Load
 from kindler.runtime.messages import Report, Task, described
 from kindler.runtime.processes import Loss, Process, start

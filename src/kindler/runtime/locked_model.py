@@ -21,10 +21,10 @@ from typing import Any
 
 from kindler import jail
 from kindler.engine import fork_server
-from kindler.engine.channel import ChannelClosed
-from kindler.engine.cores import half_of_memory
-from kindler.engine.output import PrintedLines, print_line
+from kindler.engine.fork_server import PrintedLines, print_line
+from kindler.engine.placement import half_of_memory
 from kindler.errors import FrameError, WorkerLost
+from kindler.frame import ChannelClosed
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
 from kindler.runtime import value_codec

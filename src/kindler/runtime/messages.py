@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kindler.data.received import check_json
-from kindler.engine.channel import Frame
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, FrameError, KindlerError, revive, worker_error
+from kindler.frame import Frame
 from kindler.runtime import value_codec
 from kindler.store.names import check_bucket
 from kindler.store.selectors import parse

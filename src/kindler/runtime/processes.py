@@ -16,10 +16,11 @@ from pathlib import Path
 
 from kindler.config import RunSettings
 from kindler.engine import fork_server
-from kindler.engine.channel import Channel, ChannelClosed, accept
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.supervisor import worker_fields
+from kindler.engine.wire import Channel, accept
 from kindler.errors import StartTimeoutError
+from kindler.frame import ChannelClosed
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Task
 from kindler.temporary import Folder

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 
-from kindler.engine.channel import Channel, ChannelClosed, connect
+from kindler.engine.wire import Channel, connect
 from kindler.engine.worker import Worker
+from kindler.frame import ChannelClosed
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.locked_model import Encoded

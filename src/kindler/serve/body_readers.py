@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from kindler import jail
 from kindler.data import received
-from kindler.engine.cores import usable_cores
+from kindler.engine.placement import usable_cores
 from kindler.models.signature import Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kindler.engine.gpus import FRUGAL, VISIBLE_GPUS, gpu_memory, is_device, machine_gpus
+from kindler.engine.placement import FRUGAL, VISIBLE_GPUS, gpu_memory, is_device, machine_gpus
 from kindler.errors import ConfigError
 from kindler.models.registry import MODEL_KINDS
 from kindler.serve.settings import ServeSettings

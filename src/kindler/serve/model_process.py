@@ -137,7 +137,7 @@ class ModelProcess:
         self._executor = executor
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._sock = child.channel.detach()
+        self._sock = child.channel.socket
         self._sock.setblocking(False)
         self._own = Area.create(_AREA_BYTES)
         self._room: Area | None = None  # for large outputs; made once, or it could have any number of them

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kindler import jail
-from kindler.engine.cores import usable_cores
 from kindler.engine.fork_server import Recipe
+from kindler.engine.placement import usable_cores
 from kindler.frameworks.keras import backends
 from kindler.models.registry import MODEL_KINDS, Row
 from kindler.serve.devices import Seat

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from kindler.engine.cores import half_of_memory
-from kindler.engine.gpus import is_device
+from kindler.engine.placement import half_of_memory, is_device
 from kindler.errors import ConfigError
 
 _LEVELS = ("debug", "info", "warning", "error")

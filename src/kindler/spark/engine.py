@@ -35,15 +35,13 @@ from kindler.data.columns import Columns
 from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
 from kindler.engine import detached, fork_server
-from kindler.engine.address import address_towards
-from kindler.engine.beside import BesideRanks
-from kindler.engine.channel import Address
-from kindler.engine.gang import Gang, Launch, follow
+from kindler.engine.gang import Gang, Launch, Listener, follow, watch
 from kindler.engine.hub import Hub
-from kindler.engine.job import TASK_GPUS, Job
-from kindler.engine.monitor import Listener, watch
+from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome, pack, unpack
-from kindler.engine.supervisor import Aborted, Supervisor
+from kindler.engine.placement import TASK_GPUS, address_towards
+from kindler.engine.supervisor import Aborted, BesideRanks, Supervisor
+from kindler.engine.wire import Address
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from kindler.spark.frame_errors import frame_error
@@ -240,20 +238,7 @@ class _LaunchAtDriver(_SparkLaunch):
         large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
         bind, advertised = driver_hosts(self._spark)
         hub = stack.enter_context(
-            Hub(
-                size=job.size,
-                secret=job.secret,
-                settings=job.settings,
-                roles=job.roles,
-                services=job.services,
-                graces=job.graces,
-                crew=job.crew,
-                together=job.together,
-                replaceable=job.replaceable,
-                host=bind,
-                advertised=advertised,
-                cargo=job.buffers if large else (),
-            )
+            Hub(job, host=bind, advertised=advertised, cargo=job.buffers if large else ())
         )
         lean = replace(job, buffers=()) if large else job
         task = _SupervisorTask(
@@ -541,17 +526,7 @@ class _SupervisorTask:
             yield self.hub, None
             return
         address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
-        mine = Hub(
-            size=self.job.size,
-            secret=self.job.secret,
-            settings=self.job.settings,
-            roles=self.job.roles,
-            services=self.job.services,
-            graces=self.job.graces,
-            crew=self.job.crew,
-            at_driver=False,
-            host=address,
-        )
+        mine = Hub(self.job, at_driver=False, host=address)
         with mine if rank == 0 else nullcontext() as opened:
             addresses = context.allGather(json.dumps(opened.address if opened else None))
             host, port = json.loads(addresses[0])

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.columns import Columns, unused_name
 from kindler.data.parquet import RowReader
 from kindler.data.rejoin import OutputJoiner, features_of
-from kindler.engine.gpus import TaskPlace
+from kindler.engine.placement import TaskPlace
 from kindler.spark.direct_files import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
 from kindler.spark.sent_tasks import Task, sent_task

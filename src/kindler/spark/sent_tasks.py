@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import cloudpickle
 from pyspark import TaskContext
 
-from kindler.engine.program_path import enter_program_path, program_path
+from kindler.engine.placement import enter_program_path, program_path
 from kindler.engine.worker import message_of
 from kindler.errors import KindlerError
 

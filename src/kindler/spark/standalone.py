@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kindler.engine.left_running import leave_running
+from kindler.engine.fork_server import leave_running
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.java import find_java
 

@@ -21,9 +21,8 @@ from typing import Any
 
 import cloudpickle
 
-from kindler.engine.address import own_address
-from kindler.engine.gpus import Placement
-from kindler.engine.peer_sockets import connect_links
+from kindler.engine.links import connect_links
+from kindler.engine.placement import Placement, own_address
 from kindler.errors import SyncTimeoutError
 
 DIED = "died"

@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 
 from kindler.data.batches import Batch, Rows
-from kindler.engine.gpus import Placement
+from kindler.engine.placement import Placement
 from kindler.frameworks.contract import Stepper
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync

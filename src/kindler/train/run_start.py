@@ -17,10 +17,8 @@ from kindler.data.batches import Batches, BatchOptions, Rows
 from kindler.data.row_order import Dealing, joined_counts
 from kindler.data.sources import Source
 from kindler.data.spool import Spool, agreed
-from kindler.engine.cores import half_of_memory
-from kindler.engine.gpus import Placement
-from kindler.engine.here import be
-from kindler.engine.here import worker as this_worker
+from kindler.engine.placement import Placement, half_of_memory, set_current_worker
+from kindler.engine.placement import worker as this_worker
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.checkpoint_file import Checkpoint, CheckpointWarning, Header, parse
@@ -82,7 +80,7 @@ def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **
         **options,
     )
     if placed.visible is not None and not getattr(replica, "on_gpu", False):
-        be(replace(this_worker(), device="cpu"))
+        set_current_worker(replace(this_worker(), device="cpu"))
     elif placed.problem is not None:
         raise ConfigError(placed.problem)
     if hasattr(replica, "set_up"):  # a module of Lightning wants to know what for

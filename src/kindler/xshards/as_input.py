@@ -20,8 +20,8 @@ from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import Info, unpack
 from kindler.data.shards.source import ArrayColumn, ShardSource, array_columns
 from kindler.data.sources import DeliveredSource, Source
+from kindler.engine.gang import Listener
 from kindler.engine.job import Job
-from kindler.engine.monitor import Listener
 from kindler.errors import ConfigError, DataError
 from kindler.xshards.collection import XShards
 from kindler.xshards.local import LocalShards

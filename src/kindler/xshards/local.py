@@ -31,10 +31,10 @@ from kindler.data.shards.backend import (
 from kindler.data.shards.codec import Info, Packed, from_table, pack, read, unpack, write
 from kindler.data.shards.pytree import even_bounds
 from kindler.engine import local
+from kindler.engine.fork_server import print_line
+from kindler.engine.gang import Listener
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
-from kindler.engine.monitor import Listener
-from kindler.engine.output import print_line
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError
 from kindler.xshards.shared_value import session, shipping_to

@@ -23,7 +23,7 @@ from torch import nn
 
 import kindler
 from kindler import cluster
-from kindler.engine.job import TASK_GPUS
+from kindler.engine.placement import TASK_GPUS
 from kindler.spark.slots import slots
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
 

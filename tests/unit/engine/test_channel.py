@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import select
-import selectors
 import socket
 import threading
 import time
@@ -16,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.engine.channel import Channel, ChannelClosed, connect
-from kindler.engine.frames import PART_BYTES, Frame, Joiner, encode, reading
-from kindler.engine.listener import Door, listen
+from kindler.engine.server import Listener, listen
+from kindler.engine.wire import Channel, connect
+from kindler.frame import PART_BYTES, ChannelClosed, Frame, Joiner, encode, reading
 
 
 @pytest.fixture
@@ -171,13 +170,12 @@ def greeted(server_secret: bytes, client_secret: bytes) -> tuple[Channel, Channe
     let_in: list[socket.socket] = []
     listener = listen("127.0.0.1", backlog=5)
     address = listener.getsockname()[:2]
-    with selectors.DefaultSelector() as selector, ThreadPoolExecutor(1) as pool:
-        door = Door(listener, server_secret, selector, let_in.append, expected=1, timeout_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        door = Listener(listener, server_secret, let_in.append, expected=1, timeout_s=60)
         client = pool.submit(connect, address, client_secret, timeout_s=60)
         deadline = time.monotonic() + 60
         while not let_in and not client.done() and time.monotonic() < deadline:
-            for key, _ in selector.select(0.1):
-                key.data()
+            door.poll(0.1)
         door.close()
         return Channel(let_in[0]) if let_in else None, client.result(timeout=60)  # type: ignore[return-value]
 
@@ -216,7 +214,7 @@ def test_a_thread_about_to_wait_is_woken_by_close_although_the_descriptor_is_use
             return self._poll.poll(timeout)
 
     poll = select.poll
-    monkeypatch.setattr("kindler.engine.channel.select.poll", SlowPoll)
+    monkeypatch.setattr("kindler.engine.wire.select.poll", SlowPoll)
     with ThreadPoolExecutor(1) as threads:
         heard = threads.submit(closing.receive)
         about_to_wait.wait(60)

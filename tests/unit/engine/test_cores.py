@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine.cores import usable_cores
+from kindler.engine.placement import usable_cores
 
 
 @pytest.fixture(autouse=True)

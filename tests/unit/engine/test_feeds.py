@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kindler.engine.feeds import Feeds, FeedWriter
-from kindler.engine.frames import Frame
 from kindler.errors import FeedError
+from kindler.frame import Frame
 
 
 def pair() -> tuple[Feeds, Feeds]:

@@ -237,7 +237,7 @@ def test_giving_up_while_a_warm_process_imports_ends_it_at_once(tmp_path: Path) 
     finally:
         sys.path.remove(str(tmp_path))
 
-    assert isinstance(failed[0], fork_server.NotWanted)
+    assert isinstance(failed[0], fork_server.RequestCancelled)
     assert warm.wait(30) == -9
 
 
@@ -271,7 +271,7 @@ start_child(Recipe(preload=("slow",)), owner=os.getpid(), timeout_s=60)
 
 
 def test_a_warm_process_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_ANSWER_S", 0.1)
+    monkeypatch.setattr("kindler.limits.FORK_ANSWER_S", 0.1)
     first = ask(Recipe())
     warm = fork_server._started[0]
     os.kill(warm.pid, 19)  # SIGSTOP

@@ -10,12 +10,11 @@ import pytest
 
 from kindler.config import RunSettings
 from kindler.engine import local
-from kindler.engine.channel import Frame
-from kindler.engine.frames import Piece, reading
-from kindler.engine.gather import Gathering, read_numbers, unpack_parts, write_numbers
 from kindler.engine.job import Job, RankSpec, equal_ranks
+from kindler.engine.meeting import Gathering, decode_parts, read_numbers, write_numbers
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, WorkerLost
+from kindler.frame import Frame, Piece, reading
 
 
 def parsed(pieces: list[Piece]) -> Frame:
@@ -40,7 +39,7 @@ def test_a_gathering_is_complete_without_the_lost_whose_part_is_empty() -> None:
     gathering.bring(2, b"two", "all")
 
     answers = {rank: parsed(pieces) for rank, pieces in gathering.answers({2}).items()}
-    assert {rank: unpack_parts(*frame.buffers) for rank, frame in answers.items()} == {
+    assert {rank: decode_parts(frame) for rank, frame in answers.items()} == {
         0: [b"zero", b"one", b""],
         1: [b"zero", b""],
     }
@@ -51,7 +50,7 @@ def test_sums_are_those_of_the_ranks_that_are_left() -> None:
     gathering = Gathering(0, 2)
     gathering.bring(0, write_numbers([1, 2]), "sum")
 
-    [total] = unpack_parts(*parsed(gathering.answers([1])[0]).buffers)
+    [total] = decode_parts(parsed(gathering.answers([1])[0]))
     assert read_numbers(total) == [1, 2]
 
 

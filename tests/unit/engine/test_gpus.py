@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine.gpus import VISIBLE_GPUS, Placement, machine_gpus, place
+from kindler.engine.placement import VISIBLE_GPUS, Placement, machine_gpus, place
 from kindler.errors import ConfigError
 
 

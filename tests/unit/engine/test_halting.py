@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kindler.engine.halting import Halting, HaltVote
+from kindler.engine.meeting import Halting, HaltVote
 from kindler.errors import TrainingError
 
 

@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kindler.config import RunSettings
-from kindler.engine.channel import Channel, ChannelClosed, Frame, connect
-from kindler.engine.gather import pack_parts, read_numbers, unpack_parts, write_numbers
 from kindler.engine.hub import Event, Hub
-from kindler.engine.job_buffers import Carrier
-from kindler.engine.listener import listen
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.links import Carrier
+from kindler.engine.meeting import decode_parts, encode_parts, read_numbers, write_numbers
+from kindler.engine.server import listen
+from kindler.engine.wire import Channel, connect
 from kindler.errors import ConfigError
+from kindler.frame import ChannelClosed, Frame, from_bytes
 
 SECRET = b"s" * 32
 
@@ -26,7 +28,11 @@ SECRET = b"s" * 32
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub(
-        size=2, secret=SECRET, settings=RunSettings(heartbeat_s=0.05, heartbeat_timeout_s=0.3)
+        Job(
+            ranks=equal_ranks("", 2),
+            secret=SECRET,
+            settings=RunSettings(heartbeat_s=0.05, heartbeat_timeout_s=0.3),
+        )
     ) as opened:
         yield opened
 
@@ -86,9 +92,9 @@ def test_whole_numbers_are_added_up_at_the_hub(hub: Hub) -> None:
 
 def test_equal_bytes_of_many_ranks_come_back_once() -> None:
     parts = [b"layout" * 1000] * 500 + [b"", b"other"]
-    packed = pack_parts(parts)
+    packed = encode_parts(parts)
 
-    assert unpack_parts(*packed) == parts
+    assert decode_parts(from_bytes(b"".join(packed))) == parts
     assert sum(map(len, packed)) < 6005 + 8 * (502 + 3) + 1
 
 
@@ -139,8 +145,8 @@ def test_two_hundred_silent_strangers_cost_no_thread_and_hold_up_nobody(
 
 
 def test_a_stranger_who_says_nothing_is_closed_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kindler.engine.connections._GREETING_TIMEOUT_S", 0.1)
-    with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
+    monkeypatch.setattr("kindler.limits.GREETING_S", 0.1)
+    with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=RunSettings())) as hub:
         stranger = socket.create_connection(hub.address, timeout=60)
         known = connect(hub.address, SECRET, timeout_s=60)  # proves itself, and does not say who it is
         assert len(stranger.recv(64)) == 32
@@ -164,7 +170,7 @@ def test_noise_instead_of_a_greeting_is_closed_on(hub: Hub, noise: bytes) -> Non
 
 def test_the_jobs_buffers_reach_every_worker_and_leave_the_driver_once() -> None:
     size, buffers = 7, (b"spec", bytes(range(256)) * 50_000, b"")
-    with Hub(size=size, secret=SECRET, settings=RunSettings(), cargo=buffers) as hub:
+    with Hub(Job(ranks=equal_ranks("", size), secret=SECRET, settings=RunSettings()), cargo=buffers) as hub:
         carriers = [Carrier(rank, size, SECRET, host="127.0.0.1") for rank in range(size)]
         fetched = []
 
@@ -193,12 +199,14 @@ def test_the_jobs_buffers_reach_every_worker_and_leave_the_driver_once() -> None
 def test_an_address_that_is_not_this_machines_is_an_error_that_names_the_settings() -> None:
     settings = RunSettings()
     with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1.*\n.*spark.driver.bindAddress"):
-        Hub(size=1, secret=SECRET, settings=settings, host="192.0.2.1").__enter__()
+        Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings), host="192.0.2.1").__enter__()
 
 
 def test_the_address_to_listen_on_may_be_another_than_the_one_that_is_told() -> None:
     with Hub(
-        size=1, secret=SECRET, settings=RunSettings(), host="127.0.0.1", advertised="driver.example"
+        Job(ranks=equal_ranks("", 1), secret=SECRET, settings=RunSettings()),
+        host="127.0.0.1",
+        advertised="driver.example",
     ) as hub:
         host, port = hub.address
         assert host == "driver.example"
@@ -209,10 +217,10 @@ def test_only_ports_of_the_range_are_taken_and_a_full_range_is_an_error() -> Non
     with listen("127.0.0.1", backlog=1) as probe:
         free = probe.getsockname()[1]
     settings = RunSettings(port_range=(free, free))
-    with Hub(size=1, secret=SECRET, settings=settings) as hub:
+    with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings)) as hub:
         assert hub.address[1] == free
         with pytest.raises(ConfigError, match=f"no port from {free} to {free} can be taken"):
-            Hub(size=1, secret=SECRET, settings=settings).__enter__()
+            Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings)).__enter__()
 
 
 def test_a_hub_listens_on_ipv6_where_its_address_is_one() -> None:
@@ -220,7 +228,7 @@ def test_a_hub_listens_on_ipv6_where_its_address_is_one() -> None:
         listen("::1", backlog=1).close()
     except OSError:
         pytest.skip("this machine has no IPv6")
-    with Hub(size=1, secret=SECRET, settings=RunSettings(), host="::1") as hub:
+    with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=RunSettings()), host="::1") as hub:
         channel = connect(hub.address, SECRET, timeout_s=60)
         channel.send("hello", rank=0, host="h")
         assert channel.receive(60).kind == "welcome"
@@ -229,7 +237,7 @@ def test_a_hub_listens_on_ipv6_where_its_address_is_one() -> None:
 
 
 def gathered(channel: Channel) -> list[bytes]:
-    return unpack_parts(*channel.receive(60).buffers)
+    return decode_parts(channel.receive(60))
 
 
 def test_an_error_is_passed_on_and_stops_the_others(hub: Hub) -> None:
@@ -273,7 +281,7 @@ def test_a_stranger_is_not_let_in(hub: Hub) -> None:
 
 def test_a_gang_that_stands_still_is_asked_what_it_does() -> None:
     settings = RunSettings(stall_timeout_s=0.2, heartbeat_s=0.05, heartbeat_timeout_s=60)
-    with Hub(size=2, secret=SECRET, settings=settings) as hub:
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, settings=settings)) as hub:
         channels = [join(hub, rank, host) for rank, host in enumerate("ab")]
         for rank, channel in enumerate(channels):
             channel.receive(60)
@@ -299,14 +307,14 @@ def answer(channel: Channel, text: str) -> None:
 
 
 def test_the_last_words_of_a_rank_are_heard_though_it_reads_no_more() -> None:
-    with Hub(size=1, secret=SECRET, settings=RunSettings()) as hub:
+    with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=RunSettings())) as hub:
         rank = join(hub, 0)
         rank.receive(60)
-        assert hub._board is not None
-        with hub._board.lock:  # it has something to send, and cannot yet
+        assert hub._server is not None
+        with hub._server.lock:  # it has something to send, and cannot yet
             hub._members[0].peer.send("bulk", bytes(1 << 20))
             rank.send("lost", reason="its process was ended by SIGKILL")
-            rank.detach().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            rank.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             rank.close()
 
         assert [event.fields["reason"] for event in heard(hub)] == ["its process was ended by SIGKILL"]

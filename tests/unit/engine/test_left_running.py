@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine import left_running
+from kindler.engine import fork_server
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, subprocess, sys
-from kindler.engine.left_running import leave_running
+from kindler.engine.fork_server import leave_running
 
 until_i_end, _ = os.pipe()
 {what}(subprocess.Popen([sys.executable, "-c", "input()"], stdin=until_i_end, stderr=subprocess.DEVNULL))
@@ -38,9 +38,9 @@ def test_what_has_ended_is_collected_when_another_one_is_left() -> None:
     first, second = (subprocess.Popen(["true"]) for _ in range(2))
     first.wait(60)
 
-    left_running.leave_running(first)
-    left_running.leave_running(second)
+    fork_server.leave_running(first)
+    fork_server.leave_running(second)
 
-    assert first not in left_running._left
-    assert second in left_running._left
+    assert first not in fork_server._left_running
+    assert second in fork_server._left_running
     second.wait(60)

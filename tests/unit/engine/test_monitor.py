@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kindler.config import RunSettings
-from kindler.engine.channel import connect
+from kindler.engine.gang import watch
 from kindler.engine.hub import Event, Hub
-from kindler.engine.monitor import watch
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.wire import connect
 
 SECRET = b"s" * 32
 
@@ -13,7 +14,7 @@ SECRET = b"s" * 32
 def test_the_gang_is_told_of_before_any_report_however_fast_it_comes() -> None:
     settings = RunSettings()
     heard: list[str] = []
-    with Hub(size=2, secret=SECRET, settings=settings) as hub:
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, settings=settings)) as hub:
         channels = [connect(hub.address, SECRET, timeout_s=60) for _ in range(2)]
 
         def listen(event: Event) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kindler.engine.output import PrintedLines
+from kindler.engine.fork_server import PrintedLines
 
 
 @contextmanager

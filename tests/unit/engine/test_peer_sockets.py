@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kindler.engine.address import own_address
-from kindler.engine.channel import ChannelClosed, connect
-from kindler.engine.peer_sockets import connect_links
+from kindler.engine.links import connect_links
+from kindler.engine.placement import own_address
+from kindler.engine.wire import connect
 from kindler.errors import SyncError, SyncTimeoutError
+from kindler.frame import ChannelClosed
 
 
 class Meeting:

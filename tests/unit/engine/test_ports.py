@@ -10,7 +10,7 @@ import pytest
 from kindler import RunSettings
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job, equal_ranks
-from kindler.engine.listener import listen
+from kindler.engine.server import listen
 from kindler.engine.supervisor import Supervisor
 from kindler.errors import ConfigError
 
@@ -37,7 +37,10 @@ def test_every_listener_takes_another_port_of_the_range() -> None:
 
 def test_a_worker_that_finds_no_port_tells_the_driver_why() -> None:
     secret = b"s" * 32
-    with listen("127.0.0.1", backlog=1) as taken, Hub(size=2, secret=secret, settings=RunSettings()) as hub:
+    with (
+        listen("127.0.0.1", backlog=1) as taken,
+        Hub(Job(ranks=equal_ranks("", 2), secret=secret, settings=RunSettings())) as hub,
+    ):
         port = taken.getsockname()[1]
         job = Job(
             ranks=equal_ranks("", 2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine.program_path import merged_path, program_path
+from kindler.engine.placement import merged_path, program_path
 
 LIBRARY = ["/usr/lib/python311.zip", "/usr/lib/python3.11", "/usr/lib/python3.11/lib-dynload"]
 

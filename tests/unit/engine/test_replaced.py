@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ import pytest
 
 from kindler.config import RunSettings
 from kindler.engine import local
-from kindler.engine.channel import Channel, connect
-from kindler.engine.gather import Gathering, read_arrays, unpack_parts, weighted_arrays
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job, equal_ranks
-from kindler.engine.transcript import Transcript
+from kindler.engine.meeting import Gathering, Transcript, decode_parts, read_arrays, weighted_arrays
+from kindler.engine.wire import Channel, connect
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, WorkerLost
 from tests.unit.engine.test_going_on import parsed
@@ -96,7 +96,7 @@ def test_means_count_by_weight_in_their_own_types() -> None:
         arrays = [np.full(2, np.nan if rank == 2 else rank, np.float32), np.full(1, rank * 2.0)]
         gathering.bring(rank, weighted_arrays(arrays, weight), "mean")
 
-    [mean] = unpack_parts(*parsed(gathering.answers()[0]).buffers)
+    [mean] = decode_parts(parsed(gathering.answers()[0]))
     single, double = read_arrays(mean)
     assert (single.dtype, single.tolist()) == (np.float32, [0.75, 0.75])
     assert (double.dtype, double.tolist()) == (np.float64, [1.5])
@@ -104,19 +104,18 @@ def test_means_count_by_weight_in_their_own_types() -> None:
 
 def test_a_transcript_forgets_what_no_process_can_ask_for_and_leaves_no_file() -> None:
     large = b"x" * (1 << 20)
-    with Transcript(2) as transcript:
+    with closing(Transcript(2)) as transcript:
         for turn in range(4):
             same = [large]
             transcript.answered(turn, {0: same, 1: same})
         for rank in (0, 1):
-            assert transcript.opens(rank, 1).data == b""
+            assert transcript.opens(rank, 1) == (1, b"")
         transcript.keep(0, 3, large)
         assert transcript.answer(1, 0) == large, "the other one may still need it"
         transcript.keep(1, 2, b"mine")
 
         assert [turn for turn in range(5) if transcript.answer(turn, 0) is not None] == [0, 2, 3]
-        kept = transcript.opens(0, 1)
-        assert (kept.turn, kept.data) == (3, large)
+        assert transcript.opens(0, 1) == (3, large)
         assert transcript._folder is not None
         folder = transcript._folder.path
         assert len(list(folder.iterdir())) == 4  # turns 0, 2 and 3, and what rank 0 has kept
@@ -126,7 +125,13 @@ def test_a_transcript_forgets_what_no_process_can_ask_for_and_leaves_no_file() -
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub(
-        size=2, secret=SECRET, settings=RunSettings(heartbeat_s=0.05), together=False, replaceable=True
+        Job(
+            ranks=equal_ranks("", 2),
+            secret=SECRET,
+            settings=RunSettings(heartbeat_s=0.05),
+            together=False,
+            replaceable=True,
+        )
     ) as hub:
         yield hub
 

@@ -11,8 +11,9 @@ import pytest
 from benchmarks._members import Member, each, join_all
 
 from kindler.config import RunSettings
-from kindler.engine.gather import read_numbers, write_numbers
 from kindler.engine.hub import Hub
+from kindler.engine.job import Job, equal_ranks
+from kindler.engine.meeting import read_numbers, write_numbers
 
 SECRET = b"s" * 32
 SIZE = 200
@@ -41,7 +42,7 @@ async def take_part(hub: Hub) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     before = threading.active_count()
-    with Hub(size=SIZE, secret=SECRET, settings=RunSettings()) as hub:
+    with Hub(Job(ranks=equal_ranks("", SIZE), secret=SECRET, settings=RunSettings())) as hub:
         strangers = [socket.create_connection(hub.address, timeout=60) for _ in range(200)]
         seen = asyncio.run(take_part(hub))
         seen["finished"], seen["results"] = hub.finished, hub.results

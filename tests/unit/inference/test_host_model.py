@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 from kindler.data.columns import Column, Columns
-from kindler.engine.channel import ChannelClosed, connect
 from kindler.engine.fork_server import socket_folder
-from kindler.engine.gpus import TaskPlace
+from kindler.engine.placement import TaskPlace
+from kindler.engine.wire import connect
 from kindler.errors import ConfigError
+from kindler.frame import ChannelClosed
 from kindler.frameworks.contract import Scored
 from kindler.frameworks.pickling import travelling
 from kindler.inference import host_model, predictor

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kindler.engine.channel import Frame
 from kindler.errors import ConfigError, DataError, FrameError, NotFoundError
+from kindler.frame import Frame
 from kindler.runtime import value_codec
 from kindler.runtime.messages import Report, Task, described, pack, unpack
 from kindler.runtime.settings import TaskSettings

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from kindler.collective import Array
-from kindler.engine.members import GangMember
-from kindler.engine.peer_sockets import answer_calls, call
+from kindler.engine.job import GangMember
+from kindler.engine.links import answer_calls, call
 from kindler.errors import SyncError
 from kindler.frameworks.base import BaseReplica
 from kindler.sync.gather_collective import GatherCollective

@@ -14,7 +14,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Columns, conform
 from kindler.data.shards.codec import pack
 from kindler.data.shards.source import values
-from kindler.engine.cores import usable_cores
+from kindler.engine.placement import usable_cores
 from kindler.errors import DataError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
 from kindler.estimator.inputs.samples import PROBE_ROWS, RowCounter, repeated_row, zeros

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kindler.cluster.gpus import claim, free_gpus
-from kindler.engine.gpus import machine_gpus
+from kindler.cluster.node import claim, free_gpus
+from kindler.engine.placement import machine_gpus
 from kindler.errors import ConfigError
 
 __all__ = ["AS_LIST", "AS_STRING", "MAX_RETRIES", "get_gpus", "is_gpu_available"]

@@ -13,8 +13,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kindler.cluster.blocks import block_of
-from kindler.cluster.results import to_arrow
+from kindler.cluster.blocks import block_of, to_arrow
 from kindler.compat.tensorflowonspark import TFCluster
 from kindler.errors import ConfigError
 

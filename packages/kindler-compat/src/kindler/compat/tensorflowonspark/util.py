@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kindler.cluster.gpus import assign_gpus
-from kindler.engine.address import address_towards
+from kindler.cluster.node import assign_gpus
+from kindler.engine.placement import address_towards
 
 __all__ = ["find_in_path", "get_ip_address", "read_executor_id", "single_node_env", "write_executor_id"]
 

@@ -1,8 +1,8 @@
-"""The wire format: a JSON header and raw buffers, never pickle. Pure: no socket is touched here.
+"""One message format for connections, files and cells: a JSON header and raw buffers, never pickle. Pure.
 
-Buffers of more than `PART_BYTES` travel as several frames ("bulk", then "part" after "part", then the frame
-itself), so that signs of life pass between them, no single allocation follows what the other end claims, and
-nothing is limited to 2 or 4 GB.
+On a connection, buffers of more than `PART_BYTES` travel as several frames ("bulk", then "part" after "part",
+then the frame itself), so that signs of life pass between them, no single allocation follows what the other
+end claims, and nothing is limited to 2 or 4 GB. In a file or a cell (`to_bytes`) a frame is always one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PART_BYTES = 4 << 20
 _HEADER = struct.Struct("!4sI")
 _MAGIC = b"KDL2"
 _MAX_HEADER_BYTES = 16 << 20
-_MOST_OPEN = 8
+_MAX_OPEN = 8
 
 
 class ChannelClosed(ConnectionError):
-    """The other end is gone."""
+    """The other end is gone, or does not speak this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,24 @@ def encode(kind: str, buffers: Sequence[Piece], fields: dict[str, Any]) -> Itera
 
 
 def encode_again(frame: Frame) -> list[Piece]:
-    """A frame as it came, for whoever passes it on."""
+    """A frame as it came, to be passed on."""
     return _frame(frame.kind, frame.fields, [memoryview(buffer) for buffer in frame.buffers], frame.bulk)
+
+
+def to_bytes(kind: str, /, *buffers: Piece, **fields: Any) -> bytes:
+    return b"".join(_frame(kind, fields, [memoryview(buffer).cast("B") for buffer in buffers]))
+
+
+def from_bytes(data: bytes) -> Frame:
+    """What `to_bytes` made; the buffers are copies."""
+    _, length = _HEADER.unpack_from(data)
+    start = _HEADER.size + length
+    header = json.loads(data[_HEADER.size : start])
+    buffers = []
+    for size in header["sizes"]:
+        buffers.append(data[start : start + size])
+        start += size
+    return Frame(header["kind"], header["fields"], tuple(buffers))
 
 
 def _frame(kind: str, fields: dict[str, Any], views: Sequence[memoryview], bulk: str = "") -> list[Piece]:
@@ -69,14 +85,14 @@ def _frame(kind: str, fields: dict[str, Any], views: Sequence[memoryview], bulk:
     return [_HEADER.pack(_MAGIC, len(text)) + text, *(view for view in views if view.nbytes)]
 
 
-def reading(most_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes, Frame]:
+def reading(max_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes, Frame]:
     """Read one frame: yields how many bytes it needs next, is sent exactly those, and returns the frame.
 
     Raises:
         ChannelClosed: What was sent is not a frame.
     """
     magic, length = _HEADER.unpack((yield _HEADER.size))
-    if magic != _MAGIC or length > most_header_bytes:
+    if magic != _MAGIC or length > max_header_bytes:
         raise ChannelClosed("the other end sent something that is not a frame")
     try:
         header = json.loads((yield length))
@@ -93,11 +109,11 @@ def reading(most_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes,
 
 
 class Joiner:
-    """Puts together what came in parts. Messages may come interleaved."""
+    """Puts together what came in parts; messages may come interleaved."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Bulk] = {}
-        self.most_bytes: int | None = None  # of all parts together; None for any number
+        self.max_bytes: int | None = None  # of all parts together; None for any number
 
     def take(self, frame: Frame) -> Frame | None:
         """The message that this frame completes, or None when more of it is to come."""
@@ -116,15 +132,13 @@ class Joiner:
             raise ChannelClosed(f"the other end sent parts that do not fit together: {exc!r}") from exc
 
     def _check(self, sizes: Sequence[int]) -> None:
-        """Room is made for what is announced, so nobody may announce more than is wanted."""
-        if self.most_bytes is None:
+        """Memory is allocated for what is announced, so an untrusted end may not announce too much."""
+        if self.max_bytes is None:
             return
-        taken = sum(sum(bulk.sizes) for bulk in self._open.values())
-        if (
-            len(self._open) > _MOST_OPEN
-            or not 0 <= min(sizes, default=0) <= taken + sum(sizes) <= self.most_bytes
-        ):
-            raise ValueError(f"more than {self.most_bytes} bytes")
+        open_bytes = sum(sum(bulk.sizes) for bulk in self._open.values())
+        total = open_bytes + sum(sizes)
+        if len(self._open) > _MAX_OPEN or not 0 <= min(sizes, default=0) <= total <= self.max_bytes:
+            raise ValueError(f"more than {self.max_bytes} bytes")
 
 
 class _Bulk:
@@ -132,15 +146,15 @@ class _Bulk:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = [int(size) for size in sizes]
-        self._files = [_room(size) for size in self.sizes]
-        self._place = 0
+        self._files = [_reserved(size) for size in self.sizes]
+        self._index = 0
 
     def add(self, data: bytes) -> None:
-        while self._files[self._place].tell() == self.sizes[self._place]:
-            self._place += 1
-        if self._files[self._place].tell() + len(data) > self.sizes[self._place]:
+        while self._files[self._index].tell() == self.sizes[self._index]:
+            self._index += 1
+        if self._files[self._index].tell() + len(data) > self.sizes[self._index]:
             raise ValueError("more bytes than were announced")
-        self._files[self._place].write(data)
+        self._files[self._index].write(data)
 
     def buffers(self) -> tuple[bytes, ...]:
         if any(file.tell() != size for file, size in zip(self._files, self.sizes, strict=True)):
@@ -148,7 +162,7 @@ class _Bulk:
         return tuple(file.getvalue() for file in self._files)
 
 
-def _room(size: int) -> io.BytesIO:
+def _reserved(size: int) -> io.BytesIO:
     file = io.BytesIO()
     if size:
         file.seek(size - 1)

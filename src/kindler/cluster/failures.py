@@ -6,28 +6,22 @@ driver knows the cause, a moment later, and outlives all nodes. `why` is the tas
 
 from __future__ import annotations
 
-import selectors
-import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
-from kindler.engine.channel import Address, Channel, ChannelClosed, connect
+from kindler import limits
 from kindler.engine.gang import Gang
-from kindler.engine.listener import Door, listen
+from kindler.engine.server import Handler, Peer, Server, listen
+from kindler.engine.wire import Address, connect
+from kindler.frame import ChannelClosed, Frame
 
-_TURN_S = 0.5
-_GREETING_S = 30.0
 _EXPECTED = 256
 
 
 class Failures:
     """What became of nodes that are gone.
-
-    Args:
-        gang: The nodes.
 
     Attributes:
         limit_s: How long it takes at most until the failure of a node has ended all of them.
@@ -51,16 +45,16 @@ class Failures:
         with self._changed:
             self._changed.notify_all()
 
+    def is_known(self, rank: int) -> bool:
+        """Whether it is known what follows when a node is gone: the end of all, or that it has returned."""
+        return not self._gang.is_running or rank in self._returned
+
     def wait(self, rank: int) -> None:
-        """Wait for what follows when a node is gone: the end of all, unless its program has returned."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._gang.is_running or rank in self._returned, timeout=self.limit_s
-            )
+            self._changed.wait_for(lambda: self.is_known(rank), timeout=self.limit_s)
 
     def cause(self, rank: int) -> str | None:
         """Why a node is gone: what the nodes failed with, or that its program has returned."""
-        self.wait(rank)
         try:
             if not self._gang.is_running:
                 self._gang.wait()
@@ -71,13 +65,13 @@ class Failures:
         )
 
 
-class FailureServer:
-    """Listens on the driver until it is closed.
+class FailureServer(Handler):
+    """Answers tasks on the driver until it is closed.
 
     Args:
         hosts: The address to listen on, and the one that tasks reach it by.
         secret: What tasks prove themselves with.
-        cause: Given a rank, waits until the cluster has failed, and says with what; None when it has not.
+        failures: What is known.
         ports: The ports that may be taken; None is any.
     """
 
@@ -85,56 +79,54 @@ class FailureServer:
         self,
         hosts: tuple[str, str],
         secret: bytes,
-        cause: Callable[[int], str | None],
+        failures: Failures,
         *,
         ports: tuple[int, int] | None = None,
     ) -> None:
         listener = listen(hosts[0], backlog=_EXPECTED, ports=ports)
         self.address: Address = (hosts[1], listener.getsockname()[1])
-        self._cause = cause
-        self._selector = selectors.DefaultSelector()
-        self._door = Door(
-            listener, secret, self._selector, self._let_in, expected=_EXPECTED, timeout_s=_GREETING_S
+        self._failures = failures
+        self._asking: dict[Peer, float] = {}
+        self._server = Server(
+            listener,
+            secret,
+            self,
+            expected=_EXPECTED,
+            name="kindler-failure-server",
+            timeout_s=limits.TASK_GREETING_S,
         )
-        self._closed = threading.Event()
-        threading.Thread(target=self._listen, name="kindler-failure-server", daemon=True).start()
+        self._server.start()
 
     def close(self) -> None:
-        """Answer no more tasks than those that have asked."""
-        self._closed.set()
+        """Answer those that have asked, and no more."""
+        for peer in list(self._asking):
+            self._answer(peer)
+        self._server.close(limits.CLOSE_S)
 
-    def _listen(self) -> None:
-        while not self._closed.is_set():
-            for key, _ in self._selector.select(_TURN_S):
-                key.data()
-            self._door.expire(time.monotonic())
-        self._door.close()
-        self._selector.close()
+    def received(self, peer: Peer, frame: Frame) -> None:
+        peer.id = int(frame.fields["rank"])
+        self._asking[peer] = time.monotonic() + self._failures.limit_s
 
-    def _let_in(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        threading.Thread(
-            target=self._answer, args=(Channel(sock),), name="kindler-failure-answer", daemon=True
-        ).start()
+    def closed(self, peer: Peer, why: str) -> None:
+        self._asking.pop(peer, None)
 
-    def _answer(self, channel: Channel) -> None:
-        try:
-            rank = int(channel.receive(_GREETING_S).fields["rank"])
-            channel.send("because", cause=self._cause(rank))
-        except (ChannelClosed, TimeoutError, KeyError, ValueError):
-            pass  # the task went away
-        finally:
-            channel.close()
+    def tick(self, now: float) -> None:
+        for peer, deadline in list(self._asking.items()):
+            if now > deadline or self._failures.is_known(peer.id):
+                self._answer(peer)
+
+    def _answer(self, peer: Peer) -> None:
+        if self._asking.pop(peer, None) is not None:
+            peer.send("because", cause=self._failures.cause(peer.id))
 
 
 def why(server: Address, secret: bytes, rank: int, *, timeout_s: float) -> str | None:
     """What the cluster of a node failed with; None when it has not, or the driver is gone."""
-    with suppress(ChannelClosed, TimeoutError):
-        channel = connect(server, secret, timeout_s=_GREETING_S)
-        try:
-            channel.send("why", rank=rank)
-            cause = channel.receive(timeout_s).fields["cause"]
-            return None if cause is None else str(cause)
-        finally:
-            channel.close()
+    with (
+        suppress(ChannelClosed, TimeoutError),
+        closing(connect(server, secret, timeout_s=limits.TASK_GREETING_S)) as channel,
+    ):
+        channel.send("why", rank=rank)
+        cause = channel.receive(timeout_s).fields["cause"]
+        return None if cause is None else str(cause)
     return None

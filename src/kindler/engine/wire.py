@@ -1,7 +1,7 @@
-"""Frames between processes, over sockets that wait. The format of frames is in `frames.py`.
+"""Frames over sockets that wait, and the greeting by which both ends of a connection prove who they are.
 
-A channel knows nothing of what its frames mean. Over TCP both ends prove that they hold the run's
-secret before the first frame; over a socket pair there is nobody to keep out.
+A channel does not know what frames mean. Over TCP both ends prove that they hold the run's secret before the
+first frame; over a socket pair there is nobody to keep out. The format of frames is in `kindler.frame`.
 """
 
 from __future__ import annotations
@@ -17,46 +17,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kindler.engine.frames import ChannelClosed, Frame, Joiner, Piece, encode, encode_again, reading
-
-__all__ = [
-    "GREETING_BYTES",
-    "NONCE_BYTES",
-    "Address",
-    "Channel",
-    "ChannelClosed",
-    "Frame",
-    "accept",
-    "connect",
-    "greeting",
-    "introduction",
-    "tuned",
-]
+from kindler import limits
+from kindler.frame import ChannelClosed, Frame, Joiner, Piece, encode, encode_again, reading
 
 Address = tuple[str, int]  # of a socket in a folder, its path and 0
 
 NONCE_BYTES = 32
 GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
-_SEND_TIMEOUT_S = 120.0
-_LET_GO_S = 5.0
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread at a time receives."""
+    """One end of a connection. Any thread may send; one thread at a time receives.
+
+    Attributes:
+        socket: For bytes that are not frames.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self.socket = sock
         # Both are reentrant: a signal's handler may close a channel that its own thread uses.
         self._sending = threading.RLock()
         self._receiving = threading.RLock()
         self._joiner = Joiner()
         self._header_bytes: tuple[int, ...] = ()
-        sock.settimeout(_SEND_TIMEOUT_S)
+        sock.settimeout(limits.SEND_S)
 
     def limit(self, *, header_bytes: int, message_bytes: int) -> None:
-        """Take no larger headers and messages from now on: the other end is not trusted."""
+        """Accept no larger headers and messages from now on: the other end is not trusted."""
         self._header_bytes = (header_bytes,)
-        self._joiner.most_bytes = message_bytes
+        self._joiner.max_bytes = message_bytes
 
     def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
         """Send one message, in as many frames as it takes.
@@ -89,32 +78,24 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this end."""
-        return str(self._sock.getsockname()[0])
+        return str(self.socket.getsockname()[0])
 
     def fileno(self) -> int:
-        return self._sock.fileno()
-
-    def detach(self) -> socket.socket:
-        """The socket itself, for bytes that are not frames; the channel is not used any more."""
-        return self._sock
+        return self.socket.fileno()
 
     def close(self) -> None:
         """Close both directions; a thread that waits in `receive` wakes with ChannelClosed."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other end was faster
+        shut_down(self.socket)
         # The descriptor is given back once nobody uses it: the next file that is opened gets the same
         # number, and a thread that is just about to wait for this socket would wait for that file instead.
-        with _held(self._receiving), _held(self._sending):
-            self._sock.close()
+        with _acquired(self._receiving), _acquired(self._sending):
+            self.socket.close()
 
     def _put(self, pieces: list[Piece], kind: str) -> None:
         try:
             with self._sending:
                 for piece in pieces:
-                    self._sock.sendall(piece)
+                    self.socket.sendall(piece)
         except (OSError, ValueError) as exc:
             raise ChannelClosed(f"sending {kind!r}: {exc}") from exc
 
@@ -133,43 +114,47 @@ class Channel:
     def _readable(self, timeout_s: float | None) -> bool:
         try:
             poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
+            poll.register(self.socket, select.POLLIN)
             return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
         except (OSError, ValueError) as exc:
             raise ChannelClosed(str(exc)) from exc
 
     def _read(self, size: int) -> bytes:
-        return bytes(self._fill(size))
-
-    def _fill(self, size: int) -> bytearray:
         data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
+        view = memoryview(data)
+        while view:
             try:
-                got = self._sock.recv_into(view[done:])
+                received = self.socket.recv_into(view)
             except (OSError, ValueError) as exc:
                 raise ChannelClosed(str(exc)) from exc
-            if not got:
+            if not received:
                 raise ChannelClosed("the other end closed the connection")
-            done += got
-        return data
+            view = view[received:]
+        return bytes(data)
 
 
 @contextmanager
-def _held(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock that others let go of in a moment; without it, should they not."""
-    got = lock.acquire(timeout=_LET_GO_S)
+def _acquired(lock: threading.RLock) -> Iterator[None]:
+    """Hold a lock that others release in a moment; go on without it, should they not."""
+    acquired = lock.acquire(timeout=limits.CLOSE_S)
     try:
         yield
     finally:
-        if got:
+        if acquired:
             lock.release()
 
 
-def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
-    """Connect to a `Door` at the other side and prove to each other that both know `secret`."""
+def shut_down(sock: socket.socket) -> None:
     try:
-        sock = _dialled(address, timeout_s)
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the other end was faster
+
+
+def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
+    """Connect to a `Listener` at the other side and prove to each other that both know `secret`."""
+    try:
+        sock = _connected(address, timeout_s)
     except OSError as exc:
         raise ChannelClosed(f"connecting to {address[0]}:{address[1]}: {exc}") from exc
     deadline = time.monotonic() + timeout_s
@@ -185,7 +170,7 @@ def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
 
 
 def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
-    """Greet one fresh connection; a stranger who does not know `secret` is closed on. See also `Door`."""
+    """Authenticate one fresh connection; one that does not know `secret` is closed."""
     deadline = time.monotonic() + timeout_s
     hello, answer = greeting(secret)
     try:
@@ -220,14 +205,14 @@ def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
 
 
 def tuned(sock: socket.socket) -> socket.socket:
-    """The socket, set for small messages and to notice a machine that went away."""
+    """Set for small messages, and to notice a machine that went away."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return sock
 
 
-def _dialled(address: Address, timeout_s: float) -> socket.socket:
+def _connected(address: Address, timeout_s: float) -> socket.socket:
     if not address[0].startswith("/"):
         return socket.create_connection(address, timeout=timeout_s)
     sock = socket.socket(socket.AF_UNIX)
@@ -245,11 +230,11 @@ def _proof(secret: bytes, side: bytes, *nonces: bytes) -> bytes:
 
 
 def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
-    parts: list[bytes] = []
-    while (missing := size - sum(map(len, parts))) > 0:
+    data = b""
+    while len(data) < size:
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        part = sock.recv(missing)
+        part = sock.recv(size - len(data))
         if not part:
             raise ConnectionError("the other end closed the connection")
-        parts.append(part)
-    return b"".join(parts)
+        data += part
+    return data

@@ -1,0 +1,271 @@
+"""How the ranks of a gang agree: what they gather, where they halt, and what a replaced one is told again.
+
+Nothing here touches a socket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from kindler.errors import TrainingError
+from kindler.frame import Frame, Piece, encode, from_bytes, to_bytes
+from kindler.temporary import Folder
+
+Wants: TypeAlias = Sequence[int] | Literal["all", "sum", "mean"]
+
+_INT64 = np.dtype("<i8")
+_IN_MEMORY_BYTES = 256 << 10
+
+
+class Gathering:
+    """One meeting: each of `size` ranks brings bytes, and gets those of others, a sum or a mean."""
+
+    def __init__(self, turn: int, size: int) -> None:
+        self._turn = turn
+        self._size = size
+        self._brought: dict[int, bytes] = {}
+        self._wants: dict[int, Wants] = {}
+
+    def bring(self, rank: int, data: bytes, wants: Wants) -> None:
+        """What `rank` brings, and whose bytes it wants.
+
+        "sum" adds up arrays of 64-bit whole numbers, "mean" takes the mean of `weighted_arrays`.
+        """
+        self._brought[rank] = data
+        self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
+
+    def complete(self, lost: Collection[int] = ()) -> bool:
+        return len(self._brought.keys() | set(lost)) == self._size
+
+    def answers(self, lost: Collection[int] = ()) -> dict[int, list[Piece]]:
+        """For each rank that is left the pieces to send; those who want the same get the same object.
+
+        A rank that is lost counts for nothing, also if it came before: its part is empty.
+        """
+        for rank in lost:
+            self._brought.pop(rank, None)
+        answers: dict[Wants, list[Piece]] = {}
+        fields = {"turn": self._turn, **({"lost": sorted(lost)} if lost else {})}
+        for wants in {self._wants[rank] for rank in self._brought}:
+            answers[wants] = encode_parts(self._parts(wants), **fields)
+        return {rank: answers[self._wants[rank]] for rank in sorted(self._brought)}
+
+    def _parts(self, wants: Wants) -> list[bytes]:
+        in_order = [data for _, data in sorted(self._brought.items())]
+        if wants == "sum":
+            arrays = [np.frombuffer(data, _INT64) for data in in_order]
+            return [np.sum(arrays, axis=0, dtype=_INT64).tobytes()]
+        if wants == "mean":
+            return [_mean(in_order)]
+        ranks = range(self._size) if wants == "all" else wants
+        return [self._brought.get(int(rank), b"") for rank in ranks]
+
+
+def encode_parts(parts: Sequence[bytes], **fields: Any) -> list[Piece]:
+    """The frames "gathered" of these parts. Equal ones travel once: most of what ranks say is the same."""
+    distinct: dict[bytes, int] = {}
+    which = [distinct.setdefault(part, len(distinct)) for part in parts]
+    # One buffer, whatever their number: each costs the reader a system call.
+    fields["lengths"] = [len(part) for part in distinct]
+    if len(distinct) < len(parts):
+        fields["which"] = which
+    return [piece for frame in encode("gathered", [b"".join(distinct)], fields) for piece in frame]
+
+
+def decode_parts(gathered: Frame) -> list[bytes]:
+    distinct, start = [], 0
+    for length in gathered.fields["lengths"]:
+        distinct.append(gathered.buffers[0][start : start + length])
+        start += length
+    return [distinct[number] for number in gathered.fields.get("which", range(len(distinct)))]
+
+
+def write_numbers(values: Sequence[int]) -> bytes:
+    return np.asarray(values, _INT64).tobytes()
+
+
+def read_numbers(data: bytes) -> list[int]:
+    numbers: list[int] = np.frombuffer(data, _INT64).tolist()
+    return numbers
+
+
+def weighted_arrays(arrays: Sequence[np.ndarray[Any, Any]], weight: float) -> bytes:
+    """What a rank brings to a "mean": flat arrays of floats, and what they weigh."""
+    dtypes = [array.dtype.str for array in arrays]
+    return to_bytes("arrays", *(array.tobytes() for array in arrays), weight=weight, dtypes=dtypes)
+
+
+def read_arrays(data: bytes) -> list[np.ndarray[Any, Any]]:
+    return list(_arrays(from_bytes(data)))
+
+
+def _arrays(frame: Frame) -> Iterator[np.ndarray[Any, Any]]:
+    for dtype, buffer in zip(frame.fields["dtypes"], frame.buffers, strict=True):
+        yield np.frombuffer(buffer, dtype)
+
+
+def _mean(parts: Sequence[bytes]) -> bytes:
+    """The mean of what ranks brought, in double precision.
+
+    A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
+    """
+    frames = list(map(from_bytes, parts))
+    weights = [float(frame.fields["weight"]) for frame in frames]
+    whole, counting = sum(weights), [place for place, weight in enumerate(weights) if weight]
+    means = []
+    for arrays in zip(*map(_arrays, frames), strict=True):
+        total = np.zeros(arrays[0].shape, np.promote_types(arrays[0].dtype, np.float64))
+        for place in counting:
+            total += arrays[place] * (weights[place] / whole)
+        means.append(total.astype(arrays[0].dtype))
+    return weighted_arrays(means, whole)
+
+
+class Halting:
+    """One rank's side of the agreement to end after the newest step that any of them has begun.
+
+    Ranks that meet in every step must all make the same ones: a rank that ended alone would leave the others
+    waiting for it. When the driver asks them to halt, each says at once, from the thread that listens, which
+    step it has begun last, and begins no other until it hears the largest of these numbers; up to that one
+    all go on. Asking costs a step nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._asked = False
+        self._answered = threading.Event()
+        self._last = 0
+
+    def asked(self) -> int:
+        """The driver asks: the number that was begun last; no other begins from now on."""
+        with self._lock:
+            self._asked = True
+            return self._begun
+
+    def answer(self, last: int) -> None:
+        self._last = last
+        self._answered.set()
+
+    def go_on(self, number: int, *, whole: bool = True, timeout_s: float) -> bool:
+        """Whether to begin what has this number; numbers grow. See `Worker.go_on`."""
+        with self._lock:
+            if not self._asked:
+                self._begun = number
+                return True
+        if not self._answered.wait(timeout_s):
+            raise TrainingError(f"the other workers did not say in {timeout_s:g} s where to halt.")
+        return number <= self._last if whole else number < self._last
+
+
+class HaltVote:
+    """The driver's side: `last` is the largest number that a rank has begun, once all have said theirs."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self._missing = set(ranks)
+        self._largest = 0
+        self._known = threading.Event()
+        self.last: int | None = None
+
+    def says(self, rank: int, begun: int) -> bool:
+        """What a rank has begun; whether all have said so now."""
+        self._largest = max(self._largest, begun)
+        return self.left(rank)
+
+    def left(self, rank: int) -> bool:
+        """A rank has ended, or has said what it has begun; whether that was the last one missing."""
+        self._missing.discard(rank)
+        if self._missing or self.last is not None:
+            return False
+        self.last = self._largest
+        self._known.set()
+        return True
+
+    def wait(self, timeout_s: float) -> int | None:
+        self._known.wait(timeout_s)
+        return self.last
+
+
+class Transcript:
+    """The answers to the gathers of `size` ranks that can be replaced, and what those ranks keep.
+
+    A process that takes the place of a dead one calls what that one called, in the same order. It is answered
+    from here up to the point where the other one died, and meets the rest of the gang after that. So that it
+    need not begin with the first step, each rank keeps its state here now and then, and answers from before
+    that are forgotten. Large pieces lie in files.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._answers: dict[int, dict[int, _Stored]] = {}
+        self._opened: dict[int, int] = {}
+        self._kept: dict[int, tuple[int, _Stored]] = {}
+        self._folder: Folder | None = None
+        self._files = 0
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.remove()
+
+    def answered(self, turn: int, answers: Mapping[int, Sequence[Piece]]) -> None:
+        """Remember the frames that were sent to each rank; those that are the same object are stored once."""
+        stored: dict[int, _Stored] = {}
+        for pieces in answers.values():
+            if id(pieces) not in stored:
+                stored[id(pieces)] = self._store(b"".join(pieces))
+        self._answers[turn] = {rank: stored[id(pieces)] for rank, pieces in answers.items()}
+
+    def answer(self, turn: int, rank: int) -> bytes | None:
+        """What a rank was told; None where the gather is not over yet."""
+        answers = self._answers.get(turn)
+        return None if answers is None else answers[rank].read()
+
+    def opens(self, rank: int, turn: int) -> tuple[int, bytes]:
+        """The turn and the data that a rank goes on from; it needed the turns before `turn` to prepare."""
+        self._opened[rank] = turn
+        if rank not in self._kept:
+            return turn, b""
+        next_turn, stored = self._kept[rank]
+        return next_turn, stored.read()
+
+    def keep(self, rank: int, turn: int, data: bytes) -> None:
+        """Replace what a rank has kept, and forget what no process will ask for any more."""
+        if rank in self._kept:
+            self._kept[rank][1].remove()
+        self._kept[rank] = (turn, self._store(data))
+        if len(self._kept) < self._size or len(self._opened) < self._size:
+            return
+        first, oldest = max(self._opened.values()), min(kept for kept, _ in self._kept.values())
+        for past in [number for number in self._answers if first <= number < oldest]:
+            for stored in set(self._answers.pop(past).values()):
+                stored.remove()
+
+    def _store(self, data: bytes) -> _Stored:
+        if len(data) <= _IN_MEMORY_BYTES:
+            return _Stored(data)
+        if self._folder is None:
+            self._folder = Folder("kindler-transcript-")
+        path = self._folder.path / str(self._files)
+        self._files += 1
+        path.write_bytes(data)
+        return _Stored(path)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Stored:
+    """Bytes, or the file that they are in."""
+
+    place: bytes | Path
+
+    def read(self) -> bytes:
+        return self.place if isinstance(self.place, bytes) else self.place.read_bytes()
+
+    def remove(self) -> None:
+        if isinstance(self.place, Path):
+            self.place.unlink(missing_ok=True)
