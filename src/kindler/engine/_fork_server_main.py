@@ -244,7 +244,6 @@ class _ForkServer:
             self._drop(leash)
 
     def _obey(self, word: Frame) -> None:
-        """A word from the owner rather than a request."""
         if word.kind == "end":
             self._ended = True
         elif word.kind == "retire":

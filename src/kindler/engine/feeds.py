@@ -72,7 +72,6 @@ class Feeds:
         self._over: tuple[str | None] | None = None
 
     def writer(self, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
-        """The end that writes `name`, always the same."""
         with self.changed:
             if name not in self._writers:
                 self._writers[name] = FeedWriter(self, name, window_bytes)
@@ -82,7 +81,6 @@ class Feeds:
             return self._writers[name]
 
     def reader(self, name: str) -> FeedReader:
-        """The end that reads `name`, always the same."""
         with self.changed:
             if name not in self._readers:
                 self._readers[name] = FeedReader(self, name)
@@ -100,7 +98,6 @@ class Feeds:
                 self._send = send
 
     def heard(self, frame: Frame) -> None:
-        """A frame of a feed came."""
         name, kind, fields = str(frame.fields["name"]), frame.kind.removeprefix(_PREFIX), frame.fields
         with self.changed:
             if kind == "open":
@@ -130,7 +127,6 @@ class Feeds:
                 self.changed.notify_all()
 
     def emit(self, kind: str, *batch: Piece, **fields: Any) -> None:
-        """Send a frame, or keep it until there is a connection."""
         with self.changed:
             send = self._send
             if send is None:
@@ -206,12 +202,10 @@ class FeedWriter:
         self._end(None if exc is None else f"{type(exc).__name__}: {exc}")
 
     def taken(self, size: int) -> None:
-        """The reader has read this much more."""
         self._ahead -= size
         self._taken += size
 
     def closed(self, problem: str) -> None:
-        """The reader wants no more."""
         self._problem = self._problem or problem
 
     def other_is_over(self, problem: str | None) -> None:
@@ -243,8 +237,6 @@ class FeedWriter:
 
 
 class FeedReader:
-    """The end of a feed that is read from; `Feeds.reader` makes it. Iterating gives the batches."""
-
     def __init__(self, feeds: Feeds, name: str) -> None:
         self.name = name
         self.window_bytes = WINDOW_BYTES
@@ -310,12 +302,10 @@ class FeedReader:
             self._feeds.emit("closed", name=self.name, reason=reason)
 
     def came(self, batch: Batch) -> None:
-        """The next batch is here."""
         if not self._closed:
             self._batches.append(batch)
 
     def ended(self, problem: str | None) -> None:
-        """The writer has ended the feed."""
         if not self._ended:
             self._ended, self._problem = True, problem
 

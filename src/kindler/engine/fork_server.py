@@ -88,7 +88,6 @@ class Recipe:
     inherits: tuple[str, ...] | None = None
 
     def inherited(self) -> dict[str, str]:
-        """This process's own variables, as far as they are handed on."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -96,7 +95,6 @@ class Recipe:
         }
 
     def key(self) -> str:
-        """Its name: with the same one, now or later, a fork server has what is asked for."""
         early = {
             name: value
             for name, value in self.inherited().items()
@@ -489,7 +487,6 @@ class PrintedLines:
             self._output.close()
 
     def _waiting(self) -> int:
-        """How many bytes are in the pipe."""
         (count,) = struct.unpack("i", fcntl.ioctl(self._output, termios.FIONREAD, bytes(4)))
         return int(count)
 

@@ -132,8 +132,6 @@ _MOST_UNREAD = 100_000
 
 
 class Launch(Protocol):
-    """The ranks of one gang as their engine started them. Only the gang calls these, from one thread."""
-
     after_first: bool
     """Whether the time to start counts from the first rank that comes, rather than from the beginning."""
 
@@ -231,7 +229,6 @@ class Gang:
         return self._results
 
     def abort(self, reason: str) -> None:
-        """End all ranks now; `wait` raises TrainingError with the reason, unless all was done already."""
         if self._reason is None:
             self._reason = reason
         if self._hub is not None:

@@ -13,12 +13,10 @@ from kindler.errors import ConfigError
 
 
 def new_run_id() -> str:
-    """A name for a run."""
     return secrets.token_hex(4)
 
 
 def new_secret() -> bytes:
-    """What the members of a run prove themselves with."""
     return secrets.token_bytes(32)
 
 
@@ -107,7 +105,6 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
         return len(self.ranks)
 
     @property
@@ -117,7 +114,6 @@ class Job:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role of every rank."""
         return tuple(spec.role for spec in self.ranks)
 
     @property

@@ -50,8 +50,6 @@ def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outco
 
 
 class _LocalLaunch:
-    """A thread of this process for each rank's supervisor."""
-
     after_first = False
 
     def __init__(self, job: Job, base: Path | None) -> None:

@@ -88,7 +88,6 @@ def _raised(outcome: Outcome) -> KindlerError:
 
 
 def lost_error(outcome: Outcome) -> WorkerLost:
-    """The error to raise for a rank that died."""
     said = outcome.fields
     return WorkerLost(
         said["reason"],

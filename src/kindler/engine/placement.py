@@ -110,7 +110,6 @@ def is_device(text: object) -> bool:
 
 
 def crowd_message(workers: int, gpus: int, device: str) -> str:
-    """That there are more workers than GPUs for them, and what to do about it."""
     named = ":" in device
     more = f" and device={device!r}" if named else ""
     return (
@@ -336,7 +335,6 @@ _LIBRARY = re.compile(r"python3\d+\.zip|python3\.\d+|lib-dynload|(site|dist)-pac
 
 
 def program_path() -> tuple[str, ...]:
-    """The module search path of this process, for others."""
     return tuple(place for path in sys.path for place in _places(path))
 
 
@@ -360,7 +358,6 @@ _BEGAN_IN = _folder()
 
 
 def enter_program_path(paths: Sequence[str]) -> None:
-    """Find modules as the process with this search path does, as far as this machine has those places."""
     here = map(os.path.abspath, sys.path)
     if all(path in here for path in paths):  # in that order: this is the program, and the path its own
         return
@@ -424,7 +421,6 @@ def worker() -> WorkerInfo:
 
 
 def set_current_worker(info: WorkerInfo) -> None:
-    """Say who this process is, in `worker` and in the usual variables."""
     global _current_worker
     _current_worker = info
     os.environ.update(

@@ -306,8 +306,6 @@ class Peer:
 
 
 class Handler:
-    """What a server calls, on its own thread; none of these methods may block."""
-
     def received(self, peer: Peer, frame: Frame) -> None:
         """A message came."""
 

@@ -51,14 +51,12 @@ class Motion:
         self._moved = 0.0
 
     def pulse(self, rank: int, ticks: int, waiting: bool, now: float) -> None:
-        """A rank says how often it has ticked, and whether it waits for others."""
         known = self._ranks.get(rank)
         if known is None or known.ticks != ticks:
             self._moved = now
         self._ranks[rank] = _Rank(ticks, waiting, now)
 
     def moved(self, now: float) -> None:
-        """Something happened that only a gang that moves does."""
         self._moved = now
 
     def replaced(self, rank: int) -> None:
@@ -77,7 +75,6 @@ class Motion:
         return now - self._moved
 
     def stalled(self, now: float) -> bool:
-        """Whether nothing has moved for too long."""
         return self.idle_s(now) > self._limit_s
 
     def missing(self, now: float) -> list[int]:

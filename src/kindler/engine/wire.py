@@ -43,7 +43,6 @@ class Channel:
         sock.settimeout(limits.SEND_S)
 
     def limit(self, *, header_bytes: int, message_bytes: int) -> None:
-        """Accept no larger headers and messages from now on: the other end is not trusted."""
         self._header_bytes = (header_bytes,)
         self._joiner.max_bytes = message_bytes
 
@@ -205,7 +204,6 @@ def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
 
 
 def tuned(sock: socket.socket) -> socket.socket:
-    """Set for small messages, and to notice a machine that went away."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -153,7 +153,6 @@ class Worker:
         return self._meet(data, "all")
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
-        """The bytes of the ranks named here, which may be none; all ranks call this in the same order."""
         wanted = sorted(ranks)
         return dict(zip(wanted, self._meet(data, wanted), strict=True))
 
@@ -337,12 +336,10 @@ class Worker:
             self._halting.answer(int(frame.fields["last"]))
 
     def beat(self) -> None:
-        """Say how far this rank is."""
         self._channel.send("beat", ticks=self._ticks, waiting=self._waiting)
 
 
 def run_child(sock: socket.socket) -> int:
-    """Serve one job and return the exit status."""
     faulthandler.enable()
     channel = Channel(sock)
     job = channel.receive()
