@@ -29,6 +29,30 @@ class Gradients(NamedTuple):
     weight: float
 
 
+class Batch(Protocol):
+    """The rows of one step: this rank's arrays, and how many rows all ranks have in this step."""
+
+    @property
+    def features(self) -> tuple[Array, ...]:
+        """One array a feature column, rows first."""
+
+    @property
+    def labels(self) -> tuple[Array, ...]:
+        """One array a label column, rows first."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of this rank; 0 when it only takes part."""
+
+    @property
+    def global_rows(self) -> int:
+        """Rows of all ranks together."""
+
+    @property
+    def where(self) -> Callable[[int], int | str] | None:
+        """Names a row of this rank's by where it stood in the data; None where that is not known."""
+
+
 class Collective(Protocol):
     """One rank's end of a group that exchanges numpy arrays.
 

@@ -10,7 +10,7 @@ import numpy as np
 from kindler.collective import Array, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica
-from kindler.frameworks.contract import Batch
+from kindler.frameworks.contract import Batch, Facts, Variables
 from kindler.frameworks.registry import FrameworkSpec
 
 ROW = FrameworkSpec(name="toy", target="toy_framework:ToyReplica")
@@ -33,7 +33,7 @@ class ToyReplica(BaseReplica):
         super().__init__(spec, **options)
         self.model: Plane = spec["model"]
         self.rate, self.momentum = spec["lr"], spec["momentum"]
-        self.speeds = [np.zeros_like(array) for array in self.read()]
+        self.speeds = [np.zeros_like(self.model.weights), np.zeros_like(self.model.bias)]
 
     @classmethod
     def make_spec(cls, **options: Any) -> dict[str, Any]:
@@ -42,17 +42,21 @@ class ToyReplica(BaseReplica):
         return {"lr": 0.1, "momentum": 0.0, **options}
 
     @classmethod
-    def has_instance(cls, spec: dict[str, Any]) -> bool:
-        return True
+    def facts(cls, spec: dict[str, Any]) -> Facts:
+        return Facts(has_instance=True)
 
-    def names(self) -> list[str]:
-        return ["weights", "bias"]
+    def variables(self, *groups: str) -> Variables:
+        speeds = dict(zip(("speed of weights", "speed of bias"), self.speeds, strict=True))
+        parameters = {"weights": self.model.weights.copy(), "bias": self.model.bias.copy()}
+        return {"parameters": parameters, "optimizer": speeds}
 
-    def read(self) -> list[Array]:
-        return [self.model.weights.copy(), self.model.bias.copy()]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        self.model.weights, self.model.bias = (np.array(array, np.float64) for array in arrays)
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        if parameters := variables.get("parameters"):
+            self.model.weights, self.model.bias = (
+                np.array(array, np.float64) for array in parameters.values()
+            )
+        if speeds := variables.get("optimizer"):
+            self.speeds = [np.array(array) for array in speeds.values()]
 
     def gradients(self, batch: Batch) -> Gradients:
         if not batch.rows:
@@ -76,13 +80,6 @@ class ToyReplica(BaseReplica):
 
     def learning_rate(self) -> float:
         return float(self.rate)
-
-    def variables(self) -> dict[str, Array]:
-        return {**super().variables(), "speed 0": self.speeds[0], "speed 1": self.speeds[1]}
-
-    def load_variables(self, variables: Mapping[str, Array]) -> None:
-        super().load_variables(variables)
-        self.speeds = [variables["speed 0"], variables["speed 1"]]
 
     def _judged(self, batch: Batch) -> tuple[Array, Array]:
         x = batch.features[0].astype(np.float64)

@@ -126,7 +126,7 @@ def row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterato
     names = " and ".join(name for name, value in given.items() if value is not None)
     if not names:
         return
-    problems = model.against_row_weights()
+    problems = model.complaints("row_weights")
     if not model.row.row_weights and not problems:
         problems = [f"{model.framework} models take no weights of rows; weigh them in the loss."]
     yield from (f"{names}: {problem}" for problem in problems)
@@ -181,9 +181,11 @@ def server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
         or not row.server
     ):
         return
-    yield from (f"sync={sync.name!r}: {problem}" for problem in model.against_server())
+    yield from (f"sync={sync.name!r}: {problem}" for problem in model.complaints("server"))
     if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
-        yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.against_parts())
+        yield from (
+            f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.complaints("parts")
+        )
 
 
 def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
@@ -191,9 +193,9 @@ def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str
     if sync.name not in SYNCS.names or not isinstance(row := SYNCS.spec(sync.name), SyncSpec):
         return
     if row.divides:
-        problems = model.against_division(sync.options.get("divide"))
+        problems = model.complaints("division", sync.options.get("divide"))
         if row.cuts and not problems:
-            problems = model.against_division("elements")
+            problems = model.complaints("division", "elements")
         yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 

@@ -687,7 +687,7 @@ class Estimator(metaclass=_Makers):
                 dtypes=dtypes,
                 stack_features=stack_features,
                 allow_nan=allow_nan,
-                need_labels=self._model.needs_labels,
+                need_labels=self._model.facts.labels,
             ),
             ingest=ingest,
             verbose=verbose,
@@ -707,8 +707,10 @@ class Estimator(metaclass=_Makers):
             on_nan=on_nan,
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
-        adapted, validation = self._model.as_data(data), self._model.as_data(validation_data)
-        return self._fit(recognise(adapted), _recognised(validation), options, driver_callbacks)
+        adapt = self._model.facts.adapt
+        return self._fit(
+            recognise(adapt(data)), _recognised(adapt(validation_data)), options, driver_callbacks
+        )
 
     def _fit(
         self,
@@ -721,8 +723,8 @@ class Estimator(metaclass=_Makers):
         refuse(
             *ability_complaints(model.row, "train"),
             *preparation_complaints(self._preparation, options, data, validation),
-            *model.lacking("optimizer", "loss"),
-            *model.against_data(data.data),
+            *model.complaints("train"),
+            *model.complaints("data", data.data),
             *row_weight_complaints(model, options),
             *nan_complaints(model.row, options),
             *sync_complaints(options.sync),
@@ -737,7 +739,7 @@ class Estimator(metaclass=_Makers):
         )
         options = self._with_preparation(options, trains=True)
         if validated:
-            refuse(*model.lacking("loss"))
+            refuse(*model.complaints("judge"))
             self._warn_of_chance()
         inputs = [data] if validation is None else [data, validation]
         params = run_params(
@@ -810,7 +812,7 @@ class Estimator(metaclass=_Makers):
         Returns:
             The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        given = recognise(self._model.as_data(data))
+        given = recognise(self._model.facts.adapt(data))
         columns = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
@@ -818,13 +820,13 @@ class Estimator(metaclass=_Makers):
             dtypes=dtypes,
             stack_features=stack_features,
             allow_nan=allow_nan,
-            need_labels=self._model.needs_labels,
+            need_labels=self._model.facts.labels,
         )
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
         refuse(
             *ability_complaints(self._model.row, "evaluate"),
-            *self._model.lacking("loss"),
-            *self._model.against_data(given.data),
+            *self._model.complaints("judge"),
+            *self._model.complaints("data", given.data),
             *options.complaints(),
             *column_complaints(columns, given),
             *preparation_complaints(self._preparation, options, given),
@@ -1095,8 +1097,7 @@ class Estimator(metaclass=_Makers):
 
     def _storable(self) -> Any:
         """What a kind of models can write: the model, or all that belongs to it where that is more."""
-        replica = self._live.replica
-        return getattr(replica, "stored_model", replica.trained_model)()
+        return self._live.replica.stored_model()
 
     def _facts(self) -> dict[str, Any]:
         """What displays show, without making the model."""

@@ -129,7 +129,7 @@ def run(plan: RunPlan) -> RunResults:
             validation=validation,
             seed=plan.seed,
             device=plan.device,
-            process_group=plan.model.replica_type.wants_process_group(plan.model.spec),
+            process_group=plan.model.facts.process_group,
             model_dir=plan.model_dir,
             run_id=new_run_id(),
             log_steps=plan.log_steps,
@@ -249,7 +249,7 @@ def job_of(
         ranks=(*equal_ranks(target, workers), *((server,) * servers)),
         buffers=buffers,
         preload=model.preload,
-        environment=model.environment,
+        environment=model.facts.environment,
         settings=settings,
         threads=settings.threads,
         cores=cores,
@@ -300,14 +300,14 @@ def _gpus_here(plan: RunPlan) -> list[str]:
     """The GPUs of this machine that workers would compute on: all of them, or the one that was asked for."""
     model = plan.model
     kind, _, number = plan.device.partition(":")
-    if kind not in ("auto", "cuda") or not model.replica_type.may_use_gpus(model.spec):
+    if kind not in ("auto", "cuda") or not model.facts.gpus:
         return []
     found = machine_gpus()
     return found[int(number) :][:1] if number.isdecimal() else found
 
 
 def _refuse_several(model: FrameworkModel) -> None:
-    complaints = model.against_several()
+    complaints = model.complaints("several")
     if complaints:
         raise ConfigError("\n".join(complaints))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kindler.frameworks.caller_state import untouched
+from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.inference.predictor import forget_model
@@ -58,10 +59,15 @@ class FrameworkModel:
         return LOOPS[self.row.loop]
 
     @property
-    def environment(self) -> tuple[tuple[str, str], ...]:
-        """Variables that must be set before the framework is imported."""
-        variables: tuple[tuple[str, str], ...] = self.replica_type.environment(self.spec)
-        return variables
+    def facts(self) -> Facts:
+        """What the driver must know of it before anything runs."""
+        facts: Facts = self.replica_type.facts(self.spec)
+        return facts
+
+    def complaints(self, use: Use, value: Any = None) -> list[str]:
+        """Why it is not fit for a use."""
+        complaints: list[str] = self.replica_type.complaints(self.spec, use, value)
+        return complaints
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -77,56 +83,11 @@ class FrameworkModel:
 
     def expected_bytes(self, seed: int) -> int:
         """The size of its state once it was trained, if the user gave the model itself; otherwise 0."""
-        if not self.replica_type.has_instance(self.spec):
+        if not self.facts.has_instance:
             return 0
         with untouched():
             replica = self.replica_type(self.spec, device="cpu", seed=seed)
             return int(replica.expected_bytes())
-
-    def lacking(self, *names: str) -> list[str]:
-        """Complaints about each of "optimizer" and "loss" that the spec does not have."""
-        complaints: list[str] = self.replica_type.lacking(self.spec, *names)
-        return complaints
-
-    @property
-    def needs_labels(self) -> bool | Literal["found"]:
-        """Whether training and judging it takes labels; "found": where there are some."""
-        needed: bool | Literal["found"] = self.replica_type.needs_labels(self.spec)
-        return needed
-
-    def as_data(self, data: Any) -> Any:
-        """Data in a form that Kindler takes."""
-        return self.replica_type.as_data(self.spec, data)
-
-    def against_data(self, data: Any) -> list[str]:
-        """Complaints about data that cannot feed it, as far as the driver can know."""
-        complaints: list[str] = self.replica_type.against_data(self.spec, data)
-        return complaints
-
-    def against_row_weights(self) -> list[str]:
-        """Complaints about weighing the losses of its rows."""
-        complaints: list[str] = self.replica_type.against_row_weights(self.spec)
-        return complaints
-
-    def against_several(self) -> list[str]:
-        """Complaints about training it with several workers."""
-        complaints: list[str] = self.replica_type.against_several(self.spec)
-        return complaints
-
-    def against_server(self) -> list[str]:
-        """Complaints about letting a parameter server apply its updates."""
-        complaints: list[str] = self.replica_type.against_server(self.spec)
-        return complaints
-
-    def against_parts(self) -> list[str]:
-        """Complaints about dividing its parameters between several servers."""
-        complaints: list[str] = self.replica_type.against_parts(self.spec)
-        return complaints
-
-    def against_division(self, asked: str | None) -> list[str]:
-        """Complaints about dividing its optimizer between workers."""
-        complaints: list[str] = self.replica_type.against_division(self.spec, asked)
-        return complaints
 
 
 class LiveModel:
@@ -157,7 +118,7 @@ class LiveModel:
     def state(self, state: bytes) -> None:
         self._state = state
         model = self._model
-        if state and (self._replica is not None or model.replica_type.has_instance(model.spec)):
+        if state and (self._replica is not None or model.facts.has_instance):
             with untouched():
                 self.replica.load_state(state)
 
@@ -165,9 +126,7 @@ class LiveModel:
     def is_untrained(self) -> bool:
         """Whether its weights are those that a creator makes: random ones, unless it loads others."""
         model = self._model
-        return (
-            not self._state and "train" in model.row.can and not model.replica_type.has_instance(model.spec)
-        )
+        return not self._state and "train" in model.row.can and not model.facts.has_instance
 
     @property
     def replica(self) -> Any:

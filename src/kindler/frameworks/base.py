@@ -1,41 +1,68 @@
-"""A replica that does by default what most frameworks need nothing special for.
+"""What every framework has in common: all that follows from the methods that `contract.py` asks for.
 
-A subclass says what its parameters are, what gradients rows give, and how the optimizer and the model use
-them; `gradients` and `eval_step` report what they saw with `count`. The rest is overridden where a framework
-needs it: see `contract.py` for what each method promises.
+States and weights as bytes, the sums that several ranks counted, buffers that they merge, where an epoch goes
+on. A framework overrides what it can do faster, and what only it can do; defaults say that it cannot.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 
-from kindler.collective import Array, Collective, Gradients, share_bytes
+from kindler.collective import Array, Batch, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Batch, LossWatch, Scored
+from kindler.frameworks.contract import Facts, Scored, Use, Variables
+from kindler.frameworks.merged_buffers import mean_by_name, merge_over_ranks, merge_parts
 from kindler.frameworks.pickling import travelling
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.scoring_model import ScoringModel
-from kindler.frameworks.state_format import Buffer
+from kindler.frameworks.state_format import Buffer, pack, unpack
 
-_EPOCH, _STEP = "kindler.epoch", "kindler.step"
+if TYPE_CHECKING:
+    from kindler.train.loss_guard import LossGuard
+
+_MODEL = ("parameters", "buffers")
 
 
 class BaseReplica:
-    """See `contract.py` for the arguments and for what the methods promise."""
+    """A replica; subclasses are made with the same options.
+
+    Attributes:
+        device: Where it computes.
+        model: What callbacks see as the model.
+        optimizer: What they see as the optimizer; None where there is none.
+        fuses: The library whose gradients `train_step` can exchange itself once `fuse` was called: "torch",
+            or "" for none.
+        divisible: Whether several parameter servers can share its parameters: `apply` takes None for one that
+            is left alone, and there is `join_parts`.
+        takes_read_only: Whether `predict` takes arrays that must not be written to, as they are.
+        output_names: What the model called the outputs that it returned last; None where they have no names.
+        mode: How it makes its steps, where it was left a choice.
+
+    Args:
+        spec: What `make_spec` gave.
+        device: "auto", "cpu", "cuda" (one GPU a rank) or "cuda:0".
+        rank: This rank; randomness other than that of the first weights differs by it.
+        local_rank: Its number on its host, which chooses the GPU.
+        seed: What the random numbers of creators start from.
+        threads: Compute threads; None leaves the process as it is.
+        feature_names: Names of the features.
+        label_names: Names of the labels.
+        label_shapes: Where rows of one batch may have another shape than those of another: the shape of a row
+            of each label in the first batch. Otherwise None.
+    """
 
     fuses = ""
     divisible = False
+    takes_read_only = False
     model: Any = None
     optimizer: Any = None
-    takes_read_only = False
     mode: str | None = None
     output_names: tuple[str, ...] | None = None
 
@@ -54,60 +81,17 @@ class BaseReplica:
     ) -> None:
         self.spec, self.rank, self.seed = spec, rank, seed
         self.device: Any = device
-        self.epoch = self.step = 0
+        self.epoch = self.step = self.epoch_rows = 0
+        self._collective: Collective | None = None
+        self._before: dict[str, bytes] = {}
         self._sums: dict[str, float] = {}
         self._rows = 0.0
         seed_own(seed)
 
-    def predict(self, features: tuple[Array, ...]) -> list[Array]:
-        """The outputs for these rows."""
-        raise NotImplementedError
-
-    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
-        """One batch after the other."""
-        for batch in batches:
-            outputs = self.predict(batch)
-            yield Scored(len(batch[0]), outputs, self.output_names)
-
-    def set_precision(self, precision: str) -> None:
-        """Needed where the framework's row has several."""
-        raise ConfigError(f"models of this framework cannot be told to compute in {precision}.")
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it computes on a GPU."""
-        return False
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Where it computes on a GPU."""
-        return self.on_gpu
-
-    @classmethod
-    def may_use_gpus(cls, spec: Any) -> bool:
-        """Whether the framework that is installed here could compute on a GPU; asks no device."""
-        return False
-
-    @classmethod
-    def wants_process_group(cls, spec: Any) -> bool:
-        """Whether workers join `torch.distributed` before they make the model."""
-        return False
-
-    @classmethod
-    def from_bytes(cls, spec: bytes, **options: Any) -> Any:
-        """A replica of a packed spec."""
-        return cls(cls.loads(spec), **options)
-
-    @classmethod
-    def scoring_model(
-        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
-    ) -> ScoringModel:
-        """All that training has; frameworks that can tell it apart leave out what only training needs."""
-        return ScoringModel.of(cls.dumps(spec), state(), before)
+    # What the user gave.
 
     @classmethod
     def make_spec(cls, **options: Any) -> Any:
-        """The options themselves."""
         return options
 
     @classmethod
@@ -117,12 +101,29 @@ class BaseReplica:
 
     @classmethod
     def loads(cls, data: bytes) -> Any:
-        """What `dumps` packed."""
         return cloudpickle.loads(data)
 
     @classmethod
+    def from_bytes(cls, spec: bytes, **options: Any) -> Any:
+        """A replica of what `dumps` packed."""
+        return cls(cls.loads(spec), **options)
+
+    @classmethod
+    def facts(cls, spec: Any) -> Facts:
+        return Facts()
+
+    @classmethod
+    def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
+        if use == "parts" and not cls.divisible:
+            return ["the parameters of this framework's models cannot be divided."]
+        if use == "division":
+            complaint = "only the optimizer of a PyTorch model can be divided between workers."
+            return [f"{complaint}\nHint: sync='allreduce' has the same result."]
+        return []
+
+    @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
-        """The spec, which nobody else holds, with these entries of its config and this learning rate.
+        """A spec that nobody else holds, with these entries of its config and this rate, unless it is None.
 
         Raises:
             ConfigError: It has no place for them.
@@ -135,158 +136,198 @@ class BaseReplica:
         return with_config(spec, config)
 
     @classmethod
-    def has_instance(cls, spec: Any) -> bool:
-        """The user holds nothing that training changes."""
+    def scoring_model(
+        cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
+        """The model as it is now, for processes that only score with it.
+
+        Frameworks that can tell it apart leave out what only training needs.
+
+        Args:
+            spec: What the user gave.
+            live: The model of this class in this process, if it was made. The user may have changed it.
+            state: Gives the trained state; empty if there is none.
+            before: What this gave last; it is given again where nothing has changed.
+        """
+        return ScoringModel.of(cls.dumps(spec), state(), before)
+
+    # Predicting.
+
+    @property
+    def on_gpu(self) -> bool:
         return False
 
-    @classmethod
-    def against_row_weights(cls, spec: Any) -> list[str]:
-        """Nothing is known against them."""
-        return []
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        raise NotImplementedError
 
-    def watch_losses(self, watch: LossWatch) -> None:
-        """Nobody is told of losses."""
+    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        """What `predict` gives for each of the batches, in their order.
 
-    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
-        """Only for frameworks whose row says that they take weights."""
-        raise ConfigError(f"{type(self).__name__} takes no weights of rows.")
+        A few may be under way at a time: it may ask for up to six more before it gives back the first.
+        """
+        for batch in batches:
+            outputs = self.predict(batch)
+            yield Scored(len(batch[0]), outputs, self.output_names)
 
-    @classmethod
-    def lacking(cls, spec: Any, *names: str) -> list[str]:
-        """Nothing is missing."""
-        return []
-
-    @classmethod
-    def needs_labels(cls, spec: Any) -> bool | Literal["found"]:
-        """Labels are looked for where no columns are named."""
-        return True
-
-    @classmethod
-    def against_data(cls, spec: Any, data: Any) -> list[str]:
-        """Data shows only on workers whether it fits."""
-        return []
-
-    @classmethod
-    def against_several(cls, spec: Any) -> list[str]:
-        """Several workers can train it."""
-        return []
-
-    @classmethod
-    def against_server(cls, spec: Any) -> list[str]:
-        """The gradients of a step can be asked for."""
-        return []
-
-    @classmethod
-    def against_parts(cls, spec: Any) -> list[str]:
-        """Nobody has said how to divide it."""
-        return [] if cls.divisible else ["the parameters of this framework's models cannot be divided."]
-
-    @classmethod
-    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
-        """Nobody has said how to divide the optimizer."""
-        complaint = "only the optimizer of a PyTorch model can be divided between workers."
-        return [f"{complaint}\nHint: sync='allreduce' has the same result."]
-
-    @classmethod
-    def environment(cls, spec: Any) -> tuple[tuple[str, str], ...]:
-        """Nothing has to be set before the framework is imported."""
-        return ()
-
-    @classmethod
-    def as_data(cls, spec: Any, data: Any) -> Any:
-        """Data is what Kindler takes for every framework."""
-        return data
-
-    def expect(self, features: Sequence[Array]) -> None:
-        """The model knows the shapes of its inputs."""
+    def set_precision(self, precision: str) -> None:
+        """Compute in one of the precisions of the framework's row from now on."""
+        raise ConfigError(f"models of this framework cannot be told to compute in {precision}.")
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
-        """Needed where the framework's row says that it can."""
+        """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.
+
+        `features` are a few rows of each input, of which `predict` was called before.
+        """
         raise ConfigError(f"models of this framework cannot be written as {form}.")
 
-    def names(self) -> list[str]:
-        """Parameters."""
-        raise NotImplementedError
+    def trained_model(self) -> Any:
+        """The model itself, ready to predict; the user's own instance where one was given."""
+        return self.model
 
-    def read(self) -> list[Array]:
-        """Parameters."""
-        raise NotImplementedError
+    def stored_model(self) -> Any:
+        """What a kind of models (`kindler.models`) writes: the model, or it with what belongs to it."""
+        return self.trained_model()
 
-    def write(self, arrays: Sequence[Array]) -> None:
-        """Parameters."""
-        raise NotImplementedError
+    # Training.
+
+    def expect(self, features: Sequence[Array]) -> None:
+        """Inputs of these shapes will come; the arrays have no rows. Called before states are loaded."""
+
+    def as_given(self) -> None:
+        """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+
+    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
+        """Keep these columns where the model computes, if that pays; a function for each that takes rows."""
+        return None
+
+    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        """Multiply the losses of rows by weights, where the row in the registry says `row_weights`.
+
+        Args:
+            classes: Weights by class number, for training.
+            column: Whether the last label column of every batch is a weight.
+        """
+        raise ConfigError(f"{type(self).__name__} takes no weights of rows.")
+
+    def watch_losses(self, watch: LossGuard) -> None:
+        """Show `watch` the loss of every training step, where the row in the registry says so.
+
+        Where it `skips`, a step with a loss that is not finite on some rank leaves weights, optimizer and
+        buffers on all ranks as they were; only `step` counts it.
+        """
+
+    def join(self, collective: Collective) -> None:
+        """Start from rank 0's state; at most once. Buffers are merged through this from now on."""
+        self._collective = collective
+        if collective.size > 1:
+            self.load_state(share_bytes(collective, self.state() if collective.rank == 0 else b""))
+
+    @property
+    def _others(self) -> Collective | None:
+        """What joins this replica to others; None where there are none."""
+        return self._collective if self._collective is not None and self._collective.size > 1 else None
+
+    def fuse(self, exchange: Any) -> None:
+        """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
+        raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
+
+    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
+        """As `fuse`, and let the optimizer move only what this rank owns."""
+        raise ConfigError(f"the optimizer of {type(self).__name__} cannot be divided between workers.")
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.epoch_rows = epoch, 0
+        seed_own(self.seed, epoch, self.rank)
+        if self._others is not None:
+            self._before = {name: array.tobytes() for name, array in self._buffers().items()}
+
+    def train_step(self, batch: Batch) -> None:
+        if batch.global_rows:
+            self.apply(self.gradients(batch).arrays)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """Needed to train."""
-        raise NotImplementedError
-
-    def read_into(self, arrays: Sequence[Array]) -> None:
-        """Copies of copies."""
-        for into, array in zip(arrays, self.read(), strict=True):
-            np.copyto(into, array)
+        raise ConfigError(
+            "this sync asks each worker for its gradients, but a train_step or LightningModule moves the"
+            " parameters itself.\nHint: sync='allreduce'."
+        )
 
     def apply(self, gradients: Sequence[Array]) -> None:
-        """Needed to train; counts `step`."""
         raise NotImplementedError
 
+    def pass_step(self) -> None:
+        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        """There is no schedule."""
+
+    def eval_step(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def learning_rate(self) -> float:
+        return float("nan")
+
     def rates(self) -> list[float]:
-        """None can be set."""
+        """The optimizer's learning rates that may be set, one a group of parameters; empty where none may."""
         return []
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """There are none."""
 
-    def trained_model(self) -> Any:
-        """What callbacks see."""
-        return self.model
+    # Parameters as arrays.
 
-    def stored_model(self) -> Any:
-        """What is written to files when the model is stored."""
-        return self.trained_model()
-
-    def as_given(self) -> None:
-        """Nothing besides weights belongs to the user."""
-
-    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
-        """Rows stay where they are."""
-        return None
-
-    def join(self, collective: Collective) -> None:
-        """Start from rank 0's state."""
-        if collective.size > 1:
-            self.load_state(share_bytes(collective, self.state() if collective.rank == 0 else b""))
-
-    def fuse(self, exchange: Any) -> None:
-        """Only for frameworks that say what they fuse with."""
-        raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
-
-    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
-        """Only for frameworks whose optimizer can move parts of the parameters."""
-        raise ConfigError(f"the optimizer of {type(self).__name__} cannot be divided between workers.")
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Seed Python and numpy by epoch and rank."""
-        self.epoch = epoch
-        seed_own(self.seed, epoch, self.rank)
-
-    def train_step(self, batch: Batch) -> None:
-        """The gradients of the rows there are, applied."""
-        if batch.global_rows:
-            self.apply(self.gradients(batch).arrays)
-
-    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
-        """Needed where it is `divisible`."""
+    def variables(self, *groups: str) -> Variables:
         raise NotImplementedError
 
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        raise NotImplementedError
+
+    def names(self) -> list[str]:
+        """What the trained parameters are called."""
+        return list(self.variables("parameters")["parameters"])
+
+    def read(self) -> list[Array]:
+        """Copies of the trained parameters, in the order of `names`."""
+        return list(self.variables("parameters")["parameters"].values())
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained parameters."""
+        self.assign({"parameters": dict(zip(self.names(), arrays, strict=True))})
+
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters into these arrays, of their shapes and dtypes."""
+        for into, array in zip(arrays, self.read(), strict=True):
+            np.copyto(into, array)
+
+    def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
+        """One state out of those of servers that looked after the parameters of these places; `divisible`."""
+        raise NotImplementedError
+
+    # Buffers.
+
+    def _buffers(self) -> dict[str, Array]:
+        return self.variables("buffers").get("buffers", {})
+
+    def _means_of_variances(self) -> dict[str, str]:
+        """For each buffer that is a variance the one that is its mean."""
+        pairs = ((name, mean_by_name(name)) for name in self._buffers())
+        return {name: mean for name, mean in pairs if mean is not None}
+
     def merge_buffers(self) -> None:
-        """Training changes parameters only."""
+        """Make what training changed besides parameters the same on all ranks, before it is judged.
 
-    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        """There is no schedule."""
+        What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded.
+        """
+        own = self._buffers() if self._others is not None else {}
+        if self._others is None or not own:
+            return
+        # Bytes, so that NaN is equal to itself.
+        changed = [self._before.get(name) != array.tobytes() for name, array in own.items()]
+        [flags] = self._others.sum([np.array(changed, np.int64)])
+        moved = {name: own[name] for name, flag in zip(own, flags, strict=True) if flag}
+        merged = merge_over_ranks(self._others, moved, self.epoch_rows, self._means_of_variances())
+        self.assign({"buffers": merged})
 
-    def learning_rate(self) -> float:
-        """Not known."""
-        return float("nan")
+    # What is counted.
 
     def count(self, rows: float, **means: float) -> None:
         """Note means over so many rows: the loss, and metrics."""
@@ -295,96 +336,142 @@ class BaseReplica:
             self._sums[name] = self._sums.get(name, 0.0) + float(mean) * rows
 
     def take_tallies(self) -> bytes:
-        """Sums as JSON."""
-        tallies = json.dumps([self._rows, self._sums]).encode()
-        self._rows, self._sums = 0.0, {}
+        """This rank's sums and metric states since they were last taken; counting starts anew."""
+        tallies = json.dumps(self._counted()).encode()
+        self._count_on_from([])
         return tallies
 
+    def _counted(self) -> Any:
+        """What was counted so far, as JSON can carry it."""
+        return [self._rows, self._sums]
+
+    def _count_on_from(self, counted: Sequence[Any]) -> None:
+        """Count on from what some ranks, or nobody, counted together."""
+        self._rows, self._sums = _added(counted)
+
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
-        """Sums of sums, divided once."""
+        """All ranks' tallies as numbers, without means of means: "loss", each metric, "num_samples"."""
         rows, sums = _added([json.loads(part) for part in tallies])
         means = {name: total / rows if rows else float("nan") for name, total in sums.items()}
         return {"loss": float("nan"), **means, "num_samples": rows}
 
     def running_loss(self) -> float:
-        """The mean so far."""
+        """This rank's mean loss since tallies were last taken; cheap, for progress; NaN before any row."""
         return self._sums.get("loss", 0.0) / self._rows if self._rows else float("nan")
 
     def running_metrics(self) -> dict[str, float]:
-        """The means so far."""
+        """Those metrics since tallies were last taken that are cheap to tell; for progress."""
         return {name: total / self._rows for name, total in self._sums.items() if name != "loss"}
 
     def loss_sums(self) -> tuple[float, float]:
-        """The loss so far."""
+        """This rank's summed loss and its weight since tallies were last taken; the quotient is the mean."""
         return self._sums.get("loss", 0.0), self._rows
 
-    def variables(self) -> dict[str, Array]:
-        """Everything that the next step depends on; by default the parameters."""
-        return dict(zip(self.names(), self.read(), strict=True))
+    # A replica as bytes: loading them executes no code. Between epochs `state` of any rank is enough. In the
+    # middle of one each rank has a `local_state` besides, to be loaded after `join` and `begin_epoch`.
 
-    def load_variables(self, variables: Mapping[str, Array]) -> None:
-        """Go on from `variables`; optimizer and schedule may be missing, where only weights are loaded."""
-        self.write([variables[name] for name in self.names()])
+    def state(self) -> bytes:
+        """Weights, optimizer, schedule, randomness, epoch and step."""
+        return b"".join(self.freeze()())
+
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
+        """A copy of what `state` has, made now; the function makes the bytes later, on any thread."""
+        fields, variables = {"epoch": self.epoch, "step": self.step}, self.variables()
+        return lambda: packed(fields, variables)
+
+    def settle(self) -> None:
+        """Wait until what was frozen is copied, before anybody but the replica itself changes weights."""
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Go on from `state`; with `weights_only_model` only the model is taken from it.
+
+        Raises:
+            ConfigError: It is the state of another model or optimizer.
+        """
+        fields, groups = unpacked(data)
+        known = {name: array for arrays in groups.values() for name, array in arrays.items()}
+        wanted = self.variables(*_MODEL)
+        for names in wanted.values():
+            if missing := [name for name in names if name not in known]:
+                raise ConfigError(
+                    f"this state has no variable {missing[0]!r}; it has {sorted(known)[:8]}. They are not of"
+                    " the same model."
+                )
+        if weights_only_model:
+            groups = {group: {name: known[name] for name in names} for group, names in wanted.items()}
+        self.assign(groups)
+        if not weights_only_model:
+            self.epoch, self.step = fields["epoch"], fields["step"]
 
     def expected_bytes(self) -> int:
         """How large `state` will be once it was trained, as far as that shows before."""
         return len(self.state())
 
-    def state(self) -> bytes:
-        """`variables` as numpy's own format, which holds no pickles."""
-        file = io.BytesIO()
-        counts = {_EPOCH: np.array(self.epoch), _STEP: np.array(self.step)}
-        np.savez(file, allow_pickle=False, **self.variables(), **counts)
-        return file.getvalue()
-
-    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """What `state` wrote."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-        epoch, step = int(found.pop(_EPOCH)), int(found.pop(_STEP))
-        self.load_variables(found)
-        if not weights_only_model:
-            self.epoch, self.step = epoch, step
-
-    def freeze(self) -> Callable[[], Sequence[Buffer]]:
-        """The state is small: it is made at once."""
-        data = self.state()
-        return lambda: [data]
-
-    def settle(self) -> None:
-        """Nothing is copied later."""
-
     def local_state(self) -> bytes:
-        """Randomness and tallies."""
-        return json.dumps({"own": own_states(), "tallies": [self._rows, self._sums]}).encode()
+        """What this rank alone has within an epoch: randomness, tallies so far, buffers; counting goes on."""
+        fields = {"own": own_states(), "tallies": self._counted(), "rows": self.epoch_rows}
+        return b"".join(packed(fields, {"buffers": self._buffers()}))
 
     def load_local_state(self, data: bytes) -> None:
-        """Randomness and tallies of this rank."""
-        fields = json.loads(data)
+        """Go on from `local_state` of the same rank, in the epoch that has just begun."""
+        fields, groups = unpacked(data)
         restore_own(fields["own"])
-        self._rows, self._sums = fields["tallies"]
+        self._count_on_from([fields["tallies"]])
+        self.epoch_rows = fields["rows"]
+        self.assign(groups)
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        """The first rank counts for all that were there."""
+        """The same where other ranks were there: `states` are theirs, `size` is how many ranks there are now.
+
+        Tallies of all count once, buffers are merged, and randomness begins anew.
+        """
+        parts = [unpacked(data) for data in states]
+        rows = [fields["rows"] for fields, _ in parts]
+        buffers = [groups["buffers"] for _, groups in parts]
+        self.assign({"buffers": merge_parts(buffers, rows, self._means_of_variances())})
+        self.epoch_rows = sum(rows) // size
         if self.rank == 0:
-            self._rows, self._sums = _added([json.loads(data)["tallies"] for data in states])
+            self._count_on_from([fields["tallies"] for fields, _ in parts])
         seed_own(self.seed, self.epoch, self.rank, self.step)
 
     def weights(self) -> bytes:
-        """The state, of which `load_weights` takes the weights."""
+        """The model's weights alone, as `load` reads them out of a file."""
         return self.state()
 
     def load_weights(self, data: bytes) -> None:
-        """The model's part of a state."""
         self.load_state(data, weights_only_model=True)
 
     def save(self, path: str) -> None:
-        """A file that `numpy.load` reads."""
+        """Write the model in the framework's own format."""
         Path(path).write_bytes(self.weights())
 
     def load(self, path: str) -> None:
-        """A file that `save` wrote."""
+        """Take the weights out of a file that `save`, or the framework itself, wrote."""
         self.load_weights(Path(path).read_bytes())
+
+
+def packed(fields: Mapping[str, Any], variables: Variables) -> list[Buffer]:
+    """The pieces that `unpacked` reads when they are joined."""
+    named = [(name, array, group) for group, arrays in variables.items() for name, array in arrays.items()]
+    described = [(name, array.dtype.name, list(array.shape), group) for name, array, group in named]
+    head = json.dumps({**fields, "groups": list(variables), "variables": described}).encode()
+    return pack(head, [_raw(array) for _, array, _ in named])
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Any], Variables]:
+    """The fields and the variables; what was written before there were groups is in that of parameters."""
+    head, buffers = unpack(data)
+    fields = json.loads(head)
+    groups: Variables = {group: {} for group in fields.get("groups", ())}
+    for (name, dtype, shape, *group), buffer in zip(fields["variables"], buffers, strict=True):
+        array = np.frombuffer(buffer, np.dtype(dtype)).reshape(shape)
+        groups.setdefault(group[0] if group else "parameters", {})[name] = array
+    return fields, groups
+
+
+def _raw(array: Array) -> memoryview:
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def with_config(spec: Any, config: Mapping[str, Any]) -> Any:
@@ -404,6 +491,6 @@ def with_config(spec: Any, config: Mapping[str, Any]) -> Any:
 
 def _added(tallies: Sequence[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:
     names = dict.fromkeys(name for _, sums in tallies for name in sums)
-    return sum(rows for rows, _ in tallies), {
+    return sum((rows for rows, _ in tallies), 0.0), {
         name: sum(sums.get(name, 0.0) for _, sums in tallies) for name in names
     }

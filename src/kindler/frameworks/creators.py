@@ -25,9 +25,6 @@ def call(creator: Callable[..., Any], *args: Any) -> Any:
 
     >>> call(lambda: 1, "config"), call(lambda config: config, "config")
     (1, 'config')
-
-    Raises:
-        ConfigError: It needs more than there is to give.
     """
     parameters = _parameters(creator)
     if parameters is None:
@@ -84,7 +81,6 @@ def makes(given: Callable[..., Any]) -> bool:
 
 
 def keywords(given: Callable[..., Any]) -> list[str]:
-    """The names of what it can be given by name."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in _parameters(given) or () if p.kind in named]
 
@@ -99,7 +95,6 @@ def lacking(given: Callable[..., Any], *names: str) -> list[str]:
 
 
 def title(creator: Any) -> str:
-    """How to name it in a message."""
     name = getattr(creator, "__qualname__", None) or type(creator).__qualname__
     return f"{name}()" if callable(creator) else str(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,6 @@ _HINTS = {
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add to errors of a GPU what most often helps."""
     try:
         yield
     except Exception as exc:
@@ -45,3 +45,23 @@ def missing_gpu(device: str, library: str, install: str) -> ConfigError:
         f"device {device!r} was asked for; {library} finds no GPU here.\n"
         f"Hint: pip install '{install}' brings what it needs besides the driver."
     )
+
+
+@contextmanager
+def quiet_without_gpu() -> Iterator[None]:
+    """Silence the process's standard error within the block, on machines without an NVIDIA driver.
+
+    TensorFlow's native code writes there that there is no driver, whatever Python's settings say; no worker's
+    log needs that line.
+    """
+    if os.path.exists("/dev/nvidiactl"):
+        yield
+        return
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

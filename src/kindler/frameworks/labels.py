@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kindler.collective import Array
 from kindler.errors import DataError
-from kindler.frameworks.contract import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,12 @@ class LabelSource:
     where: Callable[[int], int | str]
 
     def part(self, start: int, stop: int) -> LabelSource:
-        """The rows [start, stop)."""
         arrays = tuple(array[start:stop] for array in self.arrays)
         return LabelSource(arrays, self.names, lambda row: self.where(start + row))
 
 
 def refuse_non_classes(source: LabelSource, place: int, *, classes: int | None, ignored: int | None) -> bool:
-    """Complain about the first label that is no class number; whether all of them are one.
-
-    Args:
-        source: The labels.
-        place: Which of them.
-        classes: How many classes the model's output has; None where that is not known.
-        ignored: The number that stands for no class at all, if there is one.
-    """
+    """Complain about the first label that is no class number; whether all of them are one."""
     values = source.arrays[place]
     if not values.size:
         return True

@@ -59,13 +59,6 @@ class Dealing:
     def share(
         self, items: Iterator[Any], drawing: AbstractContextManager[Any], *, whole: bool
     ) -> Iterator[Any]:
-        """The items that are this rank's.
-
-        Args:
-            items: Those of all ranks.
-            drawing: Around making each, since it may draw random numbers.
-            whole: Whether all of them are this rank's.
-        """
         for place in itertools.count():
             try:
                 with drawing:
@@ -146,18 +139,13 @@ def is_loader(made: Any) -> bool:
 
 
 def packed(loader: Any) -> Callable[[], Any]:
-    """A loader of this process as a function that travels, and gives the loader where it is called.
-
-    Raises:
-        ConfigError: It cannot travel; says why, and that a function can make it there instead.
-    """
+    """A loader of this process as a function that travels, and gives the loader where it is called."""
     kind = _kind_of(loader)
     assert kind is not None
     return kind.pack(loader)
 
 
 def pickled(loader: Any) -> Callable[[], Any]:
-    """As `packed`, for what can be pickled."""
     try:
         return partial(cloudpickle.loads, cloudpickle.dumps(loader))
     except Exception as exc:
@@ -173,16 +161,6 @@ def cannot_travel(loader: Any, why: str) -> str:
 
 
 def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Stream:
-    """What `make` returns, as this rank's batches.
-
-    Args:
-        make: Makes the loader; an iterator, which can be read once, is made again for each pass.
-        dealing: Which part is this rank's.
-        title: How to call the maker in complaints.
-
-    Raises:
-        ConfigError: It is nothing that gives batches.
-    """
     made = make()
     kind = _kind_of(made)
     if kind is not None:

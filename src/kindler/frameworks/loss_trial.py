@@ -50,11 +50,6 @@ class LossTrial:
 
     Attributes:
         gathers: Whether the loss has called `all_gather`; None before it was called.
-
-    Args:
-        most_rows: How many rows of a batch are tried.
-        join: Joins tensors by their rows; None where parts cannot gather, as passes of one step.
-        strict: Whether a loss that fails for a part of the rows only is at fault.
     """
 
     def __init__(
@@ -66,18 +61,10 @@ class LossTrial:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to try."""
         return self._left <= 0
 
     def __call__(self, judge: Judge, rows: int, tolerance: float) -> Difference | None:
-        """Try a batch of so many rows; what is wrong with the loss, if something is.
-
-        Args:
-            judge: Computes the losses of some rows, and learns nothing from it. Whatever it raises for all of
-                them is raised here.
-            rows: How many the batch has.
-            tolerance: How much numbers may differ, as a part of themselves.
-        """
+        """Try a batch of so many rows; what is wrong with the loss, if something is."""
         self._left -= 1
         chosen = list(range(min(rows, self.most_rows)))
         try:
@@ -174,14 +161,6 @@ class _Stage:
 
 
 def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> ConfigError:
-    """The complaint about a loss.
-
-    Args:
-        difference: What was found.
-        loss: How the loss is called.
-        why: Who sees parts of a step's rows only.
-        hint: What would work.
-    """
     rows, first, second = difference.rows
     if difference.problem:
         told = (

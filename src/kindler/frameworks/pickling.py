@@ -17,11 +17,7 @@ _DEEPEST = 8
 
 
 def travelling(value: Any) -> bytes:
-    """A dataclass, or a dict of options, as a pickle.
-
-    Raises:
-        ConfigError: Something in it cannot be pickled; the message says what, and where it hangs.
-    """
+    """A dataclass, or a dict of options, as a pickle."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as exc:

@@ -18,7 +18,7 @@ class FrameworkSpec(Spec):
 
     Attributes:
         can: "train", "evaluate", "predict"; "export" for those whose models become ONNX or OpenVINO files.
-        loop: Who makes the steps: Kindler ("step", a `Stepper`), or the framework itself ("fit", a `Fitter`).
+        loop: Who makes the steps: Kindler ("step"), or the framework itself ("fit", as Keras does).
         callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
         row_weights: Whether it takes a weight per row, and weights of classes.
         weighted_batches: Whether the third part of a batch that user code makes is a weight per row.

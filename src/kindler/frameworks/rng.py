@@ -38,7 +38,6 @@ def own_states() -> list[Any]:
 
 
 def restore_own(states: Any) -> None:
-    """Draw from now on what came after `own_states`."""
     (version, numbers, gauss), drawn = states
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(drawn))
@@ -53,9 +52,6 @@ class Drawing:
 
     Outside of it everything is as if nothing had been drawn. TensorFlow keeps its state elsewhere and is
     left alone.
-
-    Args:
-        numbers: What the draws are fixed by.
     """
 
     def __init__(self, *numbers: int) -> None:

@@ -19,26 +19,17 @@ from kindler.errors import ConfigError
 
 
 class RowGather:
-    """One rank's end.
-
-    Args:
-        collective: Where all ranks meet in every step.
-    """
+    """One rank's end."""
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self._calls = 0
 
     def begin(self) -> None:
-        """Before the first call of a step."""
         self._calls = 0
 
     def agree(self, rows: int, what: str) -> list[int]:
-        """How many rows each rank has; `what` says all else that must be the same on all ranks.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """How many rows each rank has; `what` says all else that must be the same on all ranks."""
         self._calls += 1
         mine = np.zeros((self._collective.size, 2), np.int64)
         mine[self._collective.rank] = rows, zlib.crc32(f"{self._calls} {what}".encode())
@@ -52,7 +43,6 @@ class RowGather:
         return [int(count) for count in told[:, 0]]
 
     def rows(self, own: Array, counts: Sequence[int]) -> Array:
-        """The rows of all ranks, bit by bit."""
         whole = np.zeros((sum(counts), *own.shape[1:]), own.dtype)
         whole[self._place(counts)] = own
         if not whole.size:
@@ -62,14 +52,6 @@ class RowGather:
         return joined
 
     def returned(self, gradient: Array, counts: Sequence[int], share: float) -> Array:
-        """What flows back to this rank's rows.
-
-        Args:
-            gradient: What this rank has made of all rows.
-            counts: The rows of each rank.
-            share: What a gradient that begins on this rank counts for, where that is applied to those of
-                parameters afterwards; 1 where backward begins with it.
-        """
         if not gradient.size:
             return gradient[self._place(counts)]
         # Not a product where it counts for nothing: NaN times 0 is NaN.

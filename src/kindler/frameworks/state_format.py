@@ -32,11 +32,6 @@ def is_packed(data: bytes) -> bool:
 
 
 def unpack(data: bytes) -> tuple[bytes, list[memoryview]]:
-    """The head, and the buffers as views of `data`.
-
-    Raises:
-        ConfigError: The bytes are something else, or are not whole.
-    """
     view, at = memoryview(data), len(_MAGIC)
     try:
         length, count = (_NUMBER.unpack_from(view, at + i * _NUMBER.size)[0] for i in range(2))

@@ -28,7 +28,8 @@ import numpy as np
 from kindler.engine.fork_server import peer_is_this_user
 from kindler.engine.wire import Channel, accept
 from kindler.frame import ChannelClosed
-from kindler.frameworks.contract import Scored, Scorer
+from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Scored
 from kindler.frameworks.devices import explained
 from kindler.inference.host_model import error_buffers, log_of, packed, unpacked
 
@@ -140,7 +141,7 @@ class _House:
             self._visitors.discard(visitor)
             self._quiet_since = time.monotonic()
 
-    def drop_unused(self, models: OrderedDict[str, Scorer], most: int) -> bool:
+    def drop_unused(self, models: OrderedDict[str, BaseReplica], most: int) -> bool:
         """Forget models that no task has, oldest first, until so many are left; whether there were any."""
         before = len(models)
         with self._lock:
@@ -149,7 +150,7 @@ class _House:
                 del models[key]
         return len(models) < before
 
-    def keeps(self, model: Scorer) -> bool:
+    def keeps(self, model: BaseReplica) -> bool:
         """Whether a model that was loaded is worth sharing; if not, nobody needs this process for long."""
         if self._gpu_only and not _on_gpu(model):
             self._idle_s = min(self._idle_s, _USELESS_S)
@@ -256,7 +257,7 @@ class _Desk:
     def __init__(self, house: _House) -> None:
         self._house = house
         self.jobs: queue.SimpleQueue[_Load | _Batch] = queue.SimpleQueue()
-        self.models: OrderedDict[str, Scorer] = OrderedDict()
+        self.models: OrderedDict[str, BaseReplica] = OrderedDict()
         self._next: _Load | _Batch | None = None
 
     def run(self) -> None:
@@ -284,9 +285,9 @@ class _Desk:
             self._house.drop_unused(self.models, _MOST_RESIDENT)
         job.visitor.say("ready", on_gpu=_on_gpu(model))
 
-    def _loaded(self, recipe: Any) -> Scorer:
+    def _loaded(self, recipe: Any) -> BaseReplica:
         try:
-            loaded: Scorer = recipe.load()
+            loaded: BaseReplica = recipe.load()
         except Exception as exc:
             if "out of memory" not in str(exc).lower() or not self._house.drop_unused(self.models, 0):
                 raise
@@ -310,7 +311,7 @@ class _Desk:
             self._one_by_one(model, under_way, exc)
 
     def _stream(
-        self, first: _Batch, model: Scorer, under_way: deque[_Batch]
+        self, first: _Batch, model: BaseReplica, under_way: deque[_Batch]
     ) -> Iterator[tuple[np.ndarray[Any, Any], ...]]:
         job: _Batch | None = first
         while job is not None:
@@ -330,7 +331,7 @@ class _Desk:
         self._next = job
         return None
 
-    def _one_by_one(self, model: Scorer, batches: deque[_Batch], error: BaseException) -> None:
+    def _one_by_one(self, model: BaseReplica, batches: deque[_Batch], error: BaseException) -> None:
         """One of several batches failed: find out which, so that only its task does."""
         for batch in batches:
             if self._house.doomed:
@@ -353,12 +354,12 @@ def _answer(batch: _Batch, scored: Scored) -> None:
     batch.visitor.say("scored", packed(scored))
 
 
-def _own(arrays: tuple[np.ndarray[Any, Any], ...], model: Scorer) -> tuple[np.ndarray[Any, Any], ...]:
+def _own(arrays: tuple[np.ndarray[Any, Any], ...], model: BaseReplica) -> tuple[np.ndarray[Any, Any], ...]:
     """What came is read-only; most models may write to their inputs."""
     return arrays if model.takes_read_only else tuple(np.array(array) for array in arrays)
 
 
-def _on_gpu(model: Scorer) -> bool:
+def _on_gpu(model: BaseReplica) -> bool:
     return bool(getattr(model, "on_gpu", False))
 
 

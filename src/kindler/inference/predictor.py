@@ -24,14 +24,14 @@ from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import concatenated
 from kindler.engine.placement import TaskPlace, enter_program_path, program_path
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Scorer
+from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
 from kindler.inference.loaded import LoadedModels
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
-_loaded: LoadedModels[Scorer] = LoadedModels()
+_loaded: LoadedModels[BaseReplica] = LoadedModels()
 _useless: set[str] = set()  # GPUs that the framework of this host cannot use
 
 
@@ -80,9 +80,9 @@ class Recipe:
         """The same with the bytes themselves."""
         return replace(self, spec=bytes(self.spec), state=bytes(self.state))
 
-    def load(self) -> Scorer:
+    def load(self) -> BaseReplica:
         enter_program_path(self.sys_path)
-        replica: Scorer = FRAMEWORKS.load(self.framework).from_bytes(
+        replica: BaseReplica = FRAMEWORKS.load(self.framework).from_bytes(
             bytes(self.spec),
             device=self.device,
             seed=self.seed,
@@ -149,7 +149,7 @@ class Predictor:
         names = self.__dict__.get("_prepared_names")
         return self.recipe if names is None else replace(self.recipe, feature_names=names)
 
-    def replica(self) -> Scorer:
+    def replica(self) -> BaseReplica:
         """The model, loaded once per process."""
         return _loaded.get(self._key, self._own_recipe.load, content=self.recipe.content)
 
@@ -207,7 +207,7 @@ class Predictor:
                 yield scored.outputs if self.finish is None else self.finish(scored.outputs)
 
     @contextmanager
-    def _model(self, place: TaskPlace | None) -> Iterator[Scorer | HostModel]:
+    def _model(self, place: TaskPlace | None) -> Iterator[BaseReplica | HostModel]:
         """The model in this process, or where all tasks of the host have it."""
         shared = None if place is None or self.sharing is None else self._shared(place, self.sharing)
         if shared is None:

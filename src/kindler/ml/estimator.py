@@ -79,7 +79,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
 
     def _trained_on_a_copy(self, dataset: DataFrame) -> Estimator:
         base = self.estimator
-        lacking = base._model.lacking("optimizer", "loss")
+        lacking = base._model.complaints("train")
         if lacking:
             raise ConfigError(
                 f"{self.uid} cannot be fitted: {' '.join(lacking)}\nHint: a stage that was saved with code of"

@@ -11,7 +11,7 @@ Its ranks are workers of the local engine, with parameter servers beside them wh
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from kindler.engine import local
 from kindler.engine.job import Job, RankSpec, equal_ranks
 from kindler.engine.outcome import Outcome
 from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Variables
 from kindler.sync.contract import SyncConfig
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
@@ -42,14 +43,12 @@ class _Plane(BaseReplica):
         super().__init__(None)
         self._weights, self._speed = np.full(3, first), np.zeros(3)
 
-    def names(self) -> list[str]:
-        return ["weights"]
+    def variables(self, *groups: str) -> Variables:
+        return {"parameters": {"weights": self._weights.copy()}, "optimizer": {"speed": self._speed}}
 
-    def read(self) -> list[Array]:
-        return [self._weights.copy()]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        self._weights = np.array(arrays[0])
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        self._weights = np.array(variables.get("parameters", {}).get("weights", self._weights))
+        self._speed = np.array(variables.get("optimizer", {}).get("speed", self._speed))
 
     def gradients(self, batch: Any) -> Gradients:
         (x,), (y,) = batch.features, batch.labels
@@ -60,12 +59,6 @@ class _Plane(BaseReplica):
         self._speed = 0.5 * self._speed + gradients[0]
         self._weights = self._weights - 0.02 * self._speed
         self.step += 1
-
-    def variables(self) -> dict[str, Array]:
-        return {"weights": self._weights, "speed": self._speed}
-
-    def load_variables(self, variables: Any) -> None:
-        self._weights, self._speed = variables["weights"].copy(), variables["speed"].copy()
 
 
 def _batch(epoch: int, step: int, counts: Sequence[int], rank: int) -> Rows:

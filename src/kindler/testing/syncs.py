@@ -8,7 +8,7 @@ A sync's whole test file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from kindler.collective import Array, Gradients
 from kindler.config import RunSettings
 from kindler.errors import SyncTimeoutError
 from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Variables
 from kindler.sync.registry import SYNCS
 from kindler.testing.ranks import GangWorker, run_ranks
 from kindler.testing.replicas import assert_close, assert_equal, cut
@@ -33,14 +34,12 @@ class _Line(BaseReplica):
         super().__init__(None)
         self._weights, self._speed = np.full(3, first), np.zeros(3)
 
-    def names(self) -> list[str]:
-        return ["weights"]
+    def variables(self, *groups: str) -> Variables:
+        return {"parameters": {"weights": self._weights.copy()}, "optimizer": {"speed": self._speed}}
 
-    def read(self) -> list[Array]:
-        return [self._weights.copy()]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        self._weights = arrays[0].copy()
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        self._weights = np.array(variables.get("parameters", {}).get("weights", self._weights))
+        self._speed = np.array(variables.get("optimizer", {}).get("speed", self._speed))
 
     def gradients(self, batch: Any) -> Gradients:
         (x,), (y,) = batch.features, batch.labels

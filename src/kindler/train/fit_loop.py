@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
+from kindler.collective import Batch
 from kindler.data.batches import Rows
-from kindler.frameworks.contract import Batch, Fitter
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import from_first, merged_by_first, to_first
@@ -40,6 +40,9 @@ from kindler.train.run_start import (
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
+if TYPE_CHECKING:
+    from kindler.frameworks.keras.replica import KerasReplica
+
 _REMEMBERED = 1024  # steps whose rows can be named: more than losses wait to be looked at
 _SHOWN_ROWS = 8
 
@@ -51,7 +54,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     task: Task = cloudpickle.loads(task_bytes)
     placed = worker.place(task.device, share=task.share_gpus)
     with explained():
-        replica: Fitter = build_replica(worker, task, placed, spec)
+        replica: KerasReplica = build_replica(worker, task, placed, spec)
         # Not before the replica: making data may compute, and then it is too late to settle threads.
         data = open_indexed_batches(worker, task, task.data, "data", trains=task.trains)
         with closing(data):
@@ -62,7 +65,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
 
 
 def _run(
-    worker: Worker, task: Task, replica: Fitter, data: Rows, states: Sequence[bytes]
+    worker: Worker, task: Task, replica: KerasReplica, data: Rows, states: Sequence[bytes]
 ) -> tuple[list[dict[str, Any]], bytes]:
     """The history's rows, and on the first worker the state."""
     replica.arrange(data.features, data.labels, by_name=data.by_name)
@@ -85,7 +88,7 @@ def _run(
 def _fit(
     worker: Worker,
     task: Task,
-    replica: Fitter,
+    replica: KerasReplica,
     train: Rows,
     validation: Rows | None,
     start: Start,
@@ -100,7 +103,7 @@ def _fit(
         return follower.rows, whole.state() if worker.leads else b""
 
 
-def _judged(worker: Worker, replica: Fitter, data: Rows, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Worker, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
@@ -166,7 +169,7 @@ class _Follower:
         self,
         worker: Worker,
         task: Task,
-        replica: Fitter,
+        replica: KerasReplica,
         train: Rows,
         validation: Rows | None,
         start: Start,
@@ -430,7 +433,7 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
     return merged_by_first(worker, json.dumps(figures).encode(), means)
 
 
-def _merged(worker: Worker, replica: Fitter) -> dict[str, float]:
+def _merged(worker: Worker, replica: KerasReplica) -> dict[str, float]:
     """The metrics over all ranks, whose variables hold the merged state afterwards."""
     if worker.outlives:  # the first one may die: everybody merges what came
         came = [part for part in worker.all_gather(replica.metric_states()) if part]

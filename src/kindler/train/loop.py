@@ -19,7 +19,7 @@ import numpy as np
 
 from kindler.data.batches import Batch, Rows
 from kindler.engine.placement import Placement
-from kindler.frameworks.contract import Stepper
+from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.devices import explained
 from kindler.sync.contract import Sync
 from kindler.train.agreement import merged_by_first
@@ -54,7 +54,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
     placed = worker.place(task.device, share=task.share_gpus)
     with explained(), _process_group(worker, task, placed):
         data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
-        replica: Stepper = build_replica(
+        replica: BaseReplica = build_replica(
             worker,
             task,
             placed,
@@ -94,7 +94,7 @@ def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractCon
     return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
 
 
-def _weigh(replica: Stepper, task: Task) -> None:
+def _weigh(replica: BaseReplica, task: Task) -> None:
     """Let the losses of rows be weighed, if that was asked for."""
     if not task.trains:
         return
@@ -107,7 +107,7 @@ class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: Stepper, train: Rows, start: Start, sync: Sync
+        self, worker: Worker, task: Task, replica: BaseReplica, train: Rows, start: Start, sync: Sync
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
         self._sync = sync
@@ -338,7 +338,7 @@ class _Fit:
 
 
 def _judged(
-    worker: Worker, replica: Stepper, data: Rows, *, show: bool = False, tell: str | None = None
+    worker: Worker, replica: BaseReplica, data: Rows, *, show: bool = False, tell: str | None = None
 ) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
@@ -353,7 +353,7 @@ def _judged(
     return _merged(worker, replica, tell=tell)
 
 
-def _merged(worker: Worker, replica: Stepper, *, tell: str | None = None) -> dict[str, Any]:
+def _merged(worker: Worker, replica: BaseReplica, *, tell: str | None = None) -> dict[str, Any]:
     """The figures over all workers; with `tell`, the driver also hears those of each."""
     tallies = replica.take_tallies()
     if tell is not None:

@@ -23,7 +23,7 @@ _MOST_FRESH = 256
 
 
 class LossGuard:
-    """Looks at the losses of one worker in training; keeps the contract `LossWatch`.
+    """Looks at the losses of one worker in training, which its replica shows it.
 
     Args:
         on_nan: What to do about one that is not finite.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from kindler.engine.job import GangMember
 from kindler.engine.links import answer_calls, call
 from kindler.errors import SyncError
 from kindler.frameworks.base import BaseReplica
+from kindler.frameworks.contract import Variables
 from kindler.sync.gather_collective import GatherCollective
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.server_link import ServerLink
@@ -35,14 +36,11 @@ class Counted(BaseReplica):
         super().__init__(None)
         self._arrays = [np.zeros(3, np.float32), np.zeros((2, 2))]
 
-    def names(self) -> list[str]:
-        return ["a", "b"]
+    def variables(self, *groups: str) -> Variables:
+        return {"parameters": {name: a.copy() for name, a in zip("ab", self._arrays, strict=True)}}
 
-    def read(self) -> list[Array]:
-        return [array.copy() for array in self._arrays]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        self._arrays = [array.copy() for array in arrays]
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        self._arrays = [array.copy() for array in variables["parameters"].values()]
 
     def apply(self, gradients: Sequence[Array]) -> None:
         if np.isnan(gradients[0]).any():

@@ -44,15 +44,6 @@ def is_compiled(model: Any) -> bool:
 
 
 def backend_of(model: Any, wanted: str | None) -> str:
-    """The backend that workers compute with.
-
-    Args:
-        model: A Keras model, or None where there is only a creator of one.
-        wanted: What the user asked for, or None.
-
-    Raises:
-        ConfigError: There is no such backend, or the model was made with another one.
-    """
     if wanted is not None and wanted not in BACKENDS:
         raise ConfigError(f"keras_backend={wanted!r}: there are {', '.join(BACKENDS)}.")
     if model is None:
@@ -68,11 +59,7 @@ def backend_of(model: Any, wanted: str | None) -> str:
 
 
 def require(backend: str) -> None:
-    """Complain on the driver about what workers would miss.
-
-    Raises:
-        MissingExtraError: Keras or the backend's package is not installed.
-    """
+    """Complain on the driver about what workers would miss."""
     for package in ("keras", _PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             extra = "keras" if package == "keras" and backend == "torch" else backend
@@ -80,7 +67,6 @@ def require(backend: str) -> None:
 
 
 def environment(backend: str) -> tuple[tuple[str, str], ...]:
-    """What must be set before workers import Keras."""
     legacy = os.environ.get("TF_USE_LEGACY_KERAS")
     return (
         ("KERAS_BACKEND", backend),
@@ -90,11 +76,7 @@ def environment(backend: str) -> tuple[tuple[str, str], ...]:
 
 
 def load(backend: str) -> Any:
-    """Keras 3 on that backend, imported now if it is not yet.
-
-    Raises:
-        ConfigError: This process has Keras on another backend.
-    """
+    """Keras 3 on that backend, imported now if it is not yet."""
     loaded = _imported()
     if loaded is None:
         return _import_on(backend)
@@ -170,13 +152,7 @@ def may_use_gpus(backend: str) -> bool:
 
 
 def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:
-    """Python, numpy and the backend: what creators draw initial weights from.
-
-    Args:
-        backend: What Keras computes with.
-        seed: Any whole number.
-        compiled: On TensorFlow, whether operations that were made before begin anew as well.
-    """
+    """Python, numpy and the backend: what creators draw initial weights from."""
     seed %= 1 << 32
     load(backend)
     # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from kindler.frameworks.contract import Watch
 from kindler.frameworks.keras.metrics import plain
 
 _WRITERS = (
@@ -24,6 +23,28 @@ _WRITERS = (
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
+class Watch(Protocol):
+    """Who follows Keras's loop; epochs and steps are counted from 0, as Keras does."""
+
+    def train_begins(self) -> None: ...
+
+    def epoch_begins(self, epoch: int) -> None: ...
+
+    def step_begins(self) -> None: ...
+
+    def step_ends(self, steps: int, logs: Any) -> bool:
+        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike.
+
+        `logs` is a mapping whose `later(name)` gives a metric that only `float` brings from its device.
+        """
+
+    def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
+        """Before the user's callbacks: make `logs` those of all ranks, validation included."""
+
+    def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
+        """After the user's callbacks; whether the run ends, on all ranks."""
+
+
 def writes(keras: Any, callback: Any) -> bool:
     """Whether this callback of Keras's own only writes or shows: one rank does that for all."""
     kinds = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
@@ -33,16 +54,6 @@ def writes(keras: Any, callback: Any) -> bool:
 def make_hooks(
     keras: Any, callbacks: Sequence[Any], *, model: Any, watch: Watch, several: bool, **params: Any
 ) -> Any:
-    """The list of callbacks to hand to `fit`.
-
-    Args:
-        keras: Keras 3, or tf_keras.
-        callbacks: The user's, as far as they run on this rank.
-        model: The model.
-        watch: Who is told.
-        several: Whether there are other ranks, so that a stop must wait until all can agree.
-        params: What callbacks find in `params`.
-    """
     listens = any(_overrides(keras, callback, name) for callback in callbacks for name in _BATCH_HOOKS)
 
     class Hooks(keras.callbacks.CallbackList):  # type: ignore[misc]
@@ -101,7 +112,6 @@ class Remembering:
         self._given = set(inspect.signature(type(callback).__init__).parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers that the callback keeps."""
         counted = {
             name: value.item() if hasattr(value, "item") else value
             for name, value in vars(self._callback).items()

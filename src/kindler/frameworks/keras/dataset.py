@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Feed
 from kindler.frameworks.keras.error_relay import HostCode
 from kindler.frameworks.keras.label_rules import label_rules
 from kindler.frameworks.labels import LabelSource
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Feed(Protocol):
+    """Batches by number, counted from 0 within the epoch that runs."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
+        """Features and labels of one step; called from any thread."""
 
 
 class Remembering(HostCode):
@@ -32,20 +40,12 @@ class Remembering(HostCode):
         return bool(getattr(self._feed, "varies", False))
 
     def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
-        """The feed's own batch."""
         with self.kept():
             return self._feed.batch(number)
 
 
 class Arranged:
-    """How columns become what the model is called with.
-
-    Args:
-        model: The model.
-        inputs: "positional", "dict", or "auto": by name where the inputs have the names of the columns.
-        features: Names of the feature columns.
-        labels: Names of the label columns. A batch that has one array more has a weight per row.
-    """
+    """How columns become what the model is called with."""
 
     def __init__(
         self,
@@ -62,11 +62,6 @@ class Arranged:
         self._rules = label_rules(model, self._labels, by_name=self._targets_by_name)
 
     def inputs(self, features: Sequence[Array]) -> Any:
-        """What the model is called with.
-
-        Raises:
-            ConfigError: It has one input, and there are several columns.
-        """
         if len(self._shapes) == 1 < len(features):
             raise ConfigError(
                 f"the model has one input, but there are {len(features)} feature columns: {self._features}.\n"
@@ -80,11 +75,7 @@ class Arranged:
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
     def check(self, labels: tuple[Array, ...], where: Callable[[int], int | str]) -> None:
-        """Check that the model's losses can mean these labels; `where` names a row.
-
-        Raises:
-            DataError: One of them cannot.
-        """
+        """Check that the model's losses can mean these labels; `where` names a row."""
         source = LabelSource(labels, tuple(self._labels), where)
         for rule in self._rules:
             rule(source)

@@ -17,7 +17,6 @@ class HostCode:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Remember what goes wrong in the block."""
         try:
             yield
         except Exception as exc:

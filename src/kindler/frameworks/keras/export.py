@@ -29,19 +29,6 @@ _TITLES = {"openvino": "OpenVINO", "onnx": "ONNX"}
 
 
 def export(model: Any, form: str, path: str, *, backend: str, features: Sequence[Array]) -> None:
-    """Write a model.
-
-    Args:
-        model: The model, built.
-        form: "onnx" or "openvino".
-        path: The file.
-        backend: The backend of Keras, or "tf_keras".
-        features: A few rows of each input.
-
-    Raises:
-        ConfigError: The model has no such export.
-        MissingExtraError: A package that exports it is not installed.
-    """
     if backend == "tf_keras":
         _export_keras_2(model, form, path, features)
     elif backend in _ABLE[form]:
@@ -98,7 +85,7 @@ def _export_keras_2(model: Any, form: str, path: str, features: Sequence[Array])
             )
         importlib.import_module("tf2onnx").convert.from_keras(model, output_path=path)
         return
-    from kindler.frameworks.openvino.convert import convert
+    from kindler.frameworks.openvino.graph import convert
 
     tensorflow = importlib.import_module("tensorflow")
     specs = [tensorflow.TensorSpec([None, *array.shape[1:]], array.dtype) for array in features]

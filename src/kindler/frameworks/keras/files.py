@@ -20,7 +20,7 @@ import numpy as np
 
 from kindler.errors import ConfigError, UntrustedError, first_line
 from kindler.frameworks.keras.backends import backend_of, load
-from kindler.frameworks.keras.state import Variables, slots, value_of
+from kindler.frameworks.keras.state import ModelVariables, slots, value_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,11 +57,7 @@ def described(optimizer: Any) -> dict[str, Any] | None:
 
 
 def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
-    """Complain if the model came out of its archive with another optimizer than it went in with.
-
-    Raises:
-        ConfigError: It has; training would go another way than on the driver.
-    """
+    """Complain if the model came out of its archive with another optimizer than it went in with."""
     got = described(getattr(model, "optimizer", None)) if wanted is not None else None
     if got == wanted:
         return
@@ -76,11 +72,6 @@ def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
 
 
 def save(model: Any, path: str, *, flavour: str) -> None:
-    """Write the model as its file's name says.
-
-    Raises:
-        ConfigError: Keras writes no such file.
-    """
     if path.endswith(".weights.h5"):
         model.save_weights(path)
     elif path.endswith((".keras", ".h5")):
@@ -98,11 +89,7 @@ def save(model: Any, path: str, *, flavour: str) -> None:
 
 
 def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, Any]) -> None:
-    """Give the model the weights in a file, and its optimizer the state there, where it is of its kind.
-
-    Raises:
-        ConfigError: Nothing that can be trained on is read from such files.
-    """
+    """Give the model the weights in a file, and its optimizer the state there, where it is of its kind."""
     if path.endswith(".weights.h5"):
         model.load_weights(path)
         return
@@ -118,7 +105,7 @@ def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, An
         saved = read(compile=not old_format)
     except (TypeError, ValueError) as exc:
         saved, problem = read(compile=False), f"cannot be compiled here ({first_line(exc)})"
-    mine, theirs = Variables(model), Variables(saved)
+    mine, theirs = ModelVariables(model), ModelVariables(saved)
     if len(mine.own()) == len(theirs.own()):  # states of random layers included
         mine.assign([mine.value(v) for v in theirs.own()], only_own=True)
     else:
@@ -133,12 +120,7 @@ def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, An
 
 
 def read_model(path: str, *, trusted: bool) -> Any:
-    """The model in a `.keras` file, compiled as it was; code in it runs only for those who trust it.
-
-    Raises:
-        ConfigError: It is no such file.
-        UntrustedError: It holds code, or is one of Keras 2, which reads files of others at its own risk.
-    """
+    """The model in a `.keras` file, compiled as it was; code in it runs only for those who trust it."""
     try:
         with zipfile.ZipFile(path) as archive:
             version = str(json.loads(archive.read("metadata.json"))["keras_version"])

@@ -46,18 +46,7 @@ class Exchange(HostCode):
 def install(
     model: Any, collective: Collective, backend: str, *, may_idle: bool, gathers: bool = True
 ) -> Exchange:
-    """Make every optimizer of the model apply the mean over the rows of all ranks.
-
-    Args:
-        model: A built, compiled model; its next `fit` is the first to notice.
-        collective: Where the ranks meet.
-        backend: What Keras computes with.
-        may_idle: Whether this rank has steps without a row.
-        gathers: Whether losses may gather the rows of all ranks.
-
-    Raises:
-        ConfigError: The loss is a sum over rows, which has no mean over ranks, or a mean over something else.
-    """
+    """Make every optimizer of the model apply the mean over the rows of all ranks."""
     _refuse_sums(model)
     _refuse_masks(model)
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
@@ -70,14 +59,7 @@ def install(
 
 
 def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) -> Exchange:
-    """Let `learn` move the model's weights, in the place of its optimizer.
-
-    Args:
-        model: A built, compiled model; its next `fit` is the first to notice.
-        learn: Gets the gradients of all trained variables and the rows they are of; returns new weights.
-        backend: What Keras computes with.
-        may_idle: Whether this rank has steps without a row.
-    """
+    """Let `learn` move the model's weights, in the place of its optimizer."""
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
     rows, exchange = Rows(), Exchange(learn)
     _let_gather(model, refuse_to_gather)

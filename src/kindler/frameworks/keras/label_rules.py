@@ -18,13 +18,7 @@ _KERAS = ("keras", "tf_keras")
 
 
 def label_rules(model: Any, labels: Sequence[str], *, by_name: bool) -> list[Rule]:
-    """Functions that complain about labels which a loss of Keras's own cannot mean.
-
-    Args:
-        model: The model, compiled or not.
-        labels: The names of the label columns.
-        by_name: Whether these are names of the model's outputs; otherwise they are in their order.
-    """
+    """Functions that complain about labels which a loss of Keras's own cannot mean."""
     names = list(getattr(model, "output_names", None) or ())
     widths = [tensor.shape[-1] if len(tensor.shape) > 1 else None for tensor in _outputs(model)]
     found: list[Rule] = []

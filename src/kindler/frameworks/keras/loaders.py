@@ -23,7 +23,6 @@ _SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset")
 
 
 def open_dataset(dataset: Any, dealing: Dealing) -> _Dataset:
-    """A `tf.data.Dataset` as this rank's batches."""
     return _Dataset(dataset, dealing)
 
 
@@ -38,11 +37,7 @@ def pack_indexed(made: Any) -> Callable[[], Any]:
 
 
 def pack_dataset(dataset: Any) -> Callable[[], Any]:
-    """A dataset as a function that gives it elsewhere; what travels is its graph.
-
-    Raises:
-        ConfigError: It calls Python code, or holds what only this process has.
-    """
+    """A dataset as a function that gives it elsewhere; what travels is its graph."""
     import tensorflow as tf
 
     try:

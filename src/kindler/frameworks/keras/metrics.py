@@ -40,21 +40,17 @@ class Tallies:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables of all metrics, each once."""
         found = {id(v): v for metric in self._model.metrics for v in metric.variables}
         return list(found.values())
 
     def take(self) -> bytes:
-        """This rank's part."""
         return pack({"rows": self.rows}, [value_of(variable) for variable in self.variables])
 
     def reset(self) -> None:
-        """Count from nothing."""
         self._model.reset_metrics()
         self.rows = 0
 
     def joined(self, parts: Sequence[bytes]) -> bytes:
-        """One part that stands for all ranks'."""
         if len(parts) == 1:
             return parts[0]
         found = [unpack(part) for part in parts]
@@ -78,16 +74,7 @@ class Tallies:
     def try_out(
         self, judge: Callable[[Sequence[slice]], None], rows: int, *, own_step: bool = False
     ) -> list[str]:
-        """Look whether metrics of the user's own can be merged; returns what the user should know of others.
-
-        Args:
-            judge: Has the metrics count these parts of the rows at hand, from nothing.
-            rows: How many there are.
-            own_step: Whether only a train step of the user's own may update some of them.
-
-        Raises:
-            ConfigError: What a metric counts in several parts does not make up what it counts in one.
-        """
+        """Try whether metrics of the user's own can be merged; returns what to know of others."""
         own = [metric for metric in _each(self._model.metrics) if _is_own(metric)]
         if not own or rows < 2:
             return []
@@ -161,7 +148,6 @@ def plain(value: Any) -> Any:
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:
-    """The metrics, each before those inside it."""
     for metric in metrics:
         yield metric
         yield from _each(getattr(metric, "metrics", ()))

@@ -26,11 +26,7 @@ jnp: Any = jax.numpy
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has.
-
-    Raises:
-        ConfigError: A GPU was asked for and JAX finds none.
-    """
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
     if threads is not None:
         os.environ["NPROC"] = str(threads)
         if threads == 1:
@@ -45,12 +41,10 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
 
 
 def on_gpu() -> bool:
-    """Whether JAX computes on a GPU."""
     return bool(jax.default_backend() == "gpu")
 
 
 def taken_bytes() -> int:
-    """What JAX has of its GPU's memory."""
     counted = jax.local_devices()[0].memory_stats() if on_gpu() else None
     return int((counted or {}).get("bytes_in_use", 0))
 
@@ -74,7 +68,6 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 
 def called(model: Any, step: Any, data: Any) -> None:
-    """A train step outside of `fit`."""
     parts = (
         model.trainable_variables,
         model.non_trainable_variables,
@@ -95,12 +88,10 @@ def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> 
 
 
 def as_array(grad: Any) -> Any:
-    """A gradient as numpy has it."""
     return np.asarray(grad)
 
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
-    """One step of the optimizer."""
     pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
     model.optimizer.apply([jnp.asarray(array) for array, _ in pairs], [v for _, v in pairs])
 
@@ -137,7 +128,6 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def weigh(step: Any, rows: Rows) -> Any:
-    """A train step that tells how many rows it has."""
 
     def train_step(state: Any, data: Any) -> Any:
         rows.now, rows.turn = _count(data), None

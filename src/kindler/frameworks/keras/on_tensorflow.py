@@ -15,20 +15,15 @@ from typing import Any
 import tensorflow as tf
 
 from kindler.collective import Array
-from kindler.frameworks.devices import missing_gpu
+from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
 from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced, scaled_loss
-from kindler.frameworks.quiet import quiet_without_gpu
 from kindler.frameworks.row_gather import RowGather
 
 _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has.
-
-    Raises:
-        ConfigError: A GPU was asked for and TensorFlow finds none.
-    """
+    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
     gpus: list[Any] | None = None
     try:
         if threads is not None:
@@ -47,12 +42,10 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
 
 
 def on_gpu() -> bool:
-    """Whether TensorFlow computes on a GPU."""
     return bool(tf.config.get_visible_devices("GPU"))
 
 
 def taken_bytes() -> int:
-    """What TensorFlow has of the first GPU's memory."""
     return int(tf.config.experimental.get_memory_info("GPU:0")["current"]) if on_gpu() else 0
 
 
@@ -127,7 +120,6 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 
 def called(model: Any, step: Any, data: Any) -> None:
-    """A train step outside of `fit`."""
     step(tf.nest.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), data))
 
 
@@ -139,12 +131,10 @@ def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> 
 
 
 def as_array(grad: Any) -> Any:
-    """A gradient as numpy has it."""
     return tf.convert_to_tensor(grad).numpy()
 
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
-    """One step of the optimizer."""
     optimizer = model.optimizer
     pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
     tensors, variables = [tf.convert_to_tensor(array) for array, _ in pairs], [v for _, v in pairs]
@@ -229,7 +219,6 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def weigh(step: Any, rows: Rows) -> Any:
-    """A train step that tells how many rows it has."""
 
     def train_step(data: Any) -> Any:
         rows.now = _count(data)
@@ -258,7 +247,6 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
 
 
 def model_metrics(model: Any) -> list[Any]:
-    """The variables of all metrics, each once."""
     found = {id(v): v for metric in model.metrics for v in metric.variables}
     return list(found.values())
 

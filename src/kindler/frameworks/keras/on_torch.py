@@ -40,11 +40,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def settle(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one device of this rank.
-
-    Raises:
-        ConfigError: A GPU was asked for and is not there.
-    """
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = _device(device, local_rank)
@@ -56,7 +51,6 @@ def settle(*, device: str, local_rank: int, threads: int | None) -> None:
 
 
 def on_gpu() -> bool:
-    """Whether Keras computes on a GPU."""
     core: Any = importlib.import_module("keras.src.backend.torch.core")
     return bool(core.DEFAULT_DEVICE == "cuda")
 
@@ -74,21 +68,18 @@ def _device(device: str, local_rank: int) -> torch.device:
 
 
 def randomness() -> list[Array]:
-    """The states of torch's generators."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if on_gpu else ())]
     return [state.numpy() for state in states]
 
 
 def restore_randomness(states: Sequence[Array]) -> None:
-    """Draw from now on what came after `randomness`."""
     torch.set_rng_state(torch.from_numpy(states[0]))
     if len(states) > 1:
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states[1:]])
 
 
 def reseed(seed: int) -> None:
-    """Draw from a seed from now on."""
     torch.manual_seed(seed)
 
 
@@ -105,7 +96,6 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 
 def called(model: Any, step: Any, data: Any) -> None:
-    """A train step outside of `fit`."""
     model.zero_grad()
     step(torch.utils._pytree.tree_map(_there, data))
     model.zero_grad()
@@ -117,7 +107,6 @@ def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> 
 
 
 def apply(model: Any, gradients: Sequence[Array]) -> None:
-    """One step of the optimizer."""
     pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
     grads = [torch.from_numpy(array).to(v.value) for array, v in pairs]
     with torch.no_grad():
@@ -145,7 +134,6 @@ def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
-    """What `all_gather` is in a train step."""
     joined = Gather(ranks)
 
     def gathered(tensor: Any) -> Any:
@@ -157,7 +145,6 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def weigh(step: Any, rows: Rows) -> Any:
-    """A train step that tells how many rows it has."""
 
     def train_step(data: Any) -> Any:
         rows.now = _count(data)
@@ -200,7 +187,6 @@ def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
 
 
 def as_array(grad: Any) -> Any:
-    """A gradient as numpy has it."""
     whole = grad.detach().to_dense().cpu()
     return (whole.float() if whole.dtype is torch.bfloat16 else whole).numpy()  # numpy has no bfloat16
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from kindler.collective import Array, Collective, Gradients
+from kindler.collective import Array, Batch, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
-from kindler.frameworks.contract import Batch, Feed, Watch
+from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.keras import backends, callbacks, files
-from kindler.frameworks.keras.dataset import Arranged, Remembering, dataset
+from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset
 from kindler.frameworks.keras.export import export
 from kindler.frameworks.keras.gradient_hook import (
     Exchange,
@@ -48,7 +48,7 @@ from kindler.frameworks.keras.spec import (
     with_rate,
 )
 from kindler.frameworks.keras.state import (
-    Variables,
+    ModelVariables,
     fork_seeds,
     pack,
     seed_of,
@@ -57,6 +57,7 @@ from kindler.frameworks.keras.state import (
     variances,
 )
 from kindler.frameworks.keras.tried_loss import is_own, try_loss
+from kindler.frameworks.merged_buffers import merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.scoring_model import ScoringModel
 from kindler.frameworks.state_format import Buffer
@@ -69,55 +70,44 @@ def preload() -> None:
 
 
 class KerasReplica(BaseReplica):
-    """One rank's copy of a Keras model; keeps the contracts `DriverModel` and `Fitter`.
+    """One rank's copy of a Keras model.
 
-    Args:
-        spec: What the user handed in.
-        device: "auto", "cpu" or "cuda".
-        rank: This rank; dropout differs by it.
-        local_rank: Its number on its host, which chooses the GPU.
-        seed: Creators see every source of randomness seeded with it.
-        threads: Threads of the backend's own operations; None leaves them as they are.
-        feature_names: Names of the features, for models that take inputs by name.
-        label_names: Names of the labels, for models that have outputs of those names.
-        label_shapes: Not needed: Keras weighs by rows.
+    It steps as any replica, and has a loop of its own that `train/fit_loop.py` follows: that is faster, and
+    calls the callbacks that its users know.
+
+    Attributes:
+        may_idle: Whether steps of this rank may have no rows, as `build` was told.
     """
+
+    divisible = True
 
     def __init__(
         self,
         spec: KerasSpec,
         *,
         device: str = "auto",
-        rank: int = 0,
         local_rank: int = 0,
-        seed: int = 0,
         threads: int | None = None,
         feature_names: Sequence[str] = (),
         label_names: Sequence[str] = (),
-        label_shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> None:
-        self.spec, self.rank, self.seed = spec, rank, seed
+        super().__init__(spec, device=device, **options)
         if threads is not None:
             backends.settle(spec.backend, device=device, local_rank=local_rank, threads=threads)
         if spec.model_creator is not None:
-            backends.seed_everything(spec.backend, seed)
+            backends.seed_everything(spec.backend, self.seed)
         self.model = build_model(spec)
-        seed_own(seed, 0, rank)
+        seed_own(self.seed, 0, self.rank)
         self.flavour = backends.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
-        self.device = device
-        self.epoch = self.step = 0
-        self.output_names: tuple[str, ...] | None = None
         self.arrange(feature_names, label_names)
-        self.epoch_rows = 0
         self.may_idle = False
-        self._collective: Collective | None = None
         self._exchange: Exchange | None = None
         self._meets = self._tried = False
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
-        self._before: dict[int, bytes] = {}
         self._drawing_ops: Any = None
         self._kept: tuple[list[Array], list[Array]] = ([], [])
 
@@ -129,7 +119,6 @@ class KerasReplica(BaseReplica):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the backend computes on a GPU."""
         return backends.on_gpu(self.spec.backend)
 
     @property
@@ -140,23 +129,12 @@ class KerasReplica(BaseReplica):
 
     @classmethod
     def scoring_model(
-        cls,
-        spec: KerasSpec,
-        live: KerasReplica | None,
-        state: Callable[[], bytes],
-        before: ScoringModel | None,
+        cls, spec: KerasSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
     ) -> ScoringModel:
-        """The model without its optimizer."""
         return scoring_model(spec, state, before)
 
     @classmethod
-    def may_use_gpus(cls, spec: KerasSpec) -> bool:
-        """Whether the backend could compute on a GPU."""
-        return backends.may_use_gpus(spec.backend)
-
-    @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
-        """A replica of the spec that `dumps` packed; the options are the constructor's."""
         return cls(loads(spec), **options)
 
     @classmethod
@@ -177,52 +155,44 @@ class KerasReplica(BaseReplica):
 
     dumps = staticmethod(dumps)
     loads = staticmethod(revived)
-    lacking = staticmethod(lacking)
-    against_several = staticmethod(against_several)
-    divisible = True
 
     @classmethod
-    def against_server(cls, spec: KerasSpec) -> list[str]:
-        """A train step of the user's own applies its gradients itself."""
-        flavour = backends.flavour_of(spec.model) if spec.model is not None else None
-        try:
-            if flavour:
-                refuse_own_step(spec.model, importlib.import_module(flavour))
-        except ConfigError as exc:
-            return [str(exc)]
-        return []
+    def facts(cls, spec: KerasSpec) -> Facts:
+        return Facts(
+            gpus=backends.may_use_gpus(spec.backend),
+            has_instance=spec.model is not None,
+            environment=backends.environment(spec.backend),
+        )
 
     @classmethod
-    def against_parts(cls, spec: KerasSpec) -> list[str]:
-        """The norm of all gradients is known to none of several servers."""
-        optimizer = getattr(spec.model, "optimizer", None)
-        if getattr(optimizer, "global_clipnorm", None):
-            return ["global_clipnorm needs the gradients of all parameters."]
-        return []
-
-    @staticmethod
-    def environment(spec: KerasSpec) -> tuple[tuple[str, str], ...]:
-        """Keras reads its backend from there."""
-        return backends.environment(spec.backend)
-
-    @staticmethod
-    def has_instance(spec: KerasSpec) -> bool:
-        """Whether the user handed in a model rather than a way to make one."""
-        return spec.model is not None
+    def complaints(cls, spec: KerasSpec, use: Use, value: Any = None) -> list[str]:
+        if use in ("train", "judge"):
+            return lacking(spec, *(("optimizer", "loss") if use == "train" else ("loss",)))
+        if use == "several":
+            return against_several(spec)
+        if use == "server":  # a train step of the user's own applies its gradients itself
+            flavour = backends.flavour_of(spec.model) if spec.model is not None else None
+            try:
+                if flavour:
+                    refuse_own_step(spec.model, importlib.import_module(flavour))
+            except ConfigError as exc:
+                return [str(exc)]
+        if use == "parts":  # the norm of all gradients is known to none of several servers
+            optimizer = getattr(spec.model, "optimizer", None)
+            if getattr(optimizer, "global_clipnorm", None):
+                return ["global_clipnorm needs the gradients of all parameters."]
+        return super().complaints(spec, use, value)
 
     @property
     def optimizer(self) -> Any:
-        """What the model was compiled with."""
         return self.model.optimizer
 
     @property
-    def _variables(self) -> Variables:
-        """All that training changes."""
-        return Variables(self.model)
+    def _variables(self) -> ModelVariables:
+        return ModelVariables(self.model)
 
     @property
     def tallies(self) -> Tallies:
-        """The metrics, as sums that can be merged."""
         if self._tallies is None:
             self._tallies = Tallies(self.model)
         return self._tallies
@@ -268,7 +238,6 @@ class KerasReplica(BaseReplica):
             return [UNTRIED]
 
     def join(self, collective: Collective) -> None:
-        """Start from rank 0's variables."""
         self._collective = collective
         if collective.size == 1:
             return
@@ -300,13 +269,11 @@ class KerasReplica(BaseReplica):
         return [c for c in callbacks_given if self.rank == 0 or not callbacks.writes(self.keras, c)]
 
     def remembering(self, callback: Any) -> callbacks.Remembering:
-        """What the callback counts."""
         return callbacks.Remembering(callback)
 
     def hooks(
-        self, callbacks_here: Sequence[Any], watch: Watch, *, size: int, epochs: int, steps: int
+        self, callbacks_here: Sequence[Any], watch: callbacks.Watch, *, size: int, epochs: int, steps: int
     ) -> Any:
-        """The list of callbacks for `fit`."""
         return callbacks.make_hooks(
             self.keras,
             callbacks_here,
@@ -322,15 +289,10 @@ class KerasReplica(BaseReplica):
 
     @property
     def stopping(self) -> bool:
-        """Whether `fit` was asked to end."""
         return bool(self.model.stop_training)
 
     def look_at(self, batch: Batch) -> None:
-        """Check that the losses can mean the labels of a batch.
-
-        Raises:
-            DataError: One of them cannot.
-        """
+        """Check that the losses can mean the labels of a batch."""
 
         def within(row: int) -> str:
             return f"{row} of the {batch.rows} that worker {self.rank} has in a step"
@@ -338,7 +300,6 @@ class KerasReplica(BaseReplica):
         self._arranged.check(batch.labels, batch.where or within)
 
     def train_step(self, batch: Batch) -> None:
-        """One step of Keras's own."""
         self.look_at(batch)
         if batch.global_rows:
             with _kept_metrics(self.model):
@@ -347,34 +308,54 @@ class KerasReplica(BaseReplica):
             self.step += 1
 
     def eval_step(self, batch: Batch) -> None:
-        """One batch of Keras's own evaluation."""
         self.look_at(batch)
         if batch.rows:
             with _kept_metrics(self.model):
                 self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self.tallies.rows += batch.rows
 
+    def _named(self, *groups: str) -> dict[str, dict[str, Any]]:
+        """The variables themselves, called by their paths; buffers also by their places."""
+        found: dict[str, dict[str, Any]] = {}
+        if not groups or "parameters" in groups:
+            found["parameters"] = {_path(v): v for v in self.model.trainable_variables}
+        if not groups or "buffers" in groups:
+            buffers = [variable for part in self._variables.buffers() for variable in part]
+            found["buffers"] = {f"{place} {_path(v)}": v for place, v in enumerate(buffers)}
+        return found
+
+    def variables(self, *groups: str) -> Variables:
+        """Parameters and buffers; what the optimizer has is in `state`."""
+        self._settle()
+        named = self._named(*groups).items()
+        return {group: {name: value_of(v) for name, v in part.items()} for group, part in named}
+
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        self._settle()
+        named = self._named(*variables)
+        for group, arrays in variables.items():
+            for name, array in arrays.items():
+                named[group][name].assign(array)
+
     def names(self) -> list[str]:
-        """The paths of the trained variables."""
-        return [str(getattr(v, "path", None) or v.name) for v in self.model.trainable_variables]
+        return [_path(v) for v in self.model.trainable_variables]
 
     def read(self) -> list[Array]:
-        """Copies of the trained variables."""
         self._settle()
-        return [self._variables.value(v) for v in self.model.trainable_variables]
+        return [value_of(v) for v in self.model.trainable_variables]
 
     def write(self, arrays: Sequence[Array]) -> None:
-        """Overwrite the trained variables."""
         self._settle()
         for variable, array in zip(self.model.trainable_variables, arrays, strict=True):
             variable.assign(array)
 
-    def gradients(self, batch: Batch) -> Gradients:
-        """The gradient of the loss that the model was compiled with.
+    def _means_of_variances(self) -> dict[str, str]:
+        names = {id(variable): name for name, variable in self._named("buffers")["buffers"].items()}
+        pairs = variances(self.model).items()
+        return {names[v]: names[id(mean)] for v, mean in pairs if v in names and id(mean) in names}
 
-        Raises:
-            ConfigError: The model has a train step of its own, of which only Keras knows what it does.
-        """
+    def gradients(self, batch: Batch) -> Gradients:
+        """The gradient of the loss that the model was compiled with."""
         refuse_own_step(self.model, self.keras)
         self._settle()
         self.look_at(batch)
@@ -437,15 +418,6 @@ class KerasReplica(BaseReplica):
         class_weight: Mapping[int, float] | None = None,
         ends: bool = True,
     ) -> None:
-        """Keras's own `fit` over the epochs of `feed`.
-
-        Args:
-            feed: The batches of an epoch.
-            hooks: Told of every step and epoch.
-            epochs: The first, counted from 0, and the one after the last.
-            class_weight: Weights of labels.
-            ends: False where training goes on after this, so that nothing is made final.
-        """
         self._try_loss(feed)
         exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
         told = Remembering(feed)
@@ -491,11 +463,9 @@ class KerasReplica(BaseReplica):
 
     def begin_epoch(self, epoch: int) -> None:
         """Dropout of several ranks differs, and depends on the epoch: a resumed epoch is the same."""
-        self.epoch, self.epoch_rows = epoch, 0
-        if self._collective is not None and self._collective.size > 1:
+        if self._others is not None:
             fork_seeds(self.model, self.seed, epoch, self.rank)
-            buffers = [variable for part in self._variables.buffers() for variable in part]
-            self._before = {id(variable): self._variables.value(variable).tobytes() for variable in buffers}
+        super().begin_epoch(epoch)
         # The user's own code draws other numbers on every rank and in every epoch.
         backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank), compiled=False)
         if self._drawing_ops is not None:
@@ -514,7 +484,6 @@ class KerasReplica(BaseReplica):
         self._kept = (self._variables.read(), counted)
 
     def step_is_finite(self) -> bool:
-        """Whether the trained variables are."""
         return all(bool(np.isfinite(array).all()) for array in self.read() if array.dtype.kind == "f")
 
     def undo_step(self) -> None:
@@ -525,67 +494,21 @@ class KerasReplica(BaseReplica):
         for variable, value in zip(self.tallies.variables, counted, strict=True):
             variable.assign(value)
 
-    def merge_buffers(self) -> None:
-        """Make what training changed besides weights (BatchNorm's statistics) the same on all ranks.
-
-        What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded. Floating
-        point becomes the mean by rows. The variances of a layer that keeps means and variances become those
-        of all rows: with w the share of rows, m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)).
-        """
-        if self._collective is None or self._collective.size == 1:
-            return
-        value = self._variables.value
-        floats, others = (self._changed(part) for part in self._variables.buffers())
-        means_of = variances(self.model)
-        own_means = {id(v): value(means_of[id(v)]) for v in floats if id(v) in means_of}
-        self._assign_means([(v, value(v)) for v in floats if id(v) not in means_of])
-        # The means are those of all ranks now.
-        spread = [
-            (v, value(v) + np.square(own_means[id(v)] - value(means_of[id(v)])))
-            for v in floats
-            if id(v) in means_of
-        ]
-        self._assign_means(spread)
-        # Counters and the like cannot be averaged: rank 0's are everybody's.
-        taken = self._collective.broadcast([value(v) for v in others]) if others else []
-        for variable, everybodys in zip(others, taken, strict=True):
-            variable.assign(everybodys)
-
-    def _assign_means(self, pairs: Sequence[tuple[Any, Array]]) -> None:
-        """Assign to variables the means of these values over the rows of all ranks."""
-        if self._collective is not None and pairs:
-            merged = self._collective.mean([value for _, value in pairs], float(self.epoch_rows))
-            for (variable, _), mean in zip(pairs, merged, strict=True):
-                variable.assign(mean)
-
-    def _changed(self, buffers: Sequence[Any]) -> list[Any]:
-        """Those that some rank has changed since the epoch began; all ranks call it together."""
-        if not buffers or self._collective is None:
-            return []
-        # Bytes, so that NaN is equal to itself.
-        mine = [self._before.get(id(v)) != self._variables.value(v).tobytes() for v in buffers]
-        flags = self._collective.sum([np.array(mine, np.float32)])[0]
-        return [variable for variable, flag in zip(buffers, flags, strict=True) if flag]
-
     def take_tallies(self) -> bytes:
-        """The metrics' variables, which begin anew."""
         part = self.tallies.take()
         self.tallies.reset()
         return part
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
-        """The metrics over all ranks."""
         figures = self.tallies.load(self.tallies.joined(tallies))
         figures["num_samples"] = self.tallies.rows
         self.tallies.reset()
         return figures
 
     def metric_states(self) -> bytes:
-        """The metrics' variables, which count on."""
         return self.tallies.take()
 
     def join_metric_states(self, states: Sequence[bytes]) -> bytes:
-        """Their sums."""
         return self.tallies.joined(states)
 
     def load_metric_states(self, joined: bytes) -> dict[str, Any]:
@@ -593,25 +516,20 @@ class KerasReplica(BaseReplica):
         return self.tallies.load(joined)
 
     def figures(self) -> dict[str, Any]:
-        """The metrics' present results."""
         return self.tallies.figures()
 
     def running_loss(self) -> float:
-        """The mean so far."""
         return float(self.figures().get("loss", float("nan"))) if self.tallies.rows else float("nan")
 
     def running_metrics(self) -> dict[str, float]:
-        """The metrics so far."""
         figures = self.figures().items()
         return {name: v for name, v in figures if name != "loss" and isinstance(v, int | float)}
 
     def loss_sums(self) -> tuple[float, float]:
-        """The loss so far."""
         rows = self.tallies.rows
         return (self.running_loss() * rows if rows else 0.0), float(rows)
 
     def learning_rate(self) -> float:
-        """The rate of the next step."""
         rate = self.model.optimizer.learning_rate
         if callable(rate):  # Keras 2 leaves a schedule to be called
             rate = rate(self.model.optimizer.iterations)
@@ -654,9 +572,9 @@ class KerasReplica(BaseReplica):
         """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
         self._settle()
         buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
-        arrays = [self._variables.value(variable) for variable in [*buffers, *self.tallies.variables]]
+        arrays = [value_of(variable) for variable in [*buffers, *self.tallies.variables]]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
-        return pack({"own": own_states()}, [*arrays, *drawn])
+        return pack({"own": own_states(), "rows": self.epoch_rows}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
         """Go on in the middle of an epoch; `load_state` came before."""
@@ -670,25 +588,15 @@ class KerasReplica(BaseReplica):
         self._drawn = arrays[len(variables) :]
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        """The same from the states of other ranks than there are now, which had even shares of the rows."""
-        variables = self._variables
-        floats, others = variables.buffers()
-        known = {
-            id(v): place for place, v in enumerate(p for part in variables.buffers(seeds=True) for p in part)
-        }
-        told = [unpack(data)[1] for data in states]
-        means_of = variances(self.model)
-        for variable in floats:
-            values = np.stack([arrays[known[id(variable)]] for arrays in told])
-            merged = values.mean(axis=0, dtype=np.float64)
-            if id(variable) in means_of:
-                place = known[id(means_of[id(variable)])]
-                merged += np.stack([arrays[place] for arrays in told]).var(axis=0, dtype=np.float64)
-            variable.assign(merged.astype(values.dtype))
-        for variable in others:
-            variable.assign(told[0][known[id(variable)]])
+        told = [unpack(data) for data in states]
+        places = [id(v) for part in self._variables.buffers(seeds=True) for v in part]
+        named = self._named("buffers")["buffers"].items()
+        parts = [{name: arrays[places.index(id(v))] for name, v in named} for _, arrays in told]
+        # Files of before have no rows: ranks had even shares.
+        rows = [int(fields.get("rows", 1)) for fields, _ in told]
+        self.assign({"buffers": merge_parts(parts, rows, self._means_of_variances())})
         if self.rank == 0:
-            self.tallies.load_sum([arrays[len(known) :] for arrays in told])
+            self.tallies.load_sum([arrays[len(places) :] for _, arrays in told])
         seed_own(self.seed, self.epoch, self.rank, self.step)
         if size > 1:
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
@@ -721,19 +629,16 @@ class KerasReplica(BaseReplica):
         export(self.model, form, path, backend=backend, features=features)
 
     def trained_model(self) -> Any:
-        """The model itself."""
         self._settle()
         return self.model
 
     def weights(self) -> bytes:
-        """A file of weights as Keras writes it."""
         with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
             path = os.path.join(folder, "model.weights.h5")
             self.save(path)
             return Path(path).read_bytes()
 
     def load_weights(self, data: bytes) -> None:
-        """Take the weights of such a file."""
         with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
             path = os.path.join(folder, "model.weights.h5")
             Path(path).write_bytes(data)
@@ -773,6 +678,10 @@ class KerasReplica(BaseReplica):
 
     def _custom_objects(self) -> dict[str, Any]:
         return custom_objects(self.model, self.flavour)
+
+
+def _path(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 class _Parts:
@@ -839,5 +748,4 @@ def _with_text(batch: Any) -> Any:
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Zeros, or empty texts."""
     return np.full(shape, "", object) if np.dtype(dtype) == object else np.zeros(shape, dtype)

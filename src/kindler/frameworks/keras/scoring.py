@@ -25,13 +25,7 @@ _OF_TRAINING = {"optimizer", "optimizers"}
 
 
 def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringModel | None) -> ScoringModel:
-    """What a process needs to score with the model as it is now.
-
-    Args:
-        spec: What the user handed in.
-        state: Gives the trained state, if there is one; of a model in this process, as it is now.
-        before: What this gave last; it is given again where nothing has changed.
-    """
+    """What a process needs to score with the model as it is now."""
     model = spec.model
     if model is None or isinstance(model, Archive):
         return ScoringModel.of(dumps(spec), own_state(state()), before)
@@ -43,7 +37,6 @@ def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringMo
 
 
 def own_state(state: bytes) -> bytes:
-    """What of a trained state is the model's own."""
     if not state:
         return state
     fields, arrays = unpack(state)

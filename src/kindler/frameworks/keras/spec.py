@@ -94,11 +94,7 @@ def against_several(spec: KerasSpec) -> list[str]:
 
 
 def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
-    """The spec with this learning rate; a model is changed in place.
-
-    Raises:
-        ConfigError: The model is compiled elsewhere, or has no optimizer.
-    """
+    """The spec with this learning rate; a model is changed in place."""
     if spec.compile_args_creator is not None:
         raise ConfigError(
             f"learning_rate={rate}: compile_args_creator decides the rate.\n"
@@ -151,11 +147,7 @@ def synchronized(model: Any) -> list[str]:
 
 
 def build_model(spec: KerasSpec) -> Any:
-    """The model: the user's own instance, what its archive holds, or what the creator makes.
-
-    Raises:
-        ConfigError: The creator returned something else.
-    """
+    """The model: the user's own instance, what its archive holds, or what the creator makes."""
     if isinstance(spec.model, Archive):
         model = _restore(spec.model, spec.backend)
     elif spec.model is not None:

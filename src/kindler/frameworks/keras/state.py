@@ -17,7 +17,7 @@ from kindler.frameworks.keras.gradient_hook import optimizers
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Variables:
+class ModelVariables:
     """All variables that training changes: the model's own (its seeds included), then its optimizers'."""
 
     def __init__(self, model: Any) -> None:
@@ -29,11 +29,9 @@ class Variables:
         return optimizers(self._model)
 
     def own(self) -> list[Any]:
-        """The model's own variables."""
         return _once(getattr(self._model, "variables", ()))
 
     def all(self) -> list[Any]:
-        """The model's own, then its optimizers'."""
         return _once([*self.own(), *(v for o in self.optimizers for v in _of_optimizer(o))])
 
     def buffers(self, *, seeds: bool = False) -> tuple[list[Any], list[Any]]:
@@ -45,25 +43,17 @@ class Variables:
         return floats, [v for v in rest if not _is_float(v)]
 
     def value(self, variable: Any) -> Array:
-        """A copy of a variable's value."""
         return value_of(variable)
 
     def read(self) -> list[Array]:
-        """Copies of all values."""
         return [self.value(variable) for variable in self.all()]
 
     def names(self) -> list[str]:
-        """What each of them is called."""
         return [str(getattr(variable, "path", None) or variable.name) for variable in self.all()]
 
     def assign(
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, only_own: bool = False
     ) -> None:
-        """Set all values, in the order of `read`.
-
-        Raises:
-            ConfigError: They are those of another model.
-        """
         mine = self.own() if only_own else self.all()
         if len(mine) != len(arrays):
             raise ConfigError(
@@ -81,7 +71,6 @@ class Variables:
 
 
 def value_of(variable: Any) -> Array:
-    """A copy of a variable's value."""
     value = getattr(variable, "value", None)
     if value is None or callable(value):  # TensorFlow's own variables
         return np.array(variable.numpy())
@@ -113,7 +102,6 @@ def fork_seeds(model: Any, seed: int, epoch: int, rank: int, *place: int) -> Non
 
 
 def seed_of(seed: int, *place: int) -> int:
-    """A seed for this place, of 31 bits."""
     words = np.random.SeedSequence([seed & (2**63 - 1), *place]).generate_state(1, np.uint32)
     return int(words[0] >> 1)
 
@@ -127,11 +115,6 @@ def pack(fields: Mapping[str, Any], arrays: Sequence[Array]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """What `pack` made bytes of.
-
-    Raises:
-        ConfigError: These bytes are something else.
-    """
     try:
         length = int.from_bytes(data[:8], "little")
         fields = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["kindler"])
@@ -150,7 +133,6 @@ def _plain(array: Array) -> Array:
 
 
 def slots(optimizer: Any) -> list[Any]:
-    """What the optimizer calls its variables."""
     held = optimizer.variables
     return list(held() if callable(held) else held)
 

@@ -37,19 +37,7 @@ _HINT = (
 def try_loss(
     model: Any, keras: Any, backend: str, batch: Sequence[Any], *, undo: Callable[[], None], gathers: bool
 ) -> None:
-    """Try the loss that a model learns by, which `is_own`.
-
-    Args:
-        model: A built, compiled model.
-        keras: The Keras that it is of.
-        backend: What it computes with.
-        batch: Inputs, targets and weights of some rows, as far as there are any.
-        undo: Leaves the model as it was before this call.
-        gathers: Whether workers meet in every step, so that `all_gather` can be called.
-
-    Raises:
-        ConfigError: It is not a mean over rows; or it gathers, where workers do not meet.
-    """
+    """Try the loss that a model learns by, which `is_own`."""
     own_step = type(model).train_step is not keras.Model.train_step
     unknown = _unknown(model)
     rows = len(next(_leaves(batch)))
@@ -214,7 +202,6 @@ def _array(keras: Any, tensor: Any) -> Array:
 
 
 def _wide(array: Array) -> Array:
-    """Numbers of half precision say little."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind in "fV" else array
 
 

@@ -1,17 +1,12 @@
 """Models compiled once per host: the first process that needs one compiles it, the others read the result.
 
-Compiled models are files in the private folder of this user, of which the most recently used are kept. A
-model that declares one number of rows is made to take any number, if it computes each row by itself.
+OpenVINO keeps them in the private folder of this user; the newest stay. A model that declares one number of
+rows is made to take any number, if it computes each row by itself.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import logging
-import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,37 +26,22 @@ _CLOSE, _NEAR_ZERO = 1e-3, 1e-5  # calls of different sizes differ in their last
 
 
 def compiled(spec: OpenvinoSpec, threads: int | None) -> Any:
-    """The model, ready to be called.
-
-    Args:
-        spec: The model.
-        threads: Compute threads, unless the spec says how many; None for as many as OpenVINO likes.
-
-    Raises:
-        ConfigError: OpenVINO cannot compile it.
-    """
+    """The model, ready to be called by as many threads as the spec says, or else by this many."""
     settings = _settings(spec, threads)
     try:
-        path = cache_folder() / f"{_key(spec)}.blob"
+        folder = cache_folder()
     except (ConfigError, OSError) as exc:
         _log.warning("compiling %s for this process alone: %s", spec.name, exc)
         return _compiled(spec, settings)
-    with locked(path.parent / f".lock-{path.name[0]}"):
-        if not path.exists():
-            model = _compiled(spec, settings)
-            _keep(path, model)
-            return model
-    try:
-        os.utime(path)
-        return graph.core().import_model(path.read_bytes(), spec.device, settings)
-    except (RuntimeError, OSError) as exc:
-        _log.warning("compiling %s again, what was kept cannot be read: %s", spec.name, graph.cause(exc))
-        path.unlink(missing_ok=True)
-        return _compiled(spec, settings)
+    with locked(folder / ".lock"):  # nobody reads what another process is still writing
+        model = _compiled(spec, {"CACHE_DIR": str(folder), **settings})
+        kept = sorted(folder.glob("*.blob"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in kept[_KEPT:]:
+            file.unlink(missing_ok=True)
+    return model
 
 
 def cache_folder() -> Path:
-    """Where this user's compiled models are."""
     folder = private_folder() / "openvino"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -79,16 +59,6 @@ def _settings(spec: OpenvinoSpec, threads: int | None) -> dict[str, Any]:
     return settings
 
 
-def _key(spec: OpenvinoSpec) -> str:
-    """What the result of compiling depends on; how many threads compute is decided when it is read."""
-    digest = hashlib.sha256()
-    facts = [openvino.__version__, platform.node(), spec.device, {**graph.SETTINGS, **spec.properties}]
-    for part in (json.dumps(facts, sort_keys=True).encode(), spec.xml, spec.weights):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def _compiled(spec: OpenvinoSpec, settings: Mapping[str, Any]) -> Any:
     def compile_model(model: Any) -> Any:
         return graph.core().compile_model(model, spec.device, dict(settings))
@@ -103,21 +73,6 @@ def _compiled(spec: OpenvinoSpec, settings: Mapping[str, Any]) -> Any:
         return compile_model(model)
     except RuntimeError as exc:
         raise ConfigError(f"OpenVINO cannot compile {spec.name}: {graph.cause(exc)}") from exc
-
-
-def _keep(path: Path, model: Any) -> None:
-    """Write the compiled model, whole or not at all, and remove those that were not used for longest."""
-    unfinished, stream = path.with_suffix(".unfinished"), io.BytesIO()
-    try:
-        model.export_model(stream)
-        unfinished.write_bytes(stream.getbuffer())
-        unfinished.replace(path)
-        others = sorted(path.parent.glob("*.blob"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in others[_KEPT:]:
-            file.unlink(missing_ok=True)
-    except (RuntimeError, OSError) as exc:  # a full disk, or a device that exports nothing: it works without
-        unfinished.unlink(missing_ok=True)
-        _log.info("the compiled model is not kept: %s", graph.cause(exc))
 
 
 def _declares_rows(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""OpenVINO's own objects: models read from bytes and files, the shapes they declare, their errors."""
+"""OpenVINO's own objects: models read from bytes and files, converted, their shapes and errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.temporary import Folder
 
@@ -28,11 +29,7 @@ def core() -> Any:
 
 
 def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
-    """The model of an .xml file and the .bin file beside it.
-
-    Raises:
-        ConfigError: They are not a model.
-    """
+    """The model of an .xml file and the .bin file beside it."""
     try:
         return core().read_model(xml, weights)
     except RuntimeError as exc:
@@ -40,11 +37,7 @@ def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
 
 
 def read_file(path: Path) -> Any:
-    """The model of a file that OpenVINO understands: its own, ONNX, TensorFlow's or TensorFlow Lite's.
-
-    Raises:
-        ConfigError: It is not a model, or of a format that OpenVINO does not read.
-    """
+    """The model of a file that OpenVINO understands: its own, ONNX, TensorFlow's or TensorFlow Lite's."""
     try:
         return core().read_model(str(path))
     except RuntimeError as exc:
@@ -79,3 +72,33 @@ def cause(error: BaseException) -> str:
 
 def _length(dimension: Any) -> int | None:
     return None if dimension.is_dynamic else int(dimension.get_length())
+
+
+def convert(
+    model: Any,
+    path: str,
+    *,
+    features: Sequence[Array],
+    names: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    example: Any = None,
+) -> None:
+    """Convert a model and write its .xml and .bin files."""
+    try:
+        converted = openvino.convert_model(model, **({} if example is None else {"example_input": example}))
+        if len(converted.inputs) != len(features):
+            raise ConfigError(
+                f"OpenVINO finds {len(converted.inputs)} inputs in the model, which takes {len(features)}.\n"
+                "Hint: every input must have a part in the outputs."
+            )
+        shapes = [[-1, *array.shape[1:]] for array in features]
+        converted.reshape({i: openvino.PartialShape(shape) for i, shape in enumerate(shapes)})
+    except ConfigError:
+        raise
+    except Exception as exc:  # its errors, and those of the framework that it traces
+        raise ConfigError(f"OpenVINO cannot convert this model: {cause(exc)}") from exc
+    for ports, wanted in ((converted.inputs, names), (converted.outputs, outputs)):
+        if len(ports) == len(wanted):
+            for port, name in zip(ports, wanted, strict=True):
+                port.get_tensor().set_names({name})
+    openvino.save_model(converted, path, compress_to_fp16=False)

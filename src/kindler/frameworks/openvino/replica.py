@@ -20,34 +20,17 @@ def preload() -> None:
 
 
 class OpenvinoReplica(BaseReplica):
-    """One process's copy of a model; keeps the contracts `DriverModel` and `Scorer`.
-
-    Args:
-        spec: The model.
-        device: Not needed: the spec names OpenVINO's device.
-        rank: This rank.
-        local_rank: Its number on its host.
-        seed: Not needed.
-        threads: Compute threads, where the spec leaves them open.
-        feature_names: Names of the columns that inputs are fed from.
-        label_names: Not needed.
-        label_shapes: Not needed.
-    """
+    """One process's copy of a model; the spec names OpenVINO's device."""
 
     def __init__(
         self,
         spec: OpenvinoSpec,
         *,
-        device: str = "cpu",
-        rank: int = 0,
-        local_rank: int = 0,
-        seed: int = 0,
         threads: int | None = None,
         feature_names: Sequence[str] = (),
-        label_names: Sequence[str] = (),
-        label_shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(spec, device=device, rank=rank, seed=seed)
+        super().__init__(spec, **options)
         self._threads, self._features = threads, tuple(feature_names)
         self.output_names = spec.output_names
 
@@ -68,21 +51,18 @@ class OpenvinoReplica(BaseReplica):
         return graph.read_ir(self.spec.xml, self.spec.weights, self.spec.name)
 
     def save(self, path: str) -> NoReturn:
-        """Two files are more than `save` writes."""
         raise ConfigError(
             "save() writes one file, and a model of OpenVINO has two.\n"
             "Hint: to_openvino('model.xml') writes both; save('name.estimator') keeps the whole estimator."
         )
 
     def load(self, path: str) -> NoReturn:
-        """The weights belong to the graph."""
         raise ConfigError(
             "a model of OpenVINO has its weights with it.\n"
             "Hint: Estimator.from_openvino(model_path=...) reads another one."
         )
 
     def state(self) -> bytes:
-        """Nothing is learned."""
         return b""
 
     @cached_property

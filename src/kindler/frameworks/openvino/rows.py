@@ -21,10 +21,6 @@ class RowCaller:
 
     Attributes:
         names: The names of the inputs, one each.
-
-    Args:
-        model: The compiled model.
-        name: What messages call it.
     """
 
     def __init__(self, model: Any, name: str) -> None:
@@ -39,11 +35,7 @@ class RowCaller:
         self._fills: bool | None = None
 
     def arranged(self, columns: Sequence[str], arrays: Sequence[Array]) -> list[Array]:
-        """The arrays in the order of the inputs: by name if the columns have the inputs' names.
-
-        Raises:
-            ConfigError: There are more or fewer columns than inputs.
-        """
+        """The arrays in the order of the inputs: by name if the columns have the inputs' names."""
         if len(arrays) != len(self.names):
             raise ConfigError(
                 f"{self._name} takes {len(self.names)} inputs ({', '.join(self.names)}), and the data has"
@@ -56,11 +48,7 @@ class RowCaller:
         return list(arrays)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
-        """The outputs for these rows, in the order of the inputs.
-
-        Raises:
-            DataError: Rows are not of the shape or dtype that the model takes.
-        """
+        """The outputs for these rows, in the order of the inputs."""
         inputs = [self._cast(array, i) for i, array in enumerate(arrays)]
         rows = len(inputs[0])
         if self._is_whole(inputs):

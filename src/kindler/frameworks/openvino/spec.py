@@ -45,11 +45,7 @@ def make_spec(
     properties: Mapping[str, Any] | None = None,
     device: str = "CPU",
 ) -> OpenvinoSpec:
-    """A spec of the arguments of `Estimator.from_openvino`.
-
-    Raises:
-        ConfigError: The file is missing, or is not a model.
-    """
+    """A spec of the arguments of `Estimator.from_openvino`."""
     if not isinstance(model_path, str | PathLike):
         raise ConfigError(f"model_path must be the path of a file; received {model_path!r}.")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -67,17 +63,11 @@ def make_spec(
 
 
 def dumps(spec: OpenvinoSpec) -> bytes:
-    """The spec as bytes; nothing in them is code."""
     head = {name: value for name, value in asdict(spec).items() if name not in ("xml", "weights")}
     return b"".join(pack(json.dumps(head).encode(), [spec.xml, spec.weights]))
 
 
 def loads(data: bytes) -> OpenvinoSpec:
-    """The spec out of those bytes.
-
-    Raises:
-        ConfigError: They are something else.
-    """
     if not is_packed(data):
         raise ConfigError("these bytes are not a model for OpenVINO.")
     head, (xml, weights) = unpack(data)

@@ -24,7 +24,6 @@ class Tracked:
         self._names = [name for name, _ in self._named()]
 
     def buffers(self) -> Iterator[torch.Tensor]:
-        """The buffers, as they are now."""
         now = dict(self._named())
         for name in self._names:
             buffer = now.get(name)
@@ -35,7 +34,6 @@ class Tracked:
             yield torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
     def modules(self) -> Iterator[nn.Module]:
-        """The modules that have them."""
         return (part for module in self._modules for part in module.modules())
 
     def refuse_new(self) -> None:
@@ -51,11 +49,7 @@ class Tracked:
             )
 
     def reshaped(self, collective: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
-        """Which have another shape than `before` on some rank, so that ranks cannot be merged; all call it.
-
-        Raises:
-            ConfigError: One of them belongs to the weights.
-        """
+        """Which have another shape than `before` on some rank, so that they cannot be merged; all call it."""
         now = list(self.buffers())
         if not now:
             return []

@@ -37,7 +37,6 @@ class Votes:
     soft: torch.Tensor | None = None
 
     def guesses(self) -> torch.Tensor:
-        """What the model says, in the form of `classes`."""
         if self.exclusive:
             return self.scores.argmax(dim=1)
         return self.scores > (0.0 if self.form == "logits" else 0.5)
@@ -109,18 +108,7 @@ def votes_of(
     name: str,
     use: Literal["order", "cut", "logarithm"] = "cut",
 ) -> Votes:
-    """The votes of a batch for a model that is trained with this loss.
-
-    Args:
-        outputs: The model's.
-        target: The label.
-        loss: What the model is trained with.
-        name: The metric that asks.
-        use: What it does with scores of one class.
-
-    Raises:
-        ConfigError: What outputs and labels mean is not known.
-    """
+    """The votes of a batch for a model that is trained with this loss."""
     if loss is not None and loss.by_class:
         return _by_class(outputs, target, loss, name)
     if loss is not None and loss.binary:
@@ -152,14 +140,7 @@ def _binary(outputs: torch.Tensor, target: torch.Tensor, form: str, name: str) -
 
 
 def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: bool) -> Votes:
-    """For losses that do not say: class numbers, one-hot labels, or one output of a row and labels 0 and 1.
-
-    Args:
-        outputs: The model's.
-        target: The label.
-        name: The metric.
-        within: Whether outputs must be from 0 to 1, so that a cut at 0.5 is no guess.
-    """
+    """For losses that do not say: class numbers, one-hot labels, or one output a row and labels 0 and 1."""
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target
         if _is_one_hot(outputs, target):

@@ -63,11 +63,7 @@ def taken_bytes() -> int:
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
-    """The device that a rank uses: "auto" takes its GPU if there is one.
-
-    Raises:
-        ConfigError: A GPU was asked for and is not there.
-    """
+    """The device that a rank uses: "auto" takes its GPU if there is one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
         device = "cuda" if count else "cpu"
@@ -87,38 +83,23 @@ def backward_on(kind: str) -> AbstractContextManager[Any]:
 
     By itself torch leaves that to a thread for each GPU and waits for it. The pass is the same; in a step of
     a small model, to change threads and back takes up to a third of the time, most where cores sleep.
-
-    Args:
-        kind: The type of the device that it runs on.
     """
     return torch.autograd.set_multithreading_enabled(False) if kind == "cuda" else nullcontext()
 
 
 def tensors(columns: tuple[Any, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The arrays on the device."""
     return tuple(_tensor(column, device) for column in columns)
 
 
 def arrays(outputs: Any) -> list[Array]:
-    """A model's outputs as arrays, several in their order; half precision is widened.
-
-    Raises:
-        ConfigError: Something else than tensors is among them.
-    """
+    """A model's outputs as arrays, several in their order; half precision is widened."""
     return [_array(output) for output in flat(outputs)]
 
 
 def held(
     columns: Sequence[Array], device: torch.device, wanted: bool | str
 ) -> Sequence[Callable[[slice | Array], Any]] | None:
-    """How rows of the columns get to a GPU, as functions that take some; None where they stay as they are.
-
-    Args:
-        columns: Rows first.
-        device: Where the model is.
-        wanted: Whether to keep all of them there; "auto" where they take no more than a third of the memory
-            that is free. Otherwise rows are copied when they are taken.
-    """
+    """How rows of the columns get to a GPU, as functions that take some; None where they stay as they are."""
     if device.type != "cuda" or not columns or not all(map(_can_be_held, columns)):
         return None
     size = sum(column.nbytes for column in columns)
@@ -319,7 +300,6 @@ class OnTheirWay:
         self._copied = torch.cuda.current_stream().record_event()
 
     def arrived(self) -> list[Array]:
-        """The outputs as arrays of their own."""
         self._copied.synchronize()
         return [np.array(here.numpy()) for here in self._here]
 

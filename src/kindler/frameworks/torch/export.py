@@ -14,20 +14,13 @@ from kindler.frameworks.torch.outputs import flat
 
 
 class Flat(torch.nn.Module):
-    """A model with tensors in and a tuple of tensors out, whatever it takes and gives itself.
-
-    Args:
-        model: The model.
-        names: The names of its inputs.
-        inputs: How it takes them: "positional", "dict" or "kwargs".
-    """
+    """A model with tensors in and a tuple of tensors out, whatever it takes and gives itself."""
 
     def __init__(self, model: torch.nn.Module, names: Sequence[str], inputs: str) -> None:
         super().__init__()
         self.model, self.names, self.inputs = model, tuple(names), inputs
 
     def forward(self, *features: torch.Tensor) -> Any:
-        """The outputs in their order."""
         if self.inputs == "positional":
             outputs = self.model(*features)
         else:
@@ -51,20 +44,6 @@ def export(
     features: Sequence[Array],
     inputs: str,
 ) -> None:
-    """Write a model in evaluation mode.
-
-    Args:
-        model: The model.
-        form: "onnx" or "openvino".
-        path: The file.
-        names: Names of its inputs.
-        outputs: Names of its outputs.
-        features: A few rows of each input.
-        inputs: How it takes them: "positional", "dict" or "kwargs".
-
-    Raises:
-        ConfigError: The model cannot be traced, or uses operations that the format does not have.
-    """
     tensors_only = Flat(model, names, inputs).eval()
     example = tuple(torch.from_numpy(array.copy()) for array in features)
     with torch.no_grad(), warnings.catch_warnings():
@@ -72,7 +51,7 @@ def export(
         if form == "onnx":
             _onnx(tensors_only, path, example, names, outputs)
             return
-        from kindler.frameworks.openvino.convert import convert
+        from kindler.frameworks.openvino.graph import convert
 
         convert(tensors_only, path, features=features, names=names, outputs=outputs, example=example)
 

@@ -24,15 +24,7 @@ shard: Any = fsdp
 
 
 class FullySharded:
-    """The parts of one rank.
-
-    Args:
-        model: The model, with the same parameters on all ranks.
-        optimizer: As the user built it, perhaps with state; its groups hold parts from now on.
-        mesh: The ranks, as torch sees them.
-        collective: What ranks exchange numbers through.
-        modules: Names of the model's modules that are gathered by themselves; the rest is gathered at once.
-    """
+    """The parts of one rank."""
 
     def __init__(
         self,
@@ -71,11 +63,9 @@ class FullySharded:
             self._empty[name] = None
 
     def total(self, number: float) -> float:
-        """The sum of one number over ranks."""
         return float(self._collective.sum([np.array([number], np.float64)])[0][0])
 
     def begin_step(self) -> None:
-        """Ready for a forward pass that learns."""
         self._gathered = None
         self.reshard()
 

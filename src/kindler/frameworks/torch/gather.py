@@ -22,9 +22,6 @@ class Gather:
         pending: What was gathered since the last backward, as far as gradients flow through it.
 
         idle: Whether this rank computes on made-up rows, of which it gives none.
-
-    Args:
-        ranks: Where all ranks meet in every step.
     """
 
     def __init__(self, ranks: RowGather) -> None:
@@ -35,7 +32,6 @@ class Gather:
 
     @contextmanager
     def step(self, *, idle: bool = False) -> Iterator[None]:
-        """Around what may gather."""
         self.idle = idle
         try:
             with gathering(self):
@@ -44,12 +40,10 @@ class Gather:
             self.idle = False
 
     def begin(self) -> None:
-        """Before the first forward pass of a step."""
         self._ranks.begin()
         self.share, self.pending = 1.0, []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks."""
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             raise ConfigError(
                 "all_gather needs a tensor with rows along its first dimension; received"
@@ -67,14 +61,12 @@ class Gather:
         return self.exchanged(tensor, counts)
 
     def exchanged(self, tensor: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """The rows of all ranks."""
         own = tensor.detach().cpu().contiguous()
         bits = own.view(torch.int16) if own.dtype is torch.bfloat16 else own  # which numpy does not know
         whole = torch.from_numpy(self._ranks.rows(bits.numpy(), counts))
         return whole.view(own.dtype).to(tensor.device)
 
     def returned(self, gradient: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """What flows back to this rank's rows."""
         small = gradient.dtype in (torch.float16, torch.bfloat16)
         carried = gradient.detach().to("cpu", torch.float32 if small else gradient.dtype).resolve_conj()
         own = self._ranks.returned(carried.contiguous().numpy(), counts, self.share)
@@ -105,16 +97,11 @@ class _Rows(torch.autograd.Function):
 
 
 def join(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The rows of all of them."""
     return torch.cat(tensors)
 
 
 def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
-    """Copies of some of `of` rows of whatever has so many, in dicts, tuples and the like; the rest as it is.
-
-    Raises:
-        TypeError: There is something in it of which nobody knows what its rows are.
-    """
+    """Copies of some of `of` rows of whatever has so many, in dicts, tuples and the like; the rest as is."""
     leaves, kind = torch.utils._pytree.tree_flatten(tree)
     return torch.utils._pytree.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
 

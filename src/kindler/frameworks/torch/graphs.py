@@ -26,11 +26,6 @@ Tensors = tuple[torch.Tensor, ...]
 class GraphedStep:
     """Runs steps as a graph where it can.
 
-    Args:
-        compute: Computes a whole step on these features and labels, and moves the weights.
-        facts: All that Python decides in a step, other than shapes; a graph is good while they are the same.
-        in_python: A picture of what steps might change in Python alone, which a graph would leave as it is.
-
     Attributes:
         problem: Why there is no graph, once one was tried.
     """
@@ -52,7 +47,6 @@ class GraphedStep:
         self._steps = self._captures = 0
 
     def run(self, features: Tensors, labels: Tensors) -> bool:
-        """One step; whether a graph ran."""
         shapes = _shapes(features, labels)
         if self._shapes is None:
             self._shapes = shapes  # of the first step; only the last of an epoch has others

@@ -75,11 +75,7 @@ def _figure(logs: Mapping[str, float], name: str | None) -> float | None:
 
 
 def configured(returned: Any) -> tuple[Optimizers, list[Schedule]]:
-    """Optimizers and schedules, from any form that Lightning takes.
-
-    Raises:
-        ConfigError: It is none of them.
-    """
+    """Optimizers and schedules, from any form that Lightning takes."""
     optimizers, schedules = _parted(returned)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -154,11 +150,6 @@ class ManualOptimizer:
 
     Attributes:
         optimizer: The optimizer itself.
-
-    Args:
-        optimizer: The optimizer.
-        before: Called before each step.
-        toggled: Makes a context in which only this optimizer's parameters get gradients.
     """
 
     def __init__(
@@ -177,7 +168,6 @@ class ManualOptimizer:
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     @contextmanager

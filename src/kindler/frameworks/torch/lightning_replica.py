@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from kindler.collective import all_gather
+from kindler.collective import Array, Batch, all_gather
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Array, Batch
+from kindler.frameworks.contract import Use
 from kindler.frameworks.torch.lightning_optimizers import LightningSchedules, ManualOptimizer, configured
 from kindler.frameworks.torch.lightning_spec import (
     LightningSpec,
@@ -82,7 +82,18 @@ class LightningReplica(StepReplica):
             raise ConfigError("\n".join(complaints))
         return spec
 
-    lacking = staticmethod(missing_in_module)
+    @classmethod
+    def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
+        if use in ("train", "judge"):
+            return missing_in_module(spec, *(("optimizer",) if use == "train" else ("loss",)))
+        if use == "row_weights":
+            complaint = (
+                "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in"
+                " label_cols comes to it as the last part of the batch, and losses such as CrossEntropyLoss"
+                " take weights of classes."
+            )
+            return [complaint]
+        return super().complaints(spec, use, value)
 
     @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
@@ -92,16 +103,6 @@ class LightningReplica(StepReplica):
                 "Hint: pass a creator of the module that reads it from the config, and give config={...}."
             )
         return super().changed(spec, config=config, learning_rate=None)
-
-    @classmethod
-    def against_row_weights(cls, spec: Any) -> list[str]:
-        """The module computes its own loss, and knows of no weights."""
-        complaint = (
-            "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in"
-            " label_cols comes to it as the last part of the batch, and losses such as CrossEntropyLoss take"
-            " weights of classes."
-        )
-        return [complaint]
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Only what trains has optimizers; the driver and what scores take the weights alone."""
@@ -292,7 +293,6 @@ class LightningReplica(StepReplica):
         return data.getvalue()
 
     def stored_model(self) -> torch.nn.Module:
-        """The module, if its `forward` is what predicts."""
         if overrides(type(self.model), "predict_step"):
             raise ConfigError(
                 f"{type(self.model).__name__} has a predict_step, which a stored model would not call: it"
@@ -302,7 +302,6 @@ class LightningReplica(StepReplica):
         return self.trained_model()
 
     def _formed(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> Any:
-        """A batch as the module expects it."""
         if self.spec.batch == "dict":
             return self._by_name(features, labels)
         several = (*features, *labels)
@@ -314,7 +313,6 @@ class LightningReplica(StepReplica):
         return step(batch, number) if len(takes) > 1 else step(batch)
 
     def _call(self, hook: str, *args: Any) -> Any:
-        """A hook of the module's, if it has one."""
         if not overrides(type(self.model), hook):
             return None
         function = getattr(self.model, hook)
@@ -386,7 +384,6 @@ class LightningReplica(StepReplica):
         return before
 
     def untoggle(self, before: Sequence[tuple[torch.nn.Parameter, bool]]) -> None:
-        """Undo `toggle`."""
         for parameter, flag in before:
             parameter.requires_grad_(flag)
 
@@ -405,42 +402,34 @@ class Trainer:
 
     @property
     def current_epoch(self) -> int:
-        """Counted from 0."""
         return max(0, self._replica.epoch - 1)
 
     @property
     def global_step(self) -> int:
-        """Steps so far."""
         return self._replica.step
 
     @property
     def global_rank(self) -> int:
-        """This worker."""
         return self._replica.rank
 
     @property
     def local_rank(self) -> int:
-        """Its number among the workers of its machine."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def world_size(self) -> int:
-        """The number of workers."""
         return self._replica.size
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is the first worker."""
         return self._replica.rank == 0
 
     @property
     def training(self) -> bool:
-        """Whether it trains at the moment."""
         return not self._replica._judging
 
     @property
     def validating(self) -> bool:
-        """Whether it judges at the moment."""
         return self._replica._judging
 
     @property
@@ -486,12 +475,10 @@ class Trainer:
         self._replica.log(name, value, forked=forked, reduce_fx=reduce_fx, batch_size=batch_size)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """Tell several."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
 
     def all_optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """One optimizer, or a list of them."""
         found = [
             ManualOptimizer(one, self._replica._before_update, self._replica.toggled)
             if use_pl_optimizer
@@ -501,7 +488,6 @@ class Trainer:
         return found[0] if len(found) == 1 else found
 
     def lr_schedulers(self) -> Any:
-        """None, one, or a list of them."""
         _ = self._replica.optimizers
         schedules = self._replica._schedules
         found = list(schedules.named.values()) if schedules is not None else []
@@ -520,7 +506,7 @@ class Trainer:
         """Clip the gradients of one optimizer's parameters."""
         held = [p for group in optimizer.param_groups for p in group["params"]]
         if gradient_clip_val is None:
-            self._replica._clip_these(held)
+            self._replica._clip(held)
         elif gradient_clip_algorithm == "value":
             torch.nn.utils.clip_grad_value_(held, gradient_clip_val)
         else:
@@ -531,7 +517,6 @@ class Trainer:
         self._toggled.append(self._replica.toggle(optimizer))
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Undo `toggle_optimizer`."""
         if self._toggled:
             self._replica.untoggle(self._toggled.pop())
 
@@ -544,7 +529,6 @@ class Trainer:
         return torch.utils._pytree.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
 
     def print(self, *args: Any, **options: Any) -> None:
-        """Print on the first worker."""
         if self.is_global_zero:
             print(*args, **options)  # noqa: T201 (what the module asked for)
 

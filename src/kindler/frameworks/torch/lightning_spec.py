@@ -91,7 +91,6 @@ def _complaints(spec: LightningSpec) -> Iterator[str]:
 
 
 def against_module(module: torch.nn.Module) -> Iterator[str]:
-    """What speaks against a module."""
     if base_of(type(module)) is None:
         yield (
             f"from_lightning needs a LightningModule; received {type(module).__name__}.\n"
@@ -117,7 +116,6 @@ def _class_complaints(cls: type) -> Iterator[str]:
 
 
 def missing_in_module(spec: Any, *names: str) -> list[str]:
-    """What a module lacks to be trained, or judged."""
     model = spec.model
     cls = type(model) if isinstance(model, torch.nn.Module) else model if isinstance(model, type) else None
     if cls is None or base_of(cls) is None:

@@ -37,7 +37,6 @@ def pack_loader(loader: DataLoader[Any]) -> Callable[[], Any]:
 
 
 def open_loader(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
-    """A loader as this rank's batches."""
     if says_sharded(loader, loader.dataset) or _has_distributed_sampler(loader):
         return LoaderStream(loader, dealing)
     if type(loader).__iter__ is not DataLoader.__iter__:  # what it does on the way is its own affair
@@ -56,15 +55,7 @@ def open_loader(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
 
 
 class LoaderStream:
-    """One rank's batches of a loader.
-
-    Args:
-        loader: The loader; what it gives is this rank's, but for `every` and `cut`.
-        dealing: Who asks.
-        every: Take every so many-th batch.
-        cut: Whether rows of each batch are still to be taken.
-        shared: Whether everything that the loader draws must be the same on all ranks.
-    """
+    """One rank's batches of a loader."""
 
     def __init__(
         self,
@@ -92,7 +83,6 @@ class LoaderStream:
         return length if self._every == 1 else self._dealing.share_of(length)
 
     def batches(self, number: int) -> Generator[Any, None, None]:
-        """One pass."""
         self._announce(number)
         drawing: AbstractContextManager[Any] = nullcontext()
         if self._shared:
@@ -230,7 +220,6 @@ def _iterable(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
 
 
 def _dealt(loader: DataLoader[Any], dealing: Dealing) -> Iterable[Any]:
-    """The batches of indices that fall to this rank."""
     batches: Iterable[Any] = loader.batch_sampler or ()
     if dealing.size == 1:
         return batches

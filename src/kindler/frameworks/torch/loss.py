@@ -56,7 +56,6 @@ class Judged:
 
     @property
     def total(self) -> torch.Tensor:
-        """The sum, detached."""
         loss = self.loss.detach()
         return loss if self.scale == 1.0 else loss * self.scale
 
@@ -76,10 +75,6 @@ class LossRule:
         all_count: Whether every label of the batch that was last looked at is known to be a class, and none
             to be ignored.
         unknown: It is a loss of the user's own that does not say what it is a mean over.
-
-    Args:
-        loss: A module or function of (outputs, targets).
-        varying: Whether rows of one batch may have another shape than those of another.
     """
 
     def __init__(self, loss: Any, *, varying: bool = False) -> None:
@@ -116,15 +111,6 @@ class LossRule:
         source: LabelSource | None = None,
         weights: torch.Tensor | None = None,
     ) -> Judged:
-        """Judge one batch.
-
-        Args:
-            outputs: The model's.
-            targets: The labels.
-            rows: How many rows it has.
-            source: The labels as they were, to look at their values.
-            weights: What the loss of each row is multiplied by.
-        """
         arguments, targets = self._arguments(outputs, targets)
         self.all_count = False
         if source is not None and len(targets) == 1 and isinstance(arguments[0], torch.Tensor):

@@ -48,13 +48,6 @@ class LossList(LossRule):
 
     Attributes:
         total_of: Adds up numbers over all ranks of a step; None where each rank steps by itself.
-
-    Args:
-        losses: The losses, by the names of outputs, or by their places.
-        weights: What each counts for in the sum.
-        named: Whether names are those of outputs.
-        labels: The names of the labels.
-        varying: Whether rows of one batch may have another shape than those of another.
     """
 
     total_of: Callable[[list[float]], list[float]] | None = None
@@ -96,7 +89,6 @@ class LossList(LossRule):
             self._rules[name].take_part(output, (targets[place],))
 
     def metrics(self) -> dict[str, PartLoss]:
-        """Each loss by its name in the history."""
         return {self._title(name): PartLoss(self._title(name), self._told(name)) for name in self._rules}
 
     def _told(self, name: str) -> Callable[[Any, Any], Sums]:
@@ -106,7 +98,6 @@ class LossList(LossRule):
         return f"{name}_loss" if self._named else f"loss_{name}"
 
     def combined(self, figures: Mapping[str, float]) -> float:
-        """The weighted sum of the means of all batches."""
         return sum(weight * figures[self._title(name)] for name, weight in self._weights.items())
 
     def idle(self) -> None:
@@ -122,7 +113,6 @@ class LossList(LossRule):
         source: LabelSource | None = None,
         weights: torch.Tensor | None = None,
     ) -> Judged:
-        """Judge one batch."""
         parts = self._parted(outputs, len(targets))
         judged: dict[str, Judged] = {}
         for name, (output, place) in parts.items():

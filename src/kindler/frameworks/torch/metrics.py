@@ -28,12 +28,7 @@ _LOOSE_STATES = 256  # before they are joined
 
 
 class Counter:
-    """One rank's tallies.
-
-    Args:
-        metrics: Name to torchmetrics.Metric or function of (outputs, targets), from `named_metrics`.
-        device: Where outputs and targets live.
-    """
+    """One rank's tallies."""
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._states: dict[str, Any] = {}
@@ -73,7 +68,6 @@ class Counter:
         return torch.zeros_like(self._loss) if self._loss.is_cuda else 0.0
 
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
-        """Count one batch."""
         capturing = self._loss.is_cuda and torch.cuda.is_current_stream_capturing()
         self._seen = {}
         self._loss += judged.total
@@ -106,7 +100,6 @@ class Counter:
         return float(total) + self._known.get(name, 0.0)
 
     def running_loss(self) -> float:
-        """Mean loss so far; NaN before the first row."""
         loss, weight = self.loss_sums()
         return loss / weight if weight else math.nan
 
@@ -125,11 +118,9 @@ class Counter:
         return self._loss.clone()
 
     def loss_sums(self) -> tuple[float, float]:
-        """The summed loss so far, and what it weighs."""
         return float(self._loss), self._total(_WEIGHT, self._weight)
 
     def take(self) -> bytes:
-        """The tallies as bytes; counting starts anew."""
         loss, weight = self.loss_sums()
         sums = {
             "means": {name: self._total(name, total) for name, total in self._means.items()},
@@ -252,12 +243,10 @@ class Counter:
 
 
 def _count(name: str) -> str:
-    """What the count of a mean is known by."""
     return f"{name} count"
 
 
 def _plus(total: Any, more: Any) -> Any:
-    """The sum; on a GPU in the place where it was."""
     return total.add_(more) if isinstance(total, torch.Tensor) and total.is_cuda else total + more
 
 
@@ -270,13 +259,7 @@ def _copied(total: Any) -> Any:
 
 
 def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
-    """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart.
-
-    Args:
-        given: What the user passed.
-        config: For metrics given by a creator.
-        loss: What "accuracy" means depends on it.
-    """
+    """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and not isinstance(given, torch.nn.Module):

@@ -42,12 +42,7 @@ def label_arguments(
 
 
 class ModelLoss(LossRule):
-    """The rule of a model's own loss.
-
-    Args:
-        model: The model.
-        labels: What it takes labels as; empty where they are among its other inputs.
-    """
+    """The rule of a model's own loss."""
 
     def __init__(self, model: torch.nn.Module, labels: Sequence[str] = ()) -> None:
         self.function = "model"
@@ -66,11 +61,7 @@ class ModelLoss(LossRule):
         return self._divisor_of is not None
 
     def judge(self, outputs: Any, inputs: Inputs, rows: int) -> Judged:
-        """One batch's loss, out of what the model returned for these inputs.
-
-        Raises:
-            ConfigError: It returned none.
-        """
+        """One batch's loss, out of what the model returned for these inputs."""
         loss = own_loss(outputs)
         if loss is None:
             raise ConfigError(
@@ -148,28 +139,14 @@ class ModelLoss(LossRule):
 
 
 class Trial:
-    """Tries once or twice whether a model's loss is the mean that the rule takes it for.
-
-    Args:
-        rule: The rule.
-        half: Whether the model computes with half precision.
-    """
+    """Tries once or twice whether a model's loss is the mean that the rule takes it for."""
 
     def __init__(self, rule: ModelLoss, *, half: bool = False) -> None:
         self._rule, self._tolerance = rule, 2e-2 if half else 1e-3
         self._first, self._telling = not rule.declared, not rule.declared
 
     def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
-        """Compare the loss of some rows with the losses of each of them.
-
-        Args:
-            call: Calls the model, which learns nothing from it.
-            inputs: A batch.
-            rows: How many rows it has.
-
-        Raises:
-            ConfigError: It is another mean, or none.
-        """
+        """Compare the loss of some rows with the losses of each of them."""
         telling = self._telling and self._rule.differ(inputs)
         if rows < 2 or not (self._first or telling):
             return

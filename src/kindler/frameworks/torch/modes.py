@@ -34,7 +34,6 @@ class Modes:
             self.resting = set(resting)
 
     def train(self) -> None:
-        """Make it ready for a training step."""
         if not self._begun:  # what `on_run_begin` has put to rest belongs to the beginning too
             self._begun = True
             self.resting |= _resting(self._model)
@@ -48,7 +47,6 @@ class Modes:
         self._trains = True
 
     def evaluate(self) -> None:
-        """Make it ready to be judged, or to predict."""
         if self._trains is not False or self._model.training:
             self._model.eval()
             self._trains = False

@@ -54,7 +54,6 @@ class Counted:
     finish: Callable[[float], float] = float
 
     def __call__(self, outputs: Any, target: Any) -> Sums:
-        """Measure one batch."""
         sums: Sums = self.measure(*_plain_pair(self.name, outputs, target))
         return sums
 
@@ -78,12 +77,10 @@ class Gathered:
     grows: bool = False
 
     def __call__(self, outputs: Any, target: Any) -> State:
-        """The state of one batch."""
         state: State = self.measure(*_plain_pair(self.name, outputs, target))
         return state
 
     def joined(self, states: Sequence[State]) -> list[State]:
-        """The states as at most one."""
         return [self.join(states)] if len(states) > 1 else list(states)
 
     def computed(self, states: Sequence[State]) -> float:
@@ -92,12 +89,10 @@ class Gathered:
 
 
 def known_name(name: str) -> bool:
-    """Whether there is a metric of this name."""
     return _ALIASES.get(name, name) in NAMES or _TOP.fullmatch(name) is not None
 
 
 def unknown_name(name: str) -> str:
-    """The complaint about a name that no metric has."""
     choices = ", ".join(map(repr, NAMES[:-1]))
     return (
         f"unknown metric {name!r}.{did_you_mean(name, NAMES)} There are: {choices}, and 'top_5' for the share"
@@ -107,11 +102,7 @@ def unknown_name(name: str) -> str:
 
 
 def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
-    """The metric of this name, for a model that is trained with this loss.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """The metric of this name, for a model that is trained with this loss."""
     plain = _ALIASES.get(name, name)
     if top := _TOP.fullmatch(plain):
         return Counted(name, _top(name, int(top[1]), loss))

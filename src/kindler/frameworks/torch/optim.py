@@ -48,11 +48,7 @@ def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Opti
 
 
 def with_rate(given: Any, rate: float) -> Any:
-    """What the user gave as the optimizer, with this learning rate; an instance is changed in place.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """What the user gave as the optimizer, with this learning rate; an instance is changed in place."""
     if given is None:
         raise ConfigError(f"learning_rate={rate}: the estimator has no optimizer.")
     if isinstance(given, torch.optim.Optimizer):
@@ -78,7 +74,6 @@ class _Rated:
 
 
 def build_scheduler(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Any:
-    """The learning-rate scheduler, or None."""
     if spec.scheduler_creator is None:
         return None
     scheduler = call(spec.scheduler_creator, optimizer, spec.config)
@@ -113,12 +108,7 @@ def _refuse_blind(scheduler: Any, moves: str) -> None:
 
 
 def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-    """Let the optimizer move the parameters that have a gradient.
-
-    Args:
-        optimizer: The optimizer.
-        scaler: A GradScaler that has unscaled the gradients; the step is left out if some are not finite.
-    """
+    """Let the optimizer move the parameters that have a gradient."""
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
             if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):

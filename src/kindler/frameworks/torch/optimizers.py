@@ -28,7 +28,6 @@ class Optimizers:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all, in order."""
         return [group for optimizer in self.named.values() for group in optimizer.param_groups]
 
     @property
@@ -50,11 +49,6 @@ class Optimizers:
         }
 
     def load(self, kept: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]) -> None:
-        """Go on from what `kept` gave.
-
-        Raises:
-            ConfigError: It is of other optimizers.
-        """
         if kept.keys() != self.named.keys():
             raise ConfigError(
                 f"the state is one of the optimizers {', '.join(map(repr, kept))}, and these are"
@@ -72,7 +66,6 @@ class Schedules:
         self.named = dict(named)
 
     def step(self) -> None:
-        """Move all."""
         for schedule in self.named.values():
             schedule.step()
 
@@ -82,7 +75,6 @@ class Schedules:
             step_scheduler(schedule, logs)
 
     def state_dict(self) -> dict[str, Any]:
-        """What they go on from."""
         return {name: schedule.state_dict() for name, schedule in self.named.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -100,7 +92,6 @@ def build_optimizers(spec: TorchSpec, model: torch.nn.Module) -> Optimizers:
 
 
 def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None:
-    """Their schedules, if there are any."""
     given = spec.scheduler_creator
     if given is None:
         return None

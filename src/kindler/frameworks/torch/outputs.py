@@ -20,20 +20,11 @@ _LEFT_OUT = ("past_key_values",)
 
 
 def flat(outputs: Any) -> list[torch.Tensor]:
-    """The tensors, in the model's order.
-
-    Raises:
-        ConfigError: Something else is among them.
-    """
     return [tensor for _, tensor in _leaves(outputs, ())]
 
 
 def names_of(outputs: Any) -> tuple[str, ...] | None:
-    """What the tensors are called, in the same order; None where the model has given no names.
-
-    Raises:
-        ConfigError: Two of them would have the same name.
-    """
+    """What the tensors are called, in the same order; None where the model has given no names."""
     paths = [path for path, _ in _leaves(outputs, ())]
     if not any(isinstance(part, str) for path in paths for part in path):
         return None

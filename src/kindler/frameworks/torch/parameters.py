@@ -48,7 +48,6 @@ class Parameters:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Those that get gradients."""
         return [p for p in self.held if p.requires_grad]
 
     def unexchanged(self) -> list[nn.Parameter]:
@@ -61,11 +60,7 @@ class Parameters:
 
 
 def agree_on(collective: Collective, parameters: Sequence[nn.Parameter]) -> None:
-    """Make sure that all ranks are about to take in the same parameters, with the same values.
-
-    Raises:
-        ConfigError: On all of them, if one differs from the first.
-    """
+    """Make sure that all ranks are about to take in the same parameters, with the same values."""
     kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
     told = share_bytes(collective, kinds.encode()).decode()
     if _any(collective, told != kinds):
@@ -99,12 +94,10 @@ def lone_change() -> ConfigError:
 
 
 def trained(modules: Mapping[str, nn.Module]) -> dict[str, bool]:
-    """Which parameters get gradients, by name."""
     return {name: parameter.requires_grad for name, parameter in named_parameters(modules).items()}
 
 
 def recall_trained(flags: Mapping[str, bool], modules: Mapping[str, nn.Module]) -> None:
-    """Freeze and unfreeze as `trained` found it."""
     for name, parameter in named_parameters(modules).items():
         if flags.get(name, parameter.requires_grad) is not parameter.requires_grad:
             parameter.requires_grad_(flags[name])
@@ -122,14 +115,7 @@ def load_optimizer(
     groups: Sequence[Sequence[str | None]],
     modules: Mapping[str, nn.Module],
 ) -> None:
-    """Go on from an optimizer's state, also where groups were added, or layers unfrozen, before or after it.
-
-    Args:
-        optimizer: As it was built now.
-        state: Its state then.
-        groups: The names of its parameters then, from `group_names`.
-        modules: What has these parameters.
-    """
+    """Go on from an optimizer's state, also where groups were added or layers unfrozen, before or after."""
     named = named_parameters(modules)
     if any(name not in named for group in groups for name in group):  # parameters of nobody: by their order
         _load(optimizer, state)

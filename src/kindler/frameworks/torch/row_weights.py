@@ -29,10 +29,6 @@ class RowWeights:
 
     Attributes:
         column: Whether the last label is a weight.
-
-    Args:
-        classes: Weights by class number; those that are not there weigh 1. Only for training.
-        column: Whether the last label is a weight.
     """
 
     def __init__(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
@@ -43,13 +39,7 @@ class RowWeights:
     def split(
         self, labels: tuple[torch.Tensor, ...], *, trains: bool, by_class: bool
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """The labels themselves, and the weight of each row; None where all weigh the same.
-
-        Args:
-            labels: Those of a batch.
-            trains: Whether the model learns from it.
-            by_class: Whether the loss takes the probabilities of classes as labels.
-        """
+        """The labels themselves, and the weight of each row; None where all weigh the same."""
         weights: torch.Tensor | None = None
         if self.column:
             *own, given = labels
@@ -105,11 +95,7 @@ def unreduced(loss: Any) -> Any:
 
 
 def refuse_reduced(values: torch.Tensor, rows: int, loss: Any) -> None:
-    """Complain about a loss that gives no loss for each row.
-
-    Raises:
-        ConfigError: The tensor is not one of `rows` rows.
-    """
+    """Complain about a loss that gives no loss for each row."""
     if values.dim() == 0 or len(values) != rows:
         shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
         raise ConfigError(

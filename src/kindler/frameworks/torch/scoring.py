@@ -30,14 +30,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def scoring_model(
     spec: TorchSpec, live: torch.nn.Module | None, state: bytes, before: ScoringModel | None
 ) -> ScoringModel:
-    """What a process needs to score with the model as it is now.
-
-    Args:
-        spec: What the user handed in.
-        live: The model in this process, if it was made.
-        state: The trained state, if there is one.
-        before: What this gave last; it is given again where nothing has changed.
-    """
+    """What a process needs to score with the model as it is now."""
     own = "model" if spec.loss == "model" else None
     slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler_creator=None)
     if isinstance(spec.model, torch.nn.Module):  # which has its trained weights

@@ -307,7 +307,6 @@ def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> I
 
 
 def no_metric(given: Any) -> str:
-    """The complaint about a metric that is none."""
     return (
         "a metric must be a torchmetrics.Metric, a function of (outputs, targets) or a name such as"
         f" 'accuracy'; received {title(given)}."
@@ -333,7 +332,6 @@ def _single_complaints(spec: TorchSpec) -> Iterator[str]:
 
 
 def _several_complaints(spec: TorchSpec) -> Iterator[str]:
-    """Losses for several outputs."""
     named = isinstance(spec.loss, Mapping)
     losses = dict(spec.loss) if named else dict(enumerate(spec.loss))
     if not losses:

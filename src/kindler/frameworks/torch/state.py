@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kindler.collective import Array, Collective
+from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
 
@@ -53,7 +53,6 @@ class Exchange(Protocol):
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
-    """The fields as bytes that `parse` reads."""
     return b"".join(Freezer().freeze(fields)())
 
 
@@ -72,12 +71,7 @@ class Freezer:
     def freeze(
         self, fields: Mapping[str, Any], *, restless: Iterable[torch.Tensor] = ()
     ) -> Callable[[], list[Buffer]]:
-        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined.
-
-        Args:
-            fields: What is copied.
-            restless: Tensors that may change before `settle` is called; they are copied at once.
-        """
+        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined."""
         self.settle()
         at_once = {tensor.data_ptr() for tensor in restless}
         large: list[torch.Tensor] = []
@@ -159,11 +153,7 @@ def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The fields that `dump` was given, tensors on the CPU.
-
-    Raises:
-        ConfigError: The bytes are of another format.
-    """
+    """The fields that `dump` was given, tensors on the CPU."""
     if not is_packed(data):
         raise ConfigError(f"this is not a replica's state of format {_FORMAT}.")
     head, buffers = unpack(data)
@@ -223,97 +213,6 @@ def snapshot(model: Buffered) -> list[torch.Tensor]:
 def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
     """Which buffers are not what they were when `before` was taken with `snapshot`."""
     return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
-
-
-def merge_buffers(collective: Collective, model: Buffered, changed: Sequence[bool], rows: int) -> None:
-    """Make the buffers that changed on some rank the same on all.
-
-    Floating point becomes the mean weighted by rows; counters become the largest. The variances of a layer
-    that keeps means and variances (BatchNorm) become what all ranks' rows have: with w the share of rows,
-    m = sum(w_r m_r) and v = sum(w_r (v_r + (m_r - m)^2)). Buffers that no rank changed (masks, tables) are
-    left alone, bit by bit.
-    """
-    buffers = list(model.buffers())
-    if not buffers:
-        return
-    [flags] = collective.sum([np.array(changed, np.int64)])
-    moved = [buffer for buffer, flag in zip(buffers, flags, strict=True) if flag]
-    means_of = _variances(model)
-    floats = [buffer for buffer in moved if buffer.is_floating_point()]
-    variances = [buffer for buffer in floats if id(buffer) in means_of]
-    before = [means_of[id(variance)].detach().double().clone() for variance in variances]
-    _mean(collective, [(b, b.detach().double()) for b in floats if id(b) not in means_of], rows)
-    # The means are those of all ranks now.
-    spread = [
-        variance.detach().double() + (mean - means_of[id(variance)].double()).square()
-        for variance, mean in zip(variances, before, strict=True)
-    ]
-    _mean(collective, list(zip(variances, spread, strict=True)), rows)
-    _maximum(collective, [b for b in moved if not b.is_floating_point() and not b.is_complex()])
-
-
-def load_merged(model: Buffered, ranks: Sequence[Mapping[int, torch.Tensor]], rows: Sequence[int]) -> None:
-    """Load the buffers that several ranks had, by their places, merged as `merge_buffers` does."""
-    means_of = _variances(model)
-    buffers = list(model.buffers())
-    places = {id(buffer): place for place, buffer in enumerate(buffers)}
-    with torch.no_grad():
-        for place, buffer in enumerate(buffers):
-            told = [(rank, count) for rank, count in zip(ranks, rows, strict=True) if place in rank and count]
-            if not told:
-                continue
-            values = torch.stack([rank[place] for rank, _ in told])
-            if not buffer.is_floating_point():
-                buffer.copy_(values.amax(dim=0))
-                continue
-            shares = torch.tensor([count for _, count in told], dtype=torch.float64)
-            merged = _weighted(values.double(), shares)
-            mean = means_of.get(id(buffer))
-            if mean is not None and all(places[id(mean)] in rank for rank, _ in told):
-                means = torch.stack([rank[places[id(mean)]] for rank, _ in told]).double()
-                merged += _weighted((means - _weighted(means, shares)).square(), shares)
-            buffer.copy_(merged)
-
-
-def _weighted(values: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    merged: torch.Tensor = torch.tensordot(shares / shares.sum(), values, dims=1)
-    return merged
-
-
-def _variances(model: Buffered) -> dict[int, torch.Tensor]:
-    """For each running variance, by its id, the running mean that goes with it."""
-    found = {}
-    for module in model.modules():
-        mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
-            found[id(variance)] = mean
-    return found
-
-
-def _mean(collective: Collective, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: int) -> None:
-    """Write into the first of each pair the mean of the second over the rows of all ranks."""
-    if not pairs:
-        return
-    means = collective.mean([to_array(value) for _, value in pairs], float(rows))
-    if collective.sum([np.array([rows], np.int64)])[0][0]:
-        _write([buffer for buffer, _ in pairs], means)
-
-
-def _maximum(collective: Collective, buffers: list[torch.Tensor]) -> None:
-    if not buffers:
-        return
-    flat = np.concatenate([to_array(buffer).reshape(-1).astype(np.int64) for buffer in buffers])
-    # Only sums travel: each rank fills its own line of a table of zeros.
-    table = np.zeros((collective.size, flat.size), np.int64)
-    table[collective.rank] = flat
-    largest = collective.sum([table])[0].max(axis=0)
-    ends = np.cumsum([buffer.numel() for buffer in buffers])[:-1]
-    _write(buffers, np.split(largest, ends))
-
-
-def _write(buffers: Sequence[torch.Tensor], arrays: Sequence[Array]) -> None:
-    for buffer, array in zip(buffers, arrays, strict=True):
-        buffer.detach().copy_(torch.from_numpy(array).reshape(buffer.shape))
 
 
 def to_array(tensor: torch.Tensor) -> Array:

@@ -26,14 +26,7 @@ def undo_of(
     optimizers: Optimizers,
     schedules: Schedules | None,
 ) -> Undo:
-    """Copy what there is now; the function that is returned puts it back.
-
-    Args:
-        parameters: All of the model's, and those that only optimizers know; their gradients are kept, too.
-        tracked: The buffers, and the modules that have them, whose metrics are kept.
-        optimizers: The optimizers.
-        schedules: Their schedules.
-    """
+    """Copy what there is now; the function that is returned puts it back."""
     undo = [
         *(_parameter(parameter) for parameter in {id(p): p for p in parameters}.values()),
         _buffers(tracked),

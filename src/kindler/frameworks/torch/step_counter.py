@@ -23,11 +23,6 @@ class StepCounter(Counter):
     Attributes:
         rows_seen: Rows that steps have seen since tallies were last taken.
         batches: How many steps those were.
-
-    Args:
-        metrics: As for `Counter`.
-        device: As for `Counter`.
-        metric_at: Finds a metric of torchmetrics that a step has logged, by where it is in the model.
     """
 
     def __init__(
@@ -70,12 +65,10 @@ class StepCounter(Counter):
         return go_back
 
     def count_rows(self, rows: int) -> None:
-        """Count a step, and the rows that it has seen."""
         self.rows_seen += rows
         self.batches += 1
 
     def weight_of(self, name: str) -> float:
-        """What a logged number weighs so far."""
         return self._weights.get(name, 0.0)
 
     def note_metric(self, name: str, path: str) -> None:

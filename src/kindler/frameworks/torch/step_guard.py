@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kindler.collective import Collective
-from kindler.frameworks.contract import LossWatch
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.state import snapshot
+
+if TYPE_CHECKING:
+    from kindler.train.loss_guard import LossGuard
 
 _SHOWN_ROWS = 8
 
 
 class StepGuard:
-    """Looks at the losses of one replica's training steps.
+    """Looks at the losses of one replica's training steps."""
 
-    Args:
-        watch: Who is shown them.
-        names: The feature columns.
-    """
-
-    def __init__(self, watch: LossWatch, names: Sequence[str]) -> None:
+    def __init__(self, watch: LossGuard, names: Sequence[str]) -> None:
         self._watch, self._names = watch, names
         self._buffers: list[torch.Tensor] = []
         self._bad = False
@@ -36,7 +33,6 @@ class StepGuard:
         return self._watch.skips
 
     def begin_step(self, tracked: Tracked) -> None:
-        """Before the first forward pass of a step."""
         if self.skips:
             self.begin_own_step()
             self._buffers = snapshot(tracked)
@@ -56,17 +52,12 @@ class StepGuard:
             self._bad = not _all_finite([gradient for gradient in gradients if gradient is not None])
 
     def skip(self) -> None:
-        """Count a step that its caller has undone."""
         self._watch.skip()
 
     def passes(
         self, step: int, loss: torch.Tensor, features: Sequence[torch.Tensor], source: LabelSource, rows: int
     ) -> bool:
-        """Whether the loss of a forward pass counts: always, unless it is not finite and steps are left out.
-
-        Raises:
-            NonFiniteLossError: It is not finite, and nothing else was asked for.
-        """
+        """Whether the loss of a forward pass counts: unless it is not finite and steps are left out."""
         if loss.is_cuda and not self.skips:
             if not torch.cuda.is_current_stream_capturing():
                 self.replayed(step, loss.detach(), source, rows)
@@ -89,14 +80,7 @@ class StepGuard:
         *,
         scaled: bool,
     ) -> bool:
-        """After the exchange of gradients: whether this step is left out, on all ranks alike.
-
-        Args:
-            parameters: Those with gradients, which are the same on all ranks.
-            tracked: The buffers, which become what they were before the step.
-            others: What joins the ranks.
-            scaled: Whether gradients are scaled, so that some may be too large and are left to the scaler.
-        """
+        """After the exchange of gradients: whether this step is left out, on all ranks alike."""
         if not self.skips:
             return False
         bad = self._bad or not (scaled or _all_finite([p.grad for p in parameters if p.grad is not None]))

@@ -14,24 +14,26 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from kindler.collective import Array, Collective, Gradients
+from kindler.collective import Array, Batch
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Batch
+from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
+from kindler.frameworks.torch.export import numbered
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.metrics import named_metrics
-from kindler.frameworks.torch.optim import refuse_several, step_optimizer
+from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
+from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
-from kindler.frameworks.torch.replica import TorchReplica
-from kindler.frameworks.torch.spec import SPARSE, optimizer_kind
-from kindler.frameworks.torch.spec import against_several as against_several_workers
+from kindler.frameworks.torch.parameters import group_names
+from kindler.frameworks.torch.spec import SPARSE, against_several, optimizer_kind
 from kindler.frameworks.torch.state import parse, snapshot, to_array
 from kindler.frameworks.torch.step_copy import Undo, undo_of
 from kindler.frameworks.torch.step_counter import StepCounter
@@ -43,16 +45,16 @@ _END = -1  # stands for the end of a step where ranks compare what they do
 _MADE_UP_ROWS = 2  # BatchNorm needs more than one
 
 
-class StepReplica(TorchReplica):
+class StepReplica(ModuleReplica):
     """One rank's copy of a model that `StepSpec.train_step` trains."""
 
-    divisible = False
     spec: StepSpec
 
     def __init__(self, spec: StepSpec, **options: Any) -> None:
         super().__init__(spec, **options)
         self._optimizers: Optimizers | None = None
         self._schedules: Schedules | None = None
+        self._gather: Gather | None = None
         self._run: StepRun | None = None
         self._shares = False
         self._exchanges = 0
@@ -71,12 +73,9 @@ class StepReplica(TorchReplica):
             raise ConfigError("\n".join(complaints))
         return spec
 
-    lacking = staticmethod(missing_in_step)
-
     @classmethod
-    def needs_labels(cls, spec: Any) -> Any:
-        """Labels are taken where there are some."""
-        return "found"
+    def facts(cls, spec: Any) -> Facts:
+        return replace(super().facts(spec), labels="found")
 
     @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
@@ -89,24 +88,18 @@ class StepReplica(TorchReplica):
         return super().changed(spec, config=config, learning_rate=learning_rate)
 
     @classmethod
-    def against_server(cls, spec: Any) -> list[str]:
-        return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
-
-    @classmethod
-    def against_division(cls, spec: Any, asked: str | None) -> list[str]:
-        return cls.against_server(spec)
-
-    @classmethod
-    def against_several(cls, spec: Any) -> list[str]:
-        given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {"": spec.optimizer}
-        sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
-        told = [c for c in against_several_workers(spec) if c != SPARSE]
-        return [*told, *([SPARSE] if sparse else [])]
-
-    @classmethod
-    def against_row_weights(cls, spec: Any) -> list[str]:
-        """The step finds weights in `run`; only a loss that judges validation data must know them itself."""
-        return [] if spec.eval_step is not None else super().against_row_weights(spec)
+    def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
+        if use in ("train", "judge"):
+            return missing_in_step(spec, *(("optimizer", "loss") if use == "train" else ("loss",)))
+        if use in ("server", "division"):
+            return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
+        if use == "several":
+            given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {"": spec.optimizer}
+            sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
+            return [c for c in against_several(spec) if c != SPARSE] + ([SPARSE] if sparse else [])
+        if use == "row_weights":  # the step finds them in `run`; only a loss must know them itself
+            return [] if spec.eval_step is not None else row_weight_complaints(spec)
+        return super().complaints(spec, use, value)
 
     @property
     def optimizers(self) -> Optimizers:
@@ -132,7 +125,6 @@ class StepReplica(TorchReplica):
 
     @property
     def counter(self) -> StepCounter:
-        """The tallies."""
         if self._counter is None:
             loss = self.loss if self.spec.loss is not None else None
             metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
@@ -142,21 +134,16 @@ class StepReplica(TorchReplica):
 
     @property
     def run(self) -> StepRun:
-        """What steps work with."""
         if self._run is None:
             self._run = StepRun(self)
         return self._run
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
         return 1 if self._collective is None else self._collective.size
 
-    def join(self, collective: Collective) -> None:
-        if collective.size > 1:
-            for optimizer in self.optimizers.named.values():
-                refuse_several(optimizer)
-        super().join(collective)
+    def _all_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return list(self.optimizers.named.values())
 
     def fuse(self, exchange: Any) -> None:
         """Exchange gradients in each `run.backward`, through what `join` was given."""
@@ -167,21 +154,7 @@ class StepReplica(TorchReplica):
         if not self.spec.process_group:  # where the step may meet those of others by itself
             self._step_trial = TriedStep(self)
 
-    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
-        raise ConfigError(self.against_server(self.spec)[0])
-
-    def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
-        raise ConfigError(self.against_server(self.spec)[0])
-
-    def gradients(self, batch: Batch) -> Gradients:
-        """A step of the user's own moves parameters itself, so that there are none to hand out."""
-        raise ConfigError(
-            "this sync asks each worker for its gradients, but a train_step or LightningModule moves the"
-            " parameters itself.\nHint: sync='allreduce'."
-        )
-
     def train_step(self, batch: Batch) -> None:
-        """One call of the user's function."""
         if not batch.global_rows:
             return
         self._freezer.settle()  # the step may move parameters at any time
@@ -256,11 +229,7 @@ class StepReplica(TorchReplica):
                 buffer.copy_(value)
 
     def look_at_loss(self, loss: float | torch.Tensor) -> None:
-        """Show a loss of the step that runs now to whoever watches; one of made-up rows is nobody's.
-
-        Raises:
-            NonFiniteLossError: It is not finite, and that is what `fit(on_nan=...)` asks for.
-        """
+        """Show a loss of the step that runs now to whoever watches; one of made-up rows is nobody's."""
         if self._guard is None or self._shown is None:
             return
         value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
@@ -330,7 +299,7 @@ class StepReplica(TorchReplica):
     def eval_step(self, batch: Batch) -> None:
         """One call of the user's function; without one, the loss and metrics that were given."""
         if self.spec.eval_step is None:
-            if problem := self.lacking(self.spec, "loss"):
+            if problem := self.complaints(self.spec, "judge"):
                 raise ConfigError(problem[0])
             super().eval_step(batch)
             return
@@ -368,13 +337,12 @@ class StepReplica(TorchReplica):
     def _by_name(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
     ) -> dict[str, torch.Tensor]:
-        """A batch by the names of its columns."""
-        names = self._names if len(self._names) == len(features) else _numbered("x", len(features))
+        names = self._names_of(features)
         of_labels = self._label_names
         if self._row_weights is not None and self._row_weights.column:
             of_labels = of_labels[:-1]
         if len(of_labels) != len(labels):
-            of_labels = _numbered("y", len(labels))
+            of_labels = numbered("y", len(labels))
         return dict(zip((*names, *of_labels), (*features, *labels), strict=True))
 
     def backward(
@@ -467,15 +435,9 @@ class StepReplica(TorchReplica):
             return
         optimizer = self.optimizers[name]
         moved = self._parameters_of(name)
-        self._clip_these(moved)
+        self._clip(moved)
         step_optimizer(optimizer)
         optimizer.zero_grad(set_to_none=True)
-
-    def _clip_these(self, parameters: Sequence[torch.Tensor]) -> None:
-        if self.spec.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
-        if self.spec.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self.spec.clip_norm)
 
     def _parameters_of(self, name: str | None) -> list[torch.nn.Parameter]:
         if name is None:
@@ -526,19 +488,15 @@ class StepReplica(TorchReplica):
         if self._schedules is not None and self.spec.scheduler_step == "epoch":
             self._schedules.end_epoch(logs)
 
-    def learning_rate(self) -> float:
-        return float(self.optimizers.param_groups[0]["lr"]) if self.optimizers.param_groups else float("nan")
-
-    def _fields(self) -> dict[str, Any]:
-        fields = super()._fields()
-        schedules = self._schedules.state_dict() if self._schedules is not None else None
+    def _optimizer_fields(self) -> dict[str, Any]:
         # Gradients that the next step adds to are the same on all ranks.
-        held = self.parameters.held if self._optimizes else []
-        grads = {i: p.grad for i, p in enumerate(held) if p.grad is not None}
-        return {**fields, "scheduler": schedules, "gradients": grads}
-
-    def _held_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        return list(self.optimizers.named.values())
+        held = enumerate(self.parameters.held)
+        return {
+            "groups": group_names(self.optimizer, self._modules()),
+            "optimizer": {"named": self.optimizers.kept(self._modules())},
+            "scheduler": self._schedules.state_dict() if self._schedules is not None else None,
+            "gradients": {place: p.grad for place, p in held if p.grad is not None},
+        }
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         super().load_state(data, weights_only_model=weights_only_model)
@@ -550,10 +508,7 @@ class StepReplica(TorchReplica):
             if parameter.grad is not None:
                 self._made[id(parameter)] = weakref.ref(parameter.grad)
 
-    def _optimizer_state(self) -> dict[str, Any]:
-        return {"named": self.optimizers.kept(self._modules())}
-
-    def _load_optimizer(self, fields: Mapping[str, Any]) -> None:
+    def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
         kept = fields["optimizer"].get("named")
         if kept is None:
             raise ConfigError(
@@ -561,15 +516,9 @@ class StepReplica(TorchReplica):
                 "Hint: take only its weights, with Estimator.load()."
             )
         self.optimizers.load(kept, self._modules())
-
-    def _load_scheduler(self, fields: Mapping[str, Any]) -> None:
         if fields["scheduler"] is not None and self._schedules is not None:
             self._schedules.load_state_dict(fields["scheduler"])
 
 
 def _made_up(columns: tuple[Any, ...]) -> tuple[Array, ...]:
     return tuple(np.zeros((_MADE_UP_ROWS, *column.shape[1:]), column.dtype) for column in columns)
-
-
-def _numbered(prefix: str, count: int) -> tuple[str, ...]:
-    return (prefix,) if count == 1 else tuple(f"{prefix}{i}" for i in range(count))

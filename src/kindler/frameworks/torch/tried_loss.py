@@ -26,13 +26,7 @@ HOW_TO_GATHER = (
 
 
 class TriedLoss:
-    """Tries the unknown losses of a rule on the first batches of a run.
-
-    Args:
-        rule: The rule.
-        device: Where it computes.
-        accumulates: Whether a step has several passes.
-    """
+    """Tries the unknown losses of a rule on the first batches of a run."""
 
     def __init__(self, rule: LossRule, device: torch.device, *, accumulates: bool) -> None:
         self._rule, self._device, self._accumulates = rule, device, accumulates
@@ -40,7 +34,6 @@ class TriedLoss:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to try."""
         return self._trial.over
 
     @property
@@ -58,11 +51,6 @@ class TriedLoss:
     def __call__(
         self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
     ) -> None:
-        """Try a batch.
-
-        Raises:
-            ConfigError: A loss is not the mean that it would be taken for.
-        """
         batch = (outputs, targets, weights)
         halves = any(_is_half(leaf) for leaf in torch.utils._pytree.tree_leaves(batch))
         try:

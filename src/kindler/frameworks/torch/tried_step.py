@@ -36,9 +36,6 @@ class TriedStep:
 
     Attributes:
         running: Whether the step that runs now is tried, and must leave nothing behind.
-
-    Args:
-        replica: The replica.
     """
 
     def __init__(self, replica: StepReplica) -> None:
@@ -59,11 +56,6 @@ class TriedStep:
     def __call__(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
-        """Try a batch.
-
-        Raises:
-            ConfigError: A loss is not a mean over rows.
-        """
         if self._trial.over:
             return
         undo = self._replica.undo()
@@ -88,7 +80,6 @@ class TriedStep:
             raise refusal(found, loss, why="several workers", hint=_HINT)
 
     def _losses(self, batch: tuple[Any, Any], rows: int) -> Sequence[tuple[float, float]]:
-        """What the step minimizes for these rows."""
         replica = self._replica
         self._noted, self._declared, self._rows = [], False, rows
         replica.run.rows = replica.run.global_rows = rows

@@ -5,7 +5,6 @@ MXNet averages some metrics over batches; here they are averaged over rows, what
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -39,18 +38,14 @@ class MetricTallies:
         for number, metric in enumerate(self._groups[trains]):
             self._count(f"{'train' if trains else 'judge'} {number}", metric.counted(labels, outputs, rows))
 
-    def clear(self) -> None:
-        """Begin anew."""
-        self.rows, self.sums = 0.0, {}
-
-    def packed(self) -> bytes:
+    def counted(self) -> list[Any]:
         """What was counted so far."""
-        return json.dumps([self.rows, self.sums]).encode()
+        return [self.rows, self.sums]
 
-    def load(self, parts: Sequence[bytes]) -> None:
+    def load(self, parts: Sequence[Any]) -> None:
         """Go on from what was counted, by all of these together."""
-        self.clear()
-        for rows, sums in map(json.loads, parts):
+        self.rows, self.sums = 0.0, {}
+        for rows, sums in parts:
             self.rows += rows
             for name, numbers in sums.items():
                 self._count(name, numbers)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.collective import Array, Collective, Gradients
+from kindler.collective import Array, Batch, Gradients
 from kindler.compat.frameworks import loads
 from kindler.compat.frameworks.mxnet.library import mx
 from kindler.compat.frameworks.mxnet.loaders import adapt
@@ -29,9 +29,10 @@ from kindler.compat.frameworks.mxnet.spec import (
     make_spec,
 )
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica
-from kindler.frameworks.contract import Batch
-from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.base import BaseReplica, packed
+from kindler.frameworks.contract import Facts, Use, Variables
+from kindler.frameworks.rng import restore_own
+from kindler.frameworks.state_format import is_packed
 
 _PARAMETER = "parameter "
 
@@ -41,40 +42,14 @@ def preload() -> None:
 
 
 class MxnetReplica(BaseReplica):
-    """One rank's copy of a block; keeps the contracts `DriverModel` and `Stepper`.
+    """One rank's copy of a block, on the CPU."""
 
-    Args:
-        spec: The creators.
-        device: Where to compute: the CPU.
-        rank: This rank.
-        local_rank: Its number on its host.
-        seed: Decides the initial weights; `config["seed"]` comes first.
-        threads: Decided by the environment of the process.
-        feature_names: Not needed: inputs are positional.
-        label_names: Not needed.
-        label_shapes: Not needed: a loss is a mean over rows.
-    """
-
-    def __init__(
-        self,
-        spec: MxnetSpec,
-        *,
-        device: str = "cpu",
-        rank: int = 0,
-        local_rank: int = 0,
-        seed: int = 0,
-        threads: int | None = None,
-        feature_names: Sequence[str] = (),
-        label_names: Sequence[str] = (),
-        label_shapes: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        super().__init__(spec, device=device, rank=rank, seed=seed)
+    def __init__(self, spec: MxnetSpec, **options: Any) -> None:
+        super().__init__(spec, **options)
         self.device = "cpu"
-        mx.random.seed(seed % 2**31)
+        mx.random.seed(self.seed % 2**31)
         self.model = build_model(spec)
         self._parameters: dict[str, Any] = dict(self.model._collect_params_with_prefix())
-        self._collective: Collective | None = None
-        self._epoch_rows = 0
         self._draw(0)
 
     @classmethod
@@ -84,19 +59,18 @@ class MxnetReplica(BaseReplica):
 
     @classmethod
     def loads(cls, data: bytes) -> Any:
-        """What `dumps` packed."""
         return loads(data)
 
     @classmethod
-    def as_data(cls, spec: MxnetSpec, data: Any) -> Any:
-        """Functions of `(config, kv)`."""
-        return adapt(data)
+    def facts(cls, spec: MxnetSpec) -> Facts:
+        """Data may be functions of `(config, kv)`."""
+        return Facts(adapt=adapt)
 
     @classmethod
-    def lacking(cls, spec: MxnetSpec, *names: str) -> list[str]:
-        """A loss to train with and to judge by."""
-        lacks = "loss" in names and spec.loss_creator is None
-        return ["this needs a loss; give Estimator.from_mxnet a loss_creator."] if lacks else []
+    def complaints(cls, spec: MxnetSpec, use: Use, value: Any = None) -> list[str]:
+        if use in ("train", "judge") and spec.loss_creator is None:
+            return ["this needs a loss; give Estimator.from_mxnet a loss_creator."]
+        return super().complaints(spec, use, value)
 
     @cached_property
     def loss(self) -> Any:
@@ -130,27 +104,28 @@ class MxnetReplica(BaseReplica):
             self._draw(0)
 
     def names(self) -> list[str]:
-        """The trained parameters."""
         return [name for name, parameter in self._parameters.items() if parameter.grad_req != "null"]
 
-    def read(self) -> list[Array]:
-        """Copies of the trained parameters."""
-        return [self._value(self._parameters[name]) for name in self.names()]
+    def variables(self, *groups: str) -> Variables:
+        trained = set(self.names())
+        values: Variables = {}
+        for group in groups or ("parameters", "buffers", "optimizer"):
+            if group == "optimizer":
+                values[group] = self.steps.variables()
+            else:
+                chosen = [n for n in self._parameters if (n in trained) == (group == "parameters")]
+                values[group] = {name: self._value(self._parameters[name]) for name in chosen}
+        return values
 
-    def write(self, arrays: Sequence[Array]) -> None:
-        """Overwrite the trained parameters."""
-        for parameter, array in zip(self._trained(), arrays, strict=True):
-            _assign(parameter, array)
-
-    def join(self, collective: Collective) -> None:
-        """Start from rank 0's state."""
-        self._collective = collective
-        super().join(collective)
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        for group in ("parameters", "buffers"):
+            for name, array in variables.get(group, {}).items():
+                _assign(self._parameters[name], array)
+        if "optimizer" in variables:
+            self.steps.load_variables(variables["optimizer"])
 
     def begin_epoch(self, epoch: int) -> None:
-        """Randomness depends on the epoch and the rank."""
         super().begin_epoch(epoch)
-        self._epoch_rows = 0
         self._draw(epoch)
 
     def gradients(self, batch: Batch) -> Gradients:
@@ -166,7 +141,7 @@ class MxnetReplica(BaseReplica):
             mean = self._mean_loss(outputs, labels, batch.rows)
         mean.backward()
         self._count(batch, mean, labels, outputs, trains=True)
-        self._epoch_rows += batch.rows
+        self.epoch_rows += batch.rows
         return Gradients([_dense(p.grad()).asnumpy() for p in trained], float(batch.rows))
 
     def apply(self, gradients: Sequence[Array]) -> None:
@@ -201,33 +176,16 @@ class MxnetReplica(BaseReplica):
         """The outputs for these rows."""
         return [output.asnumpy() for output in _several(self.model(*_arrays(features)))]
 
-    def merge_buffers(self) -> None:
-        """Make BatchNorm's statistics those of all ranks' rows."""
-        names = [name for name in self._parameters if name not in set(self.names())]
-        if self._collective is None or self._collective.size == 1 or not names:
-            return
-        own = {name: self._value(self._parameters[name]) for name in names}
-        weight = float(self._epoch_rows)
-        means = dict(zip(names, self._collective.mean(list(own.values()), weight), strict=True))
-        spread = [name for name in names if _mean_of(name) in own]
-        about = [own[n] + np.square(own[_mean_of(n)] - means[_mean_of(n)]) for n in spread]
-        if spread:
-            means |= dict(zip(spread, self._collective.mean(about, weight), strict=True))
-        [rows] = self._collective.sum([np.array([weight])])
-        if rows[0]:
-            for name, value in means.items():
-                _assign(self._parameters[name], value)
+    def _counted(self) -> Any:
+        return self._tallied.counted()
 
-    def take_tallies(self) -> bytes:
-        """Sums of the loss and the metrics."""
-        tallies = self._tallied.packed()
-        self._tallied.clear()
-        return tallies
+    def _count_on_from(self, counted: Sequence[Any]) -> None:
+        self._tallied.load(counted)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """Sums of sums, divided once."""
-        kept = self._tallied.packed()
-        self._tallied.load(tallies)
+        kept = self._tallied.counted()
+        self._tallied.load([json.loads(part) for part in tallies])
         figures = {**self._tallied.figures(), "num_samples": self._tallied.rows}
         self._tallied.load([kept])
         return figures
@@ -245,58 +203,23 @@ class MxnetReplica(BaseReplica):
         total, rows = self._tallied.sums.get("loss", [0.0, 0.0])
         return total, rows
 
-    def variables(self) -> dict[str, Array]:
-        """All parameters, and what the optimizer remembers."""
-        values = {_PARAMETER + n: self._value(p) for n, p in self._parameters.items()}
-        return values | self.steps.variables()
-
-    def load_variables(self, variables: Mapping[str, Array]) -> None:
-        """Take the parameters, and what the optimizer remembers.
-
-        Raises:
-            ConfigError: They are those of another block or optimizer.
-        """
-        self._load_parameters(variables)
-        self.steps.load_variables(variables)
-
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Go on from `state`; or take the parameters alone."""
-        if not weights_only_model:
-            super().load_state(data)
-            return
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            self._load_parameters({name: file[name] for name in file.files if name.startswith(_PARAMETER)})
-
-    def _load_parameters(self, variables: Mapping[str, Array]) -> None:
-        missing = [name for name in self._parameters if _PARAMETER + name not in variables]
-        if missing:
-            raise ConfigError(f"this state has no parameter {missing[0]!r}; it is of another block.")
-        for name, parameter in self._parameters.items():
-            _assign(parameter, variables[_PARAMETER + name])
-
-    def local_state(self) -> bytes:
-        """Randomness, tallies, and this rank's own buffers."""
-        trained = set(self.names())
-        buffers = {n: self._value(p).tolist() for n, p in self._parameters.items() if n not in trained}
-        tallies = self._tallied.packed().decode()
-        own = {"own": own_states(), "tallies": tallies, "rows": self._epoch_rows, "buffers": buffers}
-        return json.dumps(own).encode()
+        state = data if is_packed(data) else _repacked(data)
+        super().load_state(state, weights_only_model=weights_only_model)
 
     def load_local_state(self, data: bytes) -> None:
-        """Go on as this rank."""
-        fields = json.loads(data)
-        restore_own(fields["own"])
-        self._epoch_rows = fields["rows"]
-        self._tallied.load([fields["tallies"].encode()])
-        for name, value in fields["buffers"].items():
-            _assign(self._parameters[name], np.array(value))
+        if is_packed(data):
+            super().load_local_state(data)
+        else:
+            fields = json.loads(data)
+            restore_own(fields["own"])
+            self.epoch_rows = fields["rows"]
+            self._tallied.load([json.loads(fields["tallies"])])
+            self.assign({"buffers": {name: np.array(value) for name, value in fields["buffers"].items()}})
         self._draw(self.epoch, self.step)
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        """The first rank counts for all that were there; buffers are those of the state."""
-        if self.rank == 0:
-            self._tallied.load([json.loads(data)["tallies"].encode() for data in states])
-        seed_own(self.seed, self.epoch, self.rank, self.step)
+        super().join_local_states(states, size=size)
         self._draw(self.epoch, self.step)
 
     def save(self, path: str) -> None:
@@ -366,5 +289,10 @@ def _assign(parameter: Any, array: Array) -> None:
     parameter.set_data(value)
 
 
-def _mean_of(name: str) -> str:
-    return name.removesuffix("running_var") + "running_mean" if name.endswith("running_var") else ""
+def _repacked(data: bytes) -> bytes:
+    """A state of before there were groups of variables, which is a file of numpy's."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        found = {name: file[name] for name in file.files}
+    fields = {name: int(found.pop(f"kindler.{name}")) for name in ("epoch", "step")}
+    model = {n.removeprefix(_PARAMETER): found.pop(n) for n in list(found) if n.startswith(_PARAMETER)}
+    return b"".join(packed(fields, {"parameters": model, "optimizer": found}))

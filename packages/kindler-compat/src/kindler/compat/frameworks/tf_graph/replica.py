@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from kindler.collective import Array, Collective, Gradients
+from kindler.collective import Array, Batch, Gradients
 from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.build import make_spec
 from kindler.compat.frameworks.tf_graph.calls import Calls
@@ -23,11 +23,13 @@ from kindler.compat.frameworks.tf_graph.session import worker_config
 from kindler.compat.frameworks.tf_graph.spec import GraphSpec, dumps, opened, unpacked
 from kindler.compat.frameworks.tf_graph.variables import Values
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica
-from kindler.frameworks.contract import Batch
+from kindler.frameworks.base import BaseReplica, packed
+from kindler.frameworks.base import unpacked as unpacked_variables
+from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.devices import is_installed
+from kindler.frameworks.merged_buffers import merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
-from kindler.frameworks.state_format import Buffer, pack, unpack
+from kindler.frameworks.state_format import pack, unpack
 
 
 def preload() -> None:
@@ -36,34 +38,17 @@ def preload() -> None:
 
 
 class GraphReplica(BaseReplica):
-    """One rank's copy of a graph; keeps the contracts `DriverModel` and `Stepper`.
-
-    Args:
-        spec: The graph, in a session.
-        device: Where the session computes; decided when it was made.
-        rank: This rank.
-        local_rank: Its number on its host.
-        seed: What random numbers begin with.
-        threads: Threads of the session; decided when it was made.
-        feature_names: Names of the columns that inputs are fed from.
-        label_names: Names of the columns that labels are fed from.
-        label_shapes: Not needed: a loss is a mean over rows.
-    """
+    """One rank's copy of a graph."""
 
     def __init__(
         self,
         spec: GraphSpec,
         *,
-        device: str = "cpu",
-        rank: int = 0,
-        local_rank: int = 0,
-        seed: int = 0,
-        threads: int | None = None,
         feature_names: Sequence[str] = (),
         label_names: Sequence[str] = (),
-        label_shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(spec, device=device, rank=rank, seed=seed)
+        super().__init__(spec, **options)
         self.ends, self.sess = spec.ends, spec.sess
         self.model, self.optimizer = spec.sess, spec.optimizer or None
         ends, graph = self.ends, spec.graph
@@ -72,10 +57,7 @@ class GraphReplica(BaseReplica):
         self._calls = Calls(spec.sess, ends, inputs=self._features.tensors, labels=self._labels.tensors)
         self._values = Values(spec.sess, ends.variables)
         self._by_name = {variable.name: variable for variable in ends.variables}
-        self.epoch_rows = 0
-        self._collective: Collective | None = None
-        self._before: dict[str, bytes] = {}
-        self._drawing = [seed_of(seed, 0, rank), 0]
+        self._drawing = [seed_of(self.seed, 0, self.rank), 0]
 
     dumps = staticmethod(dumps)
 
@@ -109,67 +91,63 @@ class GraphReplica(BaseReplica):
         return any(device.device_type == "GPU" for device in self.sess.list_devices())
 
     @classmethod
-    def may_use_gpus(cls, spec: GraphSpec) -> bool:
-        """Whether what TensorFlow needs for GPUs is installed with it."""
-        return is_installed("nvidia")
+    def facts(cls, spec: GraphSpec) -> Facts:
+        return Facts(
+            labels=bool(spec.ends.labels),
+            gpus=is_installed("nvidia"),
+            has_instance=True,  # the user's session gets the trained values
+            environment=(("TF_CPP_MIN_LOG_LEVEL", os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")),),
+        )
 
     @classmethod
-    def has_instance(cls, spec: GraphSpec) -> bool:
-        """The user's session gets the trained values."""
-        return True
-
-    @classmethod
-    def lacking(cls, spec: GraphSpec, *names: str) -> list[str]:
-        """An optimizer to train with, a loss or metrics to judge by."""
+    def complaints(cls, spec: GraphSpec, use: Use, value: Any = None) -> list[str]:
+        if use == "data":
+            return unbatched(spec.graph, spec.ends, value)
+        if use not in ("train", "judge"):
+            return super().complaints(spec, use, value)
         complaints = []
-        if "optimizer" in names and spec.ends.training is None:
+        if use == "train" and spec.ends.training is None:
             complaints.append("there is no optimizer; pass optimizer=... (or train_op=...) to from_graph.")
-        judged = spec.ends.loss or ((spec.ends.metrics or spec.ends.streamed) and "optimizer" not in names)
-        if "loss" in names and not judged:
+        judged = spec.ends.loss or ((spec.ends.metrics or spec.ends.streamed) and use == "judge")
+        if not judged:
             complaints.append("there is no loss; pass loss=..., a scalar tensor, to from_graph.")
         return complaints
 
-    @classmethod
-    def needs_labels(cls, spec: GraphSpec) -> bool:
-        """Whether there are placeholders for them."""
-        return bool(spec.ends.labels)
-
-    @classmethod
-    def against_data(cls, spec: GraphSpec, data: Any) -> list[str]:
-        """A `tf.data.Dataset` whose elements are rows."""
-        return unbatched(spec.graph, spec.ends, data)
-
-    @classmethod
-    def environment(cls, spec: GraphSpec) -> tuple[tuple[str, str], ...]:
-        """Less noise in the workers' output."""
-        return (("TF_CPP_MIN_LOG_LEVEL", os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")),)
-
     def names(self) -> list[str]:
-        """The trained variables."""
         training = self.ends.training
         return [] if training is None else [parameter.variable for parameter in training.parameters]
 
-    def read(self) -> list[Array]:
-        """Copies of the trained variables."""
-        return self._values.read(self.names())
+    def _group(self, group: str) -> list[str]:
+        """The variables of a group: buffers are those of the model that updates change, and no gradient."""
+        if group == "parameters":
+            return self.names()
+        trained, counted = set(self.names()), set(self._stream_variables())
+        if group == "buffers":
+            rest = trained | counted
+            return [v.name for v in self.ends.variables if v.name in self.ends.model and v.name not in rest]
+        known = trained | set(self._group("buffers"))
+        return [v.name for v in self.ends.variables if v.name not in known]
 
-    def write(self, arrays: Sequence[Array]) -> None:
-        """Overwrite the trained variables."""
-        self._values.assign({name: np.array(a) for name, a in zip(self.names(), arrays, strict=True)})
+    def variables(self, *groups: str) -> Variables:
+        named = {group: self._group(group) for group in groups or ("parameters", "buffers", "optimizer")}
+        values = iter(self._values.read([name for names in named.values() for name in names]))
+        return {group: {name: next(values) for name in names} for group, names in named.items()}
 
-    def join(self, collective: Collective) -> None:
-        """Start from rank 0's state."""
-        self._collective = collective
-        super().join(collective)
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        found = {name: array for arrays in variables.values() for name, array in arrays.items()}
+        if "optimizer" in variables:
+            for name in self._group("optimizer"):
+                if name not in found:
+                    raise ConfigError(
+                        f"this state has no variable {name!r}; it has {sorted(found)[:8]}. They are not of"
+                        " the same graph and optimizer."
+                    )
+        self._values.assign({name: np.array(a) for name, a in found.items() if name in self._by_name})
 
     def begin_epoch(self, epoch: int) -> None:
-        """Remember what training changes besides parameters, as it is now."""
         super().begin_epoch(epoch)
-        self.epoch_rows, self._calls.epoch = 0, epoch
+        self._calls.epoch = epoch
         self._drawing = [seed_of(self.seed, epoch, self.rank), 0]
-        if self._collective is not None and self._collective.size > 1:
-            names = self._buffers()
-            self._before = {n: v.tobytes() for n, v in zip(names, self._values.read(names), strict=True)}
 
     def train_step(self, batch: Batch) -> None:
         """Gradients and their application in one call of the session."""
@@ -242,32 +220,6 @@ class GraphReplica(BaseReplica):
             return float("nan")
         return float(self._calls.rate()[0])
 
-    def merge_buffers(self) -> None:
-        """Make what updates changed (BatchNorm's statistics) the same on all ranks.
-
-        Floating point becomes the mean by rows; a "moving_variance" becomes the variance of all ranks' rows
-        about the joint "moving_mean". Anything else becomes rank 0's.
-        """
-        if self._collective is None or self._collective.size == 1:
-            return
-        names = self._buffers()
-        own = dict(zip(names, self._values.read(names), strict=True))
-        mine = [self._before.get(name) != own[name].tobytes() for name in names]
-        if not names:
-            return
-        [flags] = self._collective.sum([np.array(mine, np.float32)])
-        changed = [name for name, flag in zip(names, flags, strict=True) if flag]
-        floats = [name for name in changed if own[name].dtype.kind == "f"]
-        merged = dict(zip(floats, self._means([own[name] for name in floats]), strict=True))
-        spreads = [name for name in floats if _mean_of(name) in merged]
-        about = [own[n] + np.square(own[_mean_of(n)] - merged[_mean_of(n)]) for n in spreads]
-        merged |= dict(zip(spreads, self._means(about), strict=True))
-        others = [name for name in changed if name not in merged]
-        if others:
-            taken = self._collective.broadcast([own[name] for name in others])
-            merged |= dict(zip(others, taken, strict=True))
-        self._values.assign(merged)
-
     def take_tallies(self) -> bytes:
         """Sums, and what streamed metrics have counted."""
         tallies = self._tallies()
@@ -288,84 +240,38 @@ class GraphReplica(BaseReplica):
             self._reset_streams()
         return figures
 
-    def freeze(self) -> Callable[[], Sequence[Buffer]]:
-        """A copy of every variable; the function makes bytes of it later."""
-        names, arrays = [v.name for v in self.ends.variables], self._values.read()
-        head = {"epoch": self.epoch, "step": self.step, "variables": _described(names, arrays)}
-        return lambda: pack(json.dumps(head).encode(), [_raw(array) for array in arrays])
-
-    def state(self) -> bytes:
-        """Every variable, the optimizer's included, epoch and step."""
-        return b"".join(self.freeze()())
-
-    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Go on from `state`; or take the model's own variables from it.
-
-        Raises:
-            ConfigError: It is the state of another graph.
-        """
-        head, buffers = unpack(data)
-        fields = json.loads(head)
-        values = _revived(fields["variables"], buffers)
-        wanted = [v.name for v in self.ends.variables if not weights_only_model or v.name in self.ends.model]
-        missing = [name for name in wanted if name not in values]
-        if missing:
-            raise ConfigError(
-                f"this state has no variable {missing[0]!r}; it has {sorted(values)[:8]}. They are not of the"
-                " same graph and optimizer."
-            )
-        self._values.assign({name: values[name] for name in wanted})
-        if not weights_only_model:
-            self.epoch, self.step = fields["epoch"], fields["step"]
-
     def local_state(self) -> bytes:
         """Randomness, tallies, and this rank's own buffers."""
-        names = [*self._buffers(), *self._stream_variables()]
-        arrays = self._values.read(names)
-        head = {
+        fields = {
             "own": own_states(),
-            "tallies": [self._rows, self._sums],
+            "tallies": self._counted(),
             "epoch_rows": self.epoch_rows,
             "drawing": self._drawing,
-            "variables": _described(names, arrays),
         }
-        return b"".join(pack(json.dumps(head).encode(), [_raw(array) for array in arrays]))
+        streams = self._stream_variables()
+        counted = dict(zip(streams, self._values.read(streams), strict=True))
+        return b"".join(packed(fields, {**self.variables("buffers"), "metrics": counted}))
 
     def load_local_state(self, data: bytes) -> None:
-        """Go on as this rank."""
-        head, buffers = unpack(data)
-        fields = json.loads(head)
+        fields, groups = unpacked_variables(data)
         restore_own(fields["own"])
-        self._rows, self._sums = fields["tallies"]
+        self._count_on_from([fields["tallies"]])
         self.epoch_rows, self._drawing = fields["epoch_rows"], fields["drawing"]
-        self._values.assign(_revived(fields["variables"], buffers))
+        self.assign(groups)
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        """Buffers are merged by the rows that each rank had; the first rank counts for all."""
-        parts = [unpack(data) for data in states]
-        heads = [json.loads(head) for head, _ in parts]
-        known = [_revived(h["variables"], b) for h, (_, b) in zip(heads, parts, strict=True)]
-        weights = np.array([head["epoch_rows"] for head in heads], np.float64)
-        weights = weights / weights.sum() if weights.sum() else np.full(len(heads), 1 / len(heads))
-        merged: dict[str, Array] = {}
-        for name in self._buffers():
-            values = [part[name] for part in known]
-            merged[name] = _weighted(values, weights) if values[0].dtype.kind == "f" else values[0]
-        for name in [n for n in merged if _mean_of(n) in merged]:
-            mean = _mean_of(name)
-            spread = [part[name] + np.square(part[mean] - merged[mean]) for part in known]
-            merged[name] = _weighted(spread, weights)
-        streams = self._stream_variables()
-        for name in streams:
+        parts = [unpacked_variables(data) for data in states]
+        known = [{n: a for group in groups.values() for n, a in group.items()} for _, groups in parts]
+        rows = [fields["epoch_rows"] for fields, _ in parts]
+        names = self._group("buffers")
+        buffers = [{name: part[name] for name in names} for part in known]
+        merged = merge_parts(buffers, rows, self._means_of_variances())
+        for name in self._stream_variables():
             total = np.sum([part[name] for part in known], axis=0)
             merged[name] = total if self.rank == 0 else np.zeros_like(known[0][name])
-        self._values.assign(merged)
+        self.assign({"buffers": merged})
         if self.rank == 0:
-            tallies = [head["tallies"] for head in heads]
-            self._rows = sum(rows for rows, _ in tallies)
-            self._sums = {
-                name: sum(sums.get(name, 0.0) for _, sums in tallies) for _, sums in tallies for name in sums
-            }
+            self._count_on_from([fields["tallies"] for fields, _ in parts])
         seed_own(self.seed, self.epoch, self.rank, self.step)
         self._drawing = [seed_of(self.seed, self.epoch, self.rank, self.step), 0]
 
@@ -407,16 +313,6 @@ class GraphReplica(BaseReplica):
         if trains:
             self.epoch_rows += batch.rows
 
-    def _buffers(self) -> list[str]:
-        """What updates change besides parameters: variables of the model that no gradient moves."""
-        trained = set(self.names()) | set(self._stream_variables())
-        return [v.name for v in self.ends.variables if v.name in self.ends.model and v.name not in trained]
-
-    def _means(self, arrays: list[Array]) -> list[Array]:
-        if not arrays or self._collective is None:
-            return []
-        return self._collective.mean(arrays, float(self.epoch_rows))
-
     def _zeros(self, name: str) -> Array:
         variable = self._by_name[name]
         shape = variable.shape if variable.shape is not None else self._values.read([name])[0].shape
@@ -449,25 +345,6 @@ class GraphReplica(BaseReplica):
             self._values.assign({name: self._zeros(name) for name in names})
 
 
-def _mean_of(name: str) -> str:
-    return name.replace("moving_variance", "moving_mean") if "moving_variance" in name else ""
-
-
-def _weighted(values: Sequence[Array], weights: Array) -> Array:
-    return np.tensordot(weights, np.stack(values).astype(np.float64), axes=1).astype(values[0].dtype)
-
-
 def _raw(array: Array) -> memoryview:
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-def _described(names: Sequence[str], arrays: Sequence[Array]) -> list[tuple[str, str, list[int]]]:
-    return [(n, a.dtype.name, list(a.shape)) for n, a in zip(names, arrays, strict=True)]
-
-
-def _revived(described: Sequence[Any], buffers: Sequence[Buffer]) -> dict[str, Array]:
-    return {
-        name: np.frombuffer(buffer, np.dtype(dtype)).reshape(shape)
-        for (name, dtype, shape), buffer in zip(described, buffers, strict=True)
-    }

@@ -8,8 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from kindler.compat.frameworks.tf_graph.variables import graph_variables, initialized
 from kindler.errors import ConfigError
-from kindler.frameworks.devices import missing_gpu
-from kindler.frameworks.quiet import quiet_without_gpu
+from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
 
 
 def session_of(graph: Any, sess: Any, *, known: set[str]) -> Any:

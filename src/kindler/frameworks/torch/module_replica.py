@@ -1,0 +1,659 @@
+"""A replica of a PyTorch module: all but its training steps, which `replica.py` and `step_replica.py` make.
+
+Building from what the user handed in is in `spec.py` and `optim.py`, the rule of each loss in `loss.py`,
+counting in `metrics.py`; which parameters are trained in `parameters.py`, which modules are in training mode
+in `modes.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kindler.collective import Array, Batch, Collective, share_bytes
+from kindler.errors import ConfigError
+from kindler.frameworks.base import BaseReplica, with_config
+from kindler.frameworks.contract import Facts, Scored, Variables
+from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.merged_buffers import merge_over_ranks, merge_parts
+from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import Buffer
+from kindler.frameworks.torch.buffers import Tracked
+from kindler.frameworks.torch.device import (
+    Conveyor,
+    OnTheirWay,
+    arrays,
+    has_gpu_build,
+    held,
+    resolve_device,
+    tensors,
+)
+from kindler.frameworks.torch.export import export, numbered
+from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
+from kindler.frameworks.torch.metrics import Counter, named_metrics
+from kindler.frameworks.torch.model_loss import ModelLoss, Trial, label_arguments
+from kindler.frameworks.torch.modes import Modes
+from kindler.frameworks.torch.optim import bytes_to_come, refuse_several, with_rate
+from kindler.frameworks.torch.outputs import names_of, without_loss
+from kindler.frameworks.torch.parameters import Parameters, named_parameters, recall_trained, trained
+from kindler.frameworks.torch.row_weights import RowWeights, against_row_weights
+from kindler.frameworks.torch.scoring import scoring_model
+from kindler.frameworks.torch.spec import (
+    TorchSpec,
+    build_loss,
+    build_model,
+    dumps,
+    loads,
+    synchronized,
+    unfit_inputs,
+)
+from kindler.frameworks.torch.state import (
+    Freezer,
+    changes,
+    dump,
+    fork_seed,
+    parse,
+    parse_weights,
+    save_weights,
+    snapshot,
+    to_array,
+)
+from kindler.frameworks.torch.step_guard import StepGuard
+from kindler.frameworks.torch.tried_loss import TriedLoss
+
+if TYPE_CHECKING:
+    from kindler.train.loss_guard import LossGuard
+
+_UNDER_WAY = 2  # batches that are scored while the outputs of one come back
+
+
+class ModuleReplica(BaseReplica):
+    """One rank's copy of a PyTorch module.
+
+    Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
+    """
+
+    fuses = "torch"
+    takes_read_only = True
+
+    def __init__(
+        self,
+        spec: TorchSpec,
+        *,
+        device: str = "auto",
+        local_rank: int = 0,
+        threads: int | None = None,
+        feature_names: tuple[str, ...] = (),
+        label_names: tuple[str, ...] = (),
+        label_shapes: Sequence[Sequence[int]] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, **options)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = resolve_device(device, local_rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            if spec.tf32:
+                torch.set_float32_matmul_precision("high")
+                torch.backends.cudnn.allow_tf32 = True
+        torch.manual_seed(self.seed)
+        self.model: torch.nn.Module = build_model(spec).to(self.device)
+        seed_own(self.seed, 0, self.rank)
+        torch.manual_seed(self.seed + self.rank)
+        self._names, self._label_names = feature_names, label_names
+        self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
+        self._modes = Modes(self.model)
+        self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
+        self._loss: LossRule | None = None
+        self._trial: Trial | None = None
+        self._tried: TriedLoss | None = None
+        self._row_weights: RowWeights | None = None
+        self._guard: StepGuard | None = None
+        self._counter: Counter | None = None
+        self._parameters: Parameters | None = None
+        self._tracked: Tracked | None = None
+        self._looked_at_buffers = False
+        self._snapshot: list[torch.Tensor] = []
+        self._changed: list[bool] = []
+        self._freezer = Freezer()
+
+    dumps = staticmethod(dumps)
+    loads = staticmethod(loads)
+
+    @classmethod
+    def facts(cls, spec: TorchSpec) -> Facts:
+        learns = isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
+        return Facts(
+            gpus=has_gpu_build(),
+            process_group=spec.process_group,
+            has_instance=learns or isinstance(spec.model, torch.nn.Module),
+        )
+
+    @classmethod
+    def changed(cls, spec: TorchSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> TorchSpec:
+        spec = with_config(spec, config)
+        if learning_rate is None:
+            return spec
+        return replace(spec, optimizer=with_rate(spec.optimizer, learning_rate))
+
+    @classmethod
+    def scoring_model(
+        cls, spec: TorchSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+    ) -> ScoringModel:
+        return scoring_model(spec, None if live is None else live.model, state(), before)
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+    def set_precision(self, precision: str) -> None:
+        self.spec = replace(self.spec, precision=None if precision == "fp32" else precision)
+
+    def watch_losses(self, watch: LossGuard) -> None:
+        self._guard = StepGuard(watch, self._names)
+
+    def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        self._row_weights = RowWeights(classes, column=column)
+
+    @property
+    def loss(self) -> LossRule:
+        if self._loss is None and self.spec.loss == "model":
+            rule = ModelLoss(self.model, self._label_arguments)
+            self._trial = Trial(rule, half=self.spec.precision is not None)
+            self._loss = rule
+        elif self._loss is None and (parts := loss_parts(self.spec.loss)) is not None:
+            losses = {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()}
+            self._loss = LossList(
+                losses,
+                weight_parts(self.spec.loss_weights, list(parts)),
+                named=isinstance(self.spec.loss, Mapping),
+                labels=self._label_names,
+                varying=self._label_shapes is not None,
+            )
+        elif self._loss is None:
+            loss = self._built_loss(self.spec)
+            self._loss = LossRule(loss, varying=self._label_shapes is not None)
+        if self._tried is None and self._loss.unknown:
+            accumulates = self.spec.accumulation_steps > 1
+            self._tried = TriedLoss(self._loss, self.device, accumulates=accumulates)
+        return self._loss
+
+    def _built_loss(self, spec: TorchSpec) -> Any:
+        loss = build_loss(spec)
+        return loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
+
+    def _learning_loss(self) -> torch.nn.Module | None:
+        """The loss, if it is a module of the user's own: it may learn as the model does."""
+        loss = self.loss.function if self.spec.loss is not None else None
+        own = isinstance(loss, torch.nn.Module) and not type(loss).__module__.startswith("torch.")
+        return loss if own else None
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        loss = self._learning_loss()
+        return {"": self.model} if loss is None else {"": self.model, "loss:": loss}
+
+    def _named_metrics(self) -> dict[str, Any]:
+        loss = self.loss if self.spec.loss is not None else None
+        metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
+        return metrics | (loss.metrics() if isinstance(loss, LossList) else {})
+
+    @property
+    def counter(self) -> Counter:
+        if self._counter is None:
+            self._counter = Counter(self._named_metrics(), self.device)
+        return self._counter
+
+    @property
+    def parameters(self) -> Parameters:
+        if self._parameters is None:
+            self._parameters = Parameters(self.model, self.optimizer)
+        return self._parameters
+
+    @property
+    def tracked(self) -> Tracked:
+        if self._tracked is None:
+            self._tracked = Tracked(*self._modules().values())
+        return self._tracked
+
+    def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
+        return held(columns, self.device, self.spec.device_cache)
+
+    def as_given(self) -> None:
+        if isinstance(self.spec.model, torch.nn.Module):
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
+
+    def _all_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return [self.optimizer]
+
+    def join(self, collective: Collective) -> None:
+        if self._collective is not None:
+            raise ConfigError("this replica has joined others already; a replica serves one run.")
+        self._collective = collective
+        if collective.size == 1:
+            return
+        if not self.spec.process_group and (complaints := synchronized(self.model)):
+            raise ConfigError(complaints[0])
+        for optimizer in self._all_optimizers():
+            refuse_several(optimizer)
+        state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
+        if collective.rank != 0:
+            self.load_state(state)
+        self.parameters.look()
+        self._watch_buffers()
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.epoch_rows = epoch, 0
+        seed_own(self.seed, epoch, self.rank)
+        torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
+        self._watch_buffers()
+
+    def _count_rows(self, batch: Batch) -> None:
+        self.epoch_rows += batch.rows
+        if not self._looked_at_buffers and batch.rows:  # soon, and not after an epoch
+            self.tracked.refuse_new()
+            self._looked_at_buffers = True
+
+    def eval_step(self, batch: Batch) -> None:
+        if not batch.rows:
+            return
+        self._modes.evaluate()
+        features, labels = self._tensors(batch.features), self._tensors(batch.labels)
+        with torch.inference_mode():
+            self._judge(features, labels, batch.rows, self._label_source(batch))
+
+    def _judge(
+        self,
+        features: tuple[torch.Tensor, ...],
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        source: LabelSource,
+    ) -> Judged:
+        rule, weights = self.loss, None
+        if self._row_weights is not None:
+            trains, by_class = torch.is_grad_enabled(), rule.by_class
+            labels, weights = self._row_weights.split(labels, trains=trains, by_class=by_class)
+        with self._precision():
+            if isinstance(rule, ModelLoss):
+                inputs = self._inputs(features, labels)
+                outputs = self._called(self._compiled, inputs)
+                judged = rule.judge(outputs, inputs, rows)
+                outputs, labels = rule.for_metrics(outputs, labels, inputs)
+            else:
+                outputs = self._forward(features)
+                with self._gathering(outputs, labels, rows, weights):
+                    judged = rule(outputs, labels, rows, source, weights)
+        if (
+            self._guard is None
+            or not torch.is_grad_enabled()
+            or self._guard.passes(self.step + 1, judged.loss, features, source, rows)
+        ):
+            self.counter.add(judged, outputs, labels, rows)
+        return judged
+
+    def _gathering(
+        self,
+        outputs: Any,
+        labels: tuple[torch.Tensor, ...],
+        rows: int,
+        weights: torch.Tensor | None,
+    ) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _label_source(self, batch: Batch) -> LabelSource:
+        number, rows = self.step + 1, batch.rows
+
+        def within_step(row: int) -> str:
+            return f"{row} of the {rows} that worker {self.rank} has in step {number}"
+
+        return LabelSource(batch.labels, self._label_names, batch.where or within_step)
+
+    def take_tallies(self) -> bytes:
+        return self.counter.take()
+
+    def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
+        merged = self.counter.merge(tallies)
+        if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
+            merged["loss"] = rule.combined(merged)
+        return merged
+
+    def running_loss(self) -> float:
+        return self.counter.running_loss()
+
+    def running_metrics(self) -> dict[str, float]:
+        return self.counter.running_metrics()
+
+    def loss_sums(self) -> tuple[float, float]:
+        return self.counter.loss_sums()
+
+    def learning_rate(self) -> float:
+        groups = self.optimizer.param_groups
+        return float(groups[0]["lr"]) if groups else float("nan")
+
+    def rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _trained(self) -> dict[str, torch.Tensor]:
+        """The trained parameters; those of nobody's module are called by their number."""
+        known = {id(p): name for name, p in named_parameters(self._modules()).items()}
+        trained = enumerate(self.parameters.trained)
+        return {known.get(id(p), f"parameter {place}"): p for place, p in trained}
+
+    def names(self) -> list[str]:
+        return list(self._trained())
+
+    def read(self) -> list[Array]:
+        return [to_array(parameter) for parameter in self._trained().values()]
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        self._freezer.settle()
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters.trained, arrays, strict=True):
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        with torch.no_grad():
+            for parameter, array in zip(self.parameters.trained, arrays, strict=True):
+                torch.from_numpy(array).copy_(parameter)
+
+    def variables(self, *groups: str) -> Variables:
+        """Parameters and buffers; what an optimizer has is not all arrays, and is in `state`."""
+        found: Variables = {}
+        if not groups or "parameters" in groups:
+            found["parameters"] = {name: to_array(tensor) for name, tensor in self._trained().items()}
+        if not groups or "buffers" in groups:
+            buffers = enumerate(self.tracked.buffers())
+            found["buffers"] = {str(place): to_array(buffer) for place, buffer in buffers}
+        return found
+
+    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        buffers = {str(place): buffer for place, buffer in enumerate(self.tracked.buffers())}
+        known = {"parameters": self._trained() if variables.get("parameters") else {}, "buffers": buffers}
+        with torch.no_grad():
+            for group, arrays_by_name in variables.items():
+                for name, array in arrays_by_name.items():
+                    target = known[group][name]
+                    target.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(target.shape))
+
+    def _watch_buffers(self) -> None:
+        """From now on, note which buffers training changes; without other ranks nobody asks."""
+        self._snapshot = snapshot(self.tracked) if self._others is not None else []
+        self._changed = [False] * len(self._snapshot)
+
+    def _buffer_changes(self) -> list[bool]:
+        """Which buffers this rank has changed in this epoch, also before it was interrupted."""
+        if self._others is None:
+            return []
+        now = changes(self.tracked, self._snapshot)
+        return [flag or before for flag, before in zip(now, self._changed, strict=True)]
+
+    def _means_of_variances(self) -> dict[str, str]:
+        places = {id(buffer): str(place) for place, buffer in enumerate(self.tracked.buffers())}
+        found = {}
+        for module in self.tracked.modules():
+            mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+            if id(mean) in places and id(variance) in places:
+                found[places[id(variance)]] = places[id(mean)]
+        return found
+
+    def merge_buffers(self) -> None:
+        self.tracked.refuse_new()
+        others, buffers = self._others, list(self.tracked.buffers())
+        if others is None or not buffers:
+            return
+        odd = self.tracked.reshaped(others, self._snapshot)
+        changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
+        [flags] = others.sum([np.array(changed, np.int64)])
+        moved = {str(n): to_array(buffer) for n, buffer in enumerate(buffers) if flags[n]}
+        self.assign({"buffers": merge_over_ranks(others, moved, self.epoch_rows, self._means_of_variances())})
+
+    def freeze(self) -> Callable[[], Sequence[Buffer]]:
+        return self._freezer.freeze(self._fields(), restless=self.tracked.buffers())
+
+    def state(self) -> bytes:
+        return dump(self._fields())
+
+    def settle(self) -> None:
+        self._freezer.settle()
+
+    def _fields(self) -> dict[str, Any]:
+        loss = self._learning_loss()
+        return {
+            "model": self._model_state(),
+            "loss": loss.state_dict() if loss is not None else None,
+            "trained": trained(self._modules()),
+            "resting": sorted(self._modes.resting),
+            **(self._optimizer_fields() if self._optimizes else _NO_OPTIMIZER),
+            "rng": self._rng(),
+            "epoch": self.epoch,
+            "step": self.step,
+        }
+
+    @property
+    def _optimizes(self) -> bool:
+        return self.spec.optimizer is not None
+
+    def _model_state(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+    def _optimizer_fields(self) -> dict[str, Any]:
+        """What moves parameters, as fields of the state: "optimizer", "groups" and "scheduler"."""
+        raise NotImplementedError
+
+    def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def expected_bytes(self) -> int:
+        """The size of `state` now, and of what optimizers will add in their first step."""
+        return len(self.state()) + sum(map(bytes_to_come, self._all_optimizers() if self._optimizes else []))
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        fields = parse(data)
+        self._freezer.settle()
+        self.model.load_state_dict(fields["model"])
+        if weights_only_model:
+            return
+        loss = self._learning_loss()
+        if fields["loss"] is not None and loss is not None:
+            loss.load_state_dict(fields["loss"])
+        self._modes.recall(fields["resting"])
+        if fields["optimizer"] is not None and self.spec.optimizer is not None:
+            self._load_optimizer_fields(fields)
+        recall_trained(fields["trained"], self._modules())
+        self.epoch, self.step = fields["epoch"], fields["step"]
+        self._load_rng(fields["rng"])
+
+    def local_state(self) -> bytes:
+        changed = self._buffer_changes()
+        buffers = {
+            i: b for i, b in enumerate(self.tracked.buffers()) if self._others is not None and changed[i]
+        }
+        return dump(
+            {
+                "rng": self._rng(),
+                "own": own_states(),
+                "tallies": self.counter.keep(),
+                "rows": self.epoch_rows,
+                "changed": changed,
+                "buffers": buffers,
+            }
+        )
+
+    def load_local_state(self, data: bytes) -> None:
+        fields = parse(data)
+        self.assign({"buffers": {str(place): to_array(b) for place, b in fields["buffers"].items()}})
+        self.counter.restore(fields["tallies"])
+        self.epoch_rows, self._changed = fields["rows"], fields["changed"]
+        self._load_rng(fields["rng"])
+        if "own" in fields:
+            restore_own(fields["own"])
+
+    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
+        fields = [parse(data) for data in states]
+        rows = [part["rows"] for part in fields]
+        buffers = [{str(n): to_array(b) for n, b in part["buffers"].items()} for part in fields]
+        self.assign({"buffers": merge_parts(buffers, rows, self._means_of_variances())})
+        if self.rank == 0:
+            self.counter.restore_all([part["tallies"] for part in fields])
+        self.epoch_rows = sum(rows) // size
+        if self._others is not None:
+            # One rank alone had no reason to look which buffers it changes.
+            told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
+            self._changed = [any(flags) for flags in zip(*told, strict=True)]
+        seed_own(self.seed, self.epoch, self.rank, self.step)
+        torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+
+    def _rng(self) -> dict[str, Any]:
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {"rank": self.rank, "cpu": torch.get_rng_state(), "cuda": cuda}
+
+    def _load_rng(self, rng: Mapping[str, Any]) -> None:
+        if rng["rank"] != self.rank:  # another rank's dropout masks must not become this one's
+            torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+            return
+        torch.set_rng_state(rng["cpu"])
+        if rng["cuda"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(rng["cuda"], self.device)
+
+    def trained_model(self) -> torch.nn.Module:
+        return self.model.eval()
+
+    def weights(self) -> bytes:
+        """The model's state dict, as `torch.save` writes it."""
+        return save_weights(self._model_state())
+
+    def load_weights(self, data: bytes) -> None:
+        """Take the weights of a state dict's file, or of a checkpoint."""
+        self._freezer.settle()
+        self.model.load_state_dict(parse_weights(data))
+
+    def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        self._modes.evaluate()
+        with torch.inference_mode(), self._precision():
+            outputs = self._scored(features)
+        self.output_names = names_of(outputs)
+        return arrays(outputs)
+
+    def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        """On a GPU, a batch is copied and computed while the outputs of those before it come back."""
+        if not self.on_gpu:
+            yield from super().predict_all(batches)
+            return
+        waiting: deque[tuple[int, OnTheirWay, tuple[str, ...] | None]] = deque()
+        for batch in batches:
+            self._modes.evaluate()
+            with torch.inference_mode(), self._precision():
+                outputs = self._scored(batch)
+            waiting.append((len(batch[0]), OnTheirWay(outputs), names_of(outputs)))
+            if len(waiting) > _UNDER_WAY:
+                yield self._arrived(*waiting.popleft())
+        while waiting:
+            yield self._arrived(*waiting.popleft())
+
+    def _arrived(self, rows: int, outputs: OnTheirWay, names: tuple[str, ...] | None) -> Scored:
+        self.output_names = names
+        return Scored(rows, outputs.arrived(), names)
+
+    @cached_property
+    def _conveyor(self) -> Conveyor:
+        return Conveyor(self.device)
+
+    def _scored(self, features: tuple[Array, ...]) -> Any:
+        carried = self._conveyor.carry(features) if self.on_gpu else self._tensors(features)
+        outputs = self._forward(carried)
+        own = self.spec.inputs == "kwargs" or self.spec.loss == "model"
+        return without_loss(outputs) if own else outputs
+
+    def export(self, form: str, path: str, features: Sequence[Array]) -> None:
+        outputs = self.predict(tuple(features))
+        export(
+            self.model,
+            form,
+            path,
+            names=self._names_of(features),
+            outputs=self.output_names or numbered("prediction_", len(outputs)),
+            features=features,
+            inputs=self.spec.inputs,
+        )
+
+    def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
+        if self.spec.inputs == "positional":
+            try:
+                return self._compiled(*features)
+            except TypeError as exc:
+                problem = unfit_inputs(self.model, self._names_of(features))
+                if problem is None:
+                    raise
+                raise ConfigError(problem) from exc
+        return self._called(self._compiled, self._inputs(features))
+
+    def _names_of(self, features: Sequence[Any]) -> tuple[str, ...]:
+        return self._names if len(self._names) == len(features) else numbered("x", len(features))
+
+    def _inputs(
+        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...] = ()
+    ) -> dict[str, torch.Tensor]:
+        named = dict(zip(self._names, features, strict=True))
+        return named | dict(zip(self._label_arguments, labels, strict=False))
+
+    def _called(self, model: Callable[..., Any], inputs: Mapping[str, torch.Tensor]) -> Any:
+        return model(**inputs) if self.spec.inputs == "kwargs" else model(dict(inputs))
+
+    @cached_property
+    def _label_arguments(self) -> tuple[str, ...]:
+        return label_arguments(self.model, self._label_names, self._names)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        """The model, compiled by torch if that was asked for."""
+        if self.spec.compile not in ("default", "reduce-overhead"):
+            return self.model
+        compiled: Callable[..., Any] = torch.compile(self.model, mode=self.spec.compile)
+        return compiled
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.spec.precision is None:
+            return nullcontext()
+        half = torch.float16 if self.spec.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=half)
+
+    def _clip(self, parameters: Sequence[torch.Tensor]) -> None:
+        if self.spec.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
+        if self.spec.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self.spec.clip_norm)
+
+    def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
+        return tensors(columns, self.device)
+
+
+_NO_OPTIMIZER = {"groups": None, "optimizer": None, "scheduler": None}
+
+
+def row_weight_complaints(spec: TorchSpec) -> list[str]:
+    """What the loss says; it is made for that, if it is given by a creator."""
+    if spec.loss is None:  # which is complained about where one is needed
+        return []
+    if not callable(spec.loss):
+        return against_row_weights(spec.loss)
+    try:
+        return against_row_weights(build_loss(spec))
+    except Exception:  # noqa: BLE001 - a creator of the user's: its error is the worker's to tell
+        return []
