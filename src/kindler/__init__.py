@@ -60,104 +60,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Callback": "kindler.train.callbacks",
-    "DriverCallback": "kindler.train.driver_callbacks",
-    "EarlyStopping": "kindler.train.callbacks",
-    "Estimator": "kindler.estimator.estimator",
-    "EveryEpoch": "kindler.train.triggers",
-    "History": "kindler.train.history",
-    "LearningRateMonitor": "kindler.train.callbacks",
-    "MLflowLogger": "kindler.tracking.logger",
-    "MaxEpoch": "kindler.train.triggers",
-    "MaxIteration": "kindler.train.triggers",
-    "MaxScore": "kindler.train.triggers",
-    "MinLoss": "kindler.train.triggers",
-    "MinMaxScaler": "kindler.features",
-    "ModelCheckpoint": "kindler.train.callbacks",
-    "Omega": "kindler.omega",
-    "RunSettings": "kindler.config",
-    "SeveralIteration": "kindler.train.triggers",
-    "SharedValue": "kindler.xshards",
-    "StandardScaler": "kindler.features",
-    "StringIndexer": "kindler.features",
-    "Trigger": "kindler.train.triggers",
-    "TriggerAnd": "kindler.train.triggers",
-    "TriggerOr": "kindler.train.triggers",
-    "WorkerInfo": "kindler.engine.placement",
-    "XShards": "kindler.xshards",
-    "all_gather": "kindler.collective",
-    "batched": "kindler.data.preparation",
-    "init": "kindler.spark.session",
-    "om": "kindler.omega",
-    "read_csv": "kindler.readers",
-    "read_images": "kindler.readers",
-    "read_json": "kindler.readers",
-    "read_parquet": "kindler.readers",
-    "read_tfrecord": "kindler.readers",
-    "stop": "kindler.spark.session",
-    "worker": "kindler.engine.placement",
+    name: module
+    for module, names in {
+        "kindler.collective": "all_gather",
+        "kindler.config": "RunSettings",
+        "kindler.data.preparation": "batched",
+        "kindler.engine.placement": "WorkerInfo worker",
+        "kindler.estimator.estimator": "Estimator",
+        "kindler.features": "MinMaxScaler StandardScaler StringIndexer",
+        "kindler.omega": "Omega om",
+        "kindler.readers": "read_csv read_images read_json read_parquet read_tfrecord",
+        "kindler.spark.session": "init stop",
+        "kindler.tracking.logger": "MLflowLogger",
+        "kindler.train.callbacks": "Callback EarlyStopping LearningRateMonitor ModelCheckpoint",
+        "kindler.train.driver_callbacks": "DriverCallback",
+        "kindler.train.history": "History",
+        "kindler.train.triggers": "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss SeveralIteration"
+        " Trigger TriggerAnd TriggerOr",
+        "kindler.xshards": "SharedValue XShards",
+    }.items()
+    for name in names.split()
 }
-
 # Found here by programs that were written before these were kindler-compat's.
 _MOVED = dict.fromkeys(("EstimatorSpec", "InputData", "ModeKeys"), "kindler.compat.estimators")
+_SUBMODULES = {
+    *("cluster", "compat", "data", "errors", "features", "ml"),
+    *("runtime", "serve", "store", "testing", "tfrecord", "tune"),
+}
 
-_SUBMODULES = frozenset(
-    {
-        "cluster",
-        "compat",
-        "data",
-        "errors",
-        "features",
-        "ml",
-        "runtime",
-        "serve",
-        "store",
-        "testing",
-        "tfrecord",
-        "tune",
-    }
-)
-
-__all__ = [
-    "Callback",
-    "DriverCallback",
-    "EarlyStopping",
-    "Estimator",
-    "EveryEpoch",
-    "History",
-    "LearningRateMonitor",
-    "MLflowLogger",
-    "MaxEpoch",
-    "MaxIteration",
-    "MaxScore",
-    "MinLoss",
-    "MinMaxScaler",
-    "ModelCheckpoint",
-    "Omega",
-    "RunSettings",
-    "SeveralIteration",
-    "SharedValue",
-    "StandardScaler",
-    "StringIndexer",
-    "Trigger",
-    "TriggerAnd",
-    "TriggerOr",
-    "WorkerInfo",
-    "XShards",
-    "__version__",
-    "all_gather",
-    "batched",
-    "errors",
-    "init",
-    "om",
-    "read_csv",
-    "read_images",
-    "read_json",
-    "read_parquet",
-    "read_tfrecord",
-    "stop",
-    "worker",
-]
+__all__ = sorted([*_PUBLIC, "__version__", "errors"])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kindler import tracebacks
 
@@ -76,14 +76,6 @@ __all__ = [
     "UntrustedError",
     "WorkerError",
     "WorkerLost",
-    "did_you_mean",
-    "first_line",
-    "fresh",
-    "naming_full_disk",
-    "plain_fields",
-    "rank_name",
-    "revive",
-    "worker_error",
 ]
 
 
@@ -100,6 +92,9 @@ class KindlerError(Exception):
         super().__init__(*args)
         tracebacks.shorten()
 
+    def __str__(self) -> str:  # KeyError would show it in quotes, and OSError its number
+        return str(self.args[0]) if self.args else ""
+
     def _render_traceback_(self) -> list[str]:
         return tracebacks.rendered(self)
 
@@ -109,8 +104,7 @@ class KindlerError(Exception):
 
 
 def _blank(cls: type[KindlerError]) -> KindlerError:
-    """An instance whose constructor was not called; OSError has fields of its own and needs its own
-    `__new__`."""
+    """An instance whose constructor was not called; OSError has fields of its own and its own `__new__`."""
     make = OSError if issubclass(cls, OSError) else Exception
     error: KindlerError = make.__new__(cls)
     return error
@@ -137,8 +131,7 @@ class DataError(KindlerError, ValueError):
     """
 
     def __init__(self, problem: str, *, column: str | None = None, row: int | str | None = None) -> None:
-        self.column = column
-        self.row = row
+        self.column, self.row = column, row
         where = [f"column {column!r}"] if column is not None else []
         where += [f"row {row}"] if row is not None else []
         super().__init__(f"{', '.join(where)}: {problem}" if where else problem)
@@ -148,8 +141,7 @@ class MissingExtraError(KindlerError, ImportError):
     """An optional dependency is needed and not installed."""
 
     def __init__(self, *, what: str, package: str, extra: str) -> None:
-        self.package = package
-        self.extra = extra
+        self.package, self.extra = package, extra
         super().__init__(
             f"{what} needs {package!r}, which is not installed.\nHint: pip install 'kindler[{extra}]'"
         )
@@ -171,18 +163,13 @@ class DiskFullError(KindlerError, OSError):
     errno = errno.ENOSPC
 
     def __init__(self, *, path: str, needed_bytes: int | None, free_bytes: int, reason: str) -> None:
-        self.path = path
-        self.needed_bytes = needed_bytes
-        self.free_bytes = free_bytes
+        self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
         needed = "" if needed_bytes is None else f" for {needed_bytes:,} bytes"
         super().__init__(
             f"no space left{needed} at {path}: {reason}; {free_bytes:,} bytes are free.\n"
             "Hint: free some space, or use another folder: model_dir=... for checkpoints, TMPDIR for the data"
             " of workers."
         )
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class NotFittedError(KindlerError, RuntimeError):
@@ -198,11 +185,7 @@ class BrokerError(KindlerError, ConnectionError):
 
 
 class TrackingError(KindlerError, ConnectionError):
-    """The tracking server cannot be reached, or rejects what is logged.
-
-    Attributes:
-        uri: The server.
-    """
+    """The tracking server at `uri` cannot be reached, or rejects what is logged."""
 
     def __init__(self, message: str, *, uri: str) -> None:
         self.uri = uri
@@ -249,21 +232,13 @@ class NotFoundError(StoreError, KeyError):
     """
 
     def __init__(self, *, what: str, name: str, available: Sequence[str] = ()) -> None:
-        self.name = name
-        self.available = tuple(available)
-        shown = ", ".join(self.available[:20]) + (", ..." if len(self.available) > 20 else "")
+        self.name, self.available = name, tuple(available)
+        shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
         super().__init__(f"there is no {what} {name!r}." + (f"\nHint: available: {shown}." if shown else ""))
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # KeyError would show it in quotes
 
 
 class AlreadyExistsError(StoreError, ValueError):
-    """The name is taken, and replacing was not requested.
-
-    Attributes:
-        name: The name.
-    """
+    """The name is taken, and replacing was not requested."""
 
     def __init__(self, problem: str, *, name: str) -> None:
         self.name = name
@@ -279,8 +254,7 @@ class UntrustedError(StoreError, PermissionError):
     """
 
     def __init__(self, *, what: str, reason: str) -> None:
-        self.what = what
-        self.reason = reason
+        self.what, self.reason = what, reason
         super().__init__(
             f"{what} was refused: {reason}.\nHint: trusted=True allows it; use it only for files from"
             " people whose code you would run."
@@ -288,11 +262,7 @@ class UntrustedError(StoreError, PermissionError):
 
 
 class DamagedError(StoreError):
-    """Stored bytes are missing, or differ from those that were stored.
-
-    Attributes:
-        sha256: The blob's hash.
-    """
+    """Stored bytes, those of the hash `sha256`, are missing or differ from those that were stored."""
 
     def __init__(self, *, sha256: str, problem: str) -> None:
         self.sha256 = sha256
@@ -323,9 +293,6 @@ class WorkerError(TrainingError):
     shard: int | None = None
     role: str = "worker"
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
 
 class WorkerLost(TrainingError):
     """A worker died without reporting an error: it was killed, ran out of memory, or lost its machine.
@@ -348,11 +315,7 @@ class WorkerLost(TrainingError):
         log_tail: str = "",
         role: str = "worker",
     ) -> None:
-        self.rank = rank
-        self.role = role
-        self.host = host
-        self.exit_code = exit_code
-        self.log_tail = log_tail
+        self.rank, self.role, self.host, self.exit_code, self.log_tail = rank, role, host, exit_code, log_tail
         who = "a worker" if rank is None else rank_name(rank, role)
         tail = f"\nIts last output:\n{log_tail}" if log_tail else "\nIt printed nothing."
         super().__init__(f"lost {who} on {host}: {reason}.{tail}")
@@ -420,18 +383,10 @@ class SyncError(TrainingError):
 
 
 class SyncTimeoutError(SyncError, TimeoutError):
-    """Some ranks never reached an exchange.
-
-    Attributes:
-        missing: The ranks that did not arrive.
-        op: The exchange.
-        size: How many ranks there are.
-        waited_s: How long the others waited.
-    """
+    """Some ranks, `missing`, never reached the exchange `op`."""
 
     def __init__(self, *, op: str, missing: Sequence[int], size: int, waited_s: float) -> None:
-        self.missing = tuple(missing)
-        self.op, self.size, self.waited_s = op, size, waited_s
+        self.missing, self.op, self.size, self.waited_s = tuple(missing), op, size, waited_s
         super().__init__(
             f"{op} waited {waited_s:.0f} s for {len(self.missing)} of {size} workers:"
             f" {list(self.missing)} did not arrive.\n"
@@ -443,13 +398,9 @@ class SyncTimeoutError(SyncError, TimeoutError):
 def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
     """A copy of an exception that is kept, to be raised: type, message, attributes and cause are the same.
 
-    An exception remembers every frame that it was raised through, and a frame all that it has in hand. One
-    that is kept and raised again and again keeps the data of everybody whom it was raised to.
-
-    Args:
-        error: The exception, which stays as it is.
-        traces: Whether the copy remembers where the exception was first raised. Without, neither it nor its
-            causes do: for one that is kept for longer than whoever it was first raised to.
+    An exception remembers every frame that it was raised through, and a frame all of its variables. One that
+    is kept and raised again and again keeps the data of everybody whom it was raised to. With `traces` the
+    copy remembers where the exception was first raised; without, neither it nor its causes do.
     """
     cls = type(error)
     makers: tuple[Any, ...] = (cls, OSError, BaseException)  # of several bases, Python accepts the deepest
@@ -471,8 +422,7 @@ def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
         cause = fresh(cause, _deep=_deep + 1) if _deep < _MOST_CAUSES else None
     copy.__cause__ = cause
     copy.__suppress_context__ = error.__suppress_context__
-    made: _Error = copy.with_traceback(error.__traceback__ if traces else None)
-    return made
+    return cast(_Error, copy.with_traceback(error.__traceback__ if traces else None))
 
 
 def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
@@ -484,11 +434,7 @@ def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
 
 @contextmanager
 def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn a full disk into an error that names the path and the free space.
-
-    Raises:
-        DiskFullError: What the block writes to `path` does not fit.
-    """
+    """Turn a full disk into a DiskFullError, which names the path and the free space."""
     try:
         yield
     except DiskFullError:
@@ -538,12 +484,11 @@ def worker_error(
         types: Qualified names ("module:Class") of the exception's classes, most specific first.
         message: The exception's own message.
         traceback: The worker's traceback, as text.
-        rank: The worker's rank.
-        host: The worker's machine.
+        rank, host, role: The worker.
         shard: The shard that was worked on, where the work was on shards.
         fields: The exception's own attributes, as `plain_fields` writes them.
-        role: The worker's role.
     """
+    origin = dict(locals())
     bases = _combined(types)
     name = _short(types[0]) if types else "WorkerError"
     cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
@@ -556,20 +501,10 @@ def worker_error(
             setattr(error, attribute, ast.literal_eval(value))
         except (AttributeError, TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
             continue  # a property of the user's class without a setter, or no text of `plain_fields`
-    error.rank, error.host, error.remote_traceback, error.shard = rank, host, traceback, shard
-    error.role = role
-    error.__dict__["_origin"] = (
-        tuple(types),
-        message,
-        traceback,
-        rank,
-        host,
-        shard,
-        dict(fields or {}),
-        role,
-    )
-    worker: WorkerError = error
-    return worker
+    error.rank, error.host, error.remote_traceback = rank, host, traceback
+    error.shard, error.role = shard, role
+    error.__dict__["_origin"] = origin
+    return cast(WorkerError, error)
 
 
 def rank_name(rank: int, role: str) -> str:
@@ -616,7 +551,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 def first_line(error: BaseException, most: int = 300) -> str:
     """The first line of an error's message; the name of its class if it has no message."""
-    return next(iter(str(error).splitlines()), type(error).__name__)[:most]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:most]
 
 
 def _combined(types: Sequence[str]) -> tuple[type, ...]:
@@ -655,26 +590,8 @@ def _loaded_class(qualified: str) -> type[BaseException] | None:
 
 
 def _reduce_worker_error(self: WorkerError) -> tuple[Any, ...]:
-    return _rebuild_worker_error, self.__dict__["_origin"]
+    return _rebuild_worker_error, (self.__dict__["_origin"],)
 
 
-def _rebuild_worker_error(
-    types: tuple[str, ...],
-    message: str,
-    traceback: str,
-    rank: int,
-    host: str,
-    shard: int | None,
-    fields: Mapping[str, str],
-    role: str,
-) -> WorkerError:
-    return worker_error(
-        types=types,
-        message=message,
-        traceback=traceback,
-        rank=rank,
-        host=host,
-        shard=shard,
-        fields=fields,
-        role=role,
-    )
+def _rebuild_worker_error(origin: dict[str, Any]) -> WorkerError:
+    return worker_error(**origin)

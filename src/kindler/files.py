@@ -103,7 +103,9 @@ class _Local:
             return file.read(-1 if limit is None else limit)
 
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        _write(self._folder / name, pieces)
+        path = self._folder / name
+        with naming_full_disk(path, sum(memoryview(piece).nbytes for piece in pieces)):
+            _write(path, pieces)
 
     def modified(self, name: str) -> float:
         return (self._folder / name).stat().st_mtime
@@ -168,12 +170,6 @@ class _Remote:
 
 
 def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    size = sum(memoryview(piece).nbytes for piece in pieces)
-    with naming_full_disk(path, size):
-        _write_pieces(path, pieces)
-
-
-def _write_pieces(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=_UNFINISHED)
     try:

@@ -23,7 +23,7 @@ def shorten() -> None:
         _before, sys.excepthook = sys.excepthook, _shown
 
 
-def bare(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
+def without_kindler_frames(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
     """The same interrupt without a traceback; if it ends the program, Python shows no frame of Kindler's."""
     setattr(interrupt, MARK, True)
     interrupt.__dict__["_render_traceback_"] = partial(rendered, interrupt)  # which IPython calls

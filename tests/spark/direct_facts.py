@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from kindler.data import parquet
 from kindler.errors import ConfigError
-from kindler.spark.direct_scan import plain_parquet
+from kindler.spark.direct import plain_parquet
 from tests.whole import WHOLE
 
 COLUMNS = "id AS x; id + 10 AS label"

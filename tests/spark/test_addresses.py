@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kindler import RunSettings
-from kindler.spark import engine
+from kindler.spark import executors
 from kindler.spark import session as spark_session
 
 pytestmark = pytest.mark.spark
@@ -21,7 +21,7 @@ def session(**settings: str) -> Any:
 
 @pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for module in (engine, spark_session):
+    for module in (executors, spark_session):
         monkeypatch.setattr(module, "is_connect", lambda spark: True)
     return lambda host: SimpleNamespace(client=SimpleNamespace(host=host))
 
@@ -37,17 +37,17 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_driver_listens_where_spark_does_and_is_told_as_spark_is(
     settings: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    assert engine.driver_hosts(session(**settings)) == expected
+    assert executors.driver_hosts(session(**settings)) == expected
 
 
 def test_a_connect_client_listens_on_the_interface_towards_its_server(connected: Any) -> None:
-    assert engine.driver_hosts(connected("localhost")) == ("127.0.0.1", "127.0.0.1")
-    assert engine.driver_hosts(connected("127.0.0.53")) == ("127.0.0.1", "127.0.0.1")
+    assert executors.driver_hosts(connected("localhost")) == ("127.0.0.1", "127.0.0.1")
+    assert executors.driver_hosts(connected("127.0.0.53")) == ("127.0.0.1", "127.0.0.1")
 
 
 @pytest.mark.parametrize(("host", "at_driver"), [("::1", True), ("server.example", False)])
 def test_workers_of_a_remote_connect_server_meet_among_themselves(
     connected: Any, host: str, at_driver: bool
 ) -> None:
-    assert engine.meets_at_driver(connected(host), RunSettings()) is at_driver
-    assert engine.meets_at_driver(connected(host), RunSettings(rendezvous="driver"))
+    assert executors.meets_at_driver(connected(host), RunSettings()) is at_driver
+    assert executors.meets_at_driver(connected(host), RunSettings(rendezvous="driver"))

@@ -19,7 +19,7 @@ from kindler import Estimator
 from kindler.data import parquet
 from kindler.errors import DataError
 from kindler.estimator.inputs.files import opener
-from kindler.spark.direct_scan import plain_parquet
+from kindler.spark.direct import plain_parquet
 from tests.spark.direct_facts import CASES, CLASSIC, outcome, reason
 from tests.whole import WHOLE
 

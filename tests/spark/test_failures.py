@@ -16,8 +16,8 @@ from kindler import Callback, Estimator, RunSettings
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.placement import usable_cores
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
-from kindler.spark import engine
-from kindler.spark.slots import cores_per_host
+from kindler.spark import engine, executors
+from kindler.spark.executors import cores_per_host
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
@@ -119,21 +119,19 @@ def test_workers_share_the_cores_of_their_machine_that_spark_and_the_system_gran
 def test_with_dynamic_allocation_the_number_of_workers_must_be_known_and_tasks_must_hold_executors(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kindler.spark import slots
-
-    asked, dynamic = slots._conf, {"spark.dynamicAllocation.enabled": "true"}
+    asked, dynamic = executors._conf, {"spark.dynamicAllocation.enabled": "true"}
 
     def conf(session: Any, key: str) -> str | None:
         return dynamic.get(key) or asked(session, key)
 
-    monkeypatch.setattr(slots, "_conf", conf)
-    assert not slots.is_dynamic(spark)  # Spark does not heed it on "local[4]"
+    monkeypatch.setattr(executors, "_conf", conf)
+    assert not executors.is_dynamic(spark)  # Spark does not heed it on "local[4]"
     dynamic["spark.master"] = "spark://somewhere:7077"
 
     with pytest.raises(
         ConfigError, match=r"(?s)dynamicAllocation.enabled=true.*Hint.*spark\.executor\.instances"
     ):
-        slots.resolve_workers(spark, 2, RunSettings(), detached=True)
+        executors.resolve_workers(spark, 2, RunSettings(), detached=True)
     with pytest.raises(ConfigError, match=r"(?s)barrier stage.*SPARK-24942.*rendezvous"):
         engine.start(
             Job(ranks=equal_ranks("tests.gang_targets:echo", 1), settings=RunSettings(rendezvous="workers")),
@@ -141,14 +139,14 @@ def test_with_dynamic_allocation_the_number_of_workers_must_be_known_and_tasks_m
         )
 
     # Tasks make Spark start executors: no slots are needed beforehand.
-    assert slots.resolve_workers(spark, 7, RunSettings()) == 7
+    assert executors.resolve_workers(spark, 7, RunSettings()) == 7
     with pytest.raises(ConfigError, match=r"no limit of executors.*\n.*pass workers="):
-        slots.resolve_workers(spark, None, RunSettings())
+        executors.resolve_workers(spark, None, RunSettings())
     limits = {"spark.dynamicAllocation.maxExecutors": "3", "spark.executor.cores": "2"}
-    monkeypatch.setattr(slots, "_conf", lambda session, key: limits.get(key) or conf(session, key))
-    assert slots.resolve_workers(spark, None, RunSettings()) == 6
+    monkeypatch.setattr(executors, "_conf", lambda session, key: limits.get(key) or conf(session, key))
+    assert executors.resolve_workers(spark, None, RunSettings()) == 6
     with pytest.raises(ConfigError, match=r"workers=7 but .* 6 tasks side by side"):
-        slots.resolve_workers(spark, 7, RunSettings())
+        executors.resolve_workers(spark, 7, RunSettings())
 
 
 @pytest.mark.parametrize(
@@ -171,13 +169,11 @@ def test_with_dynamic_allocation_the_number_of_workers_must_be_known_and_tasks_m
 def test_more_workers_than_an_application_can_ever_run_are_refused_at_once(
     spark: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], most: int
 ) -> None:
-    from kindler.spark import slots
-
-    asked = slots._conf
-    monkeypatch.setattr(slots, "_conf", lambda session, key: settings.get(key) or asked(session, key))
+    asked = executors._conf
+    monkeypatch.setattr(executors, "_conf", lambda session, key: settings.get(key) or asked(session, key))
 
     with pytest.raises(ConfigError, match=rf"workers=9 but .* can run {most} tasks side by side"):
-        slots.resolve_workers(spark, 9, RunSettings(start_timeout_s=86400))
+        executors.resolve_workers(spark, 9, RunSettings(start_timeout_s=86400))
 
 
 @pytest.mark.parametrize(

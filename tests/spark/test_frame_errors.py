@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kindler.spark.frame_errors import of_task
+from kindler.spark.frames import of_task
 
 pytestmark = pytest.mark.spark
 

@@ -55,7 +55,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
 
     monkeypatch.setattr(fitting, "Job", made)
     monkeypatch.setattr(ingest_progress.IngestLine, "report", heard)
-    monkeypatch.setattr(ingest, "_LOOK_S", 0.1)
+    monkeypatch.setattr(ingest, "_POLL_S", 0.1)
     monkeypatch.setattr(ingest_progress, "_PRINTED_S", 0.0)
     frame = (
         spark.range(0, ROWS, 1, 6)

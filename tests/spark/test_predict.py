@@ -228,7 +228,7 @@ def test_what_a_model_raises_in_a_task_is_one_short_error_with_its_place(
 
 
 def test_a_model_that_is_not_changed_is_brought_to_the_executors_once(spark: Any) -> None:
-    from kindler.spark.lent_bytes import lent
+    from kindler.spark.tasks import lent
 
     model = nn.Linear(1_000, 300)  # more than a task carries
     est = Estimator.from_torch(model=model)

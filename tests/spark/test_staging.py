@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from kindler.data.column_options import ColumnOptions
 from kindler.data.row_order import Dealing
 from kindler.errors import DiskFullError
-from kindler.spark import staging
+from kindler.spark import ingest
 from kindler.spark.frames import LANE, ROW, Feed, arrow_types, dealt_rows, feed_frame
-from kindler.spark.staging import Staging, staged_batches
+from kindler.spark.ingest import Staging, staged_batches
 from kindler.spark.versions import to_arrow
 
 pytestmark = pytest.mark.spark
@@ -51,7 +51,7 @@ def files(folder: Path, rank: int | str = "*") -> int:
 def test_each_worker_gets_the_rows_of_the_shuffle_in_order_and_reads_every_file_once(
     spark: Any, feed: Feed, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_FILE_BYTES", 2000)
+    monkeypatch.setattr(ingest, "_FILE_BYTES", 2000)
     dealing = Dealing.between(WORKERS, seed=3)
     table = to_arrow(feed_frame([feed], WORKERS, dealing).withColumn("rank", F.spark_partition_id()))
     with Staging(spark, "some-run", WORKERS) as staged:
@@ -76,7 +76,7 @@ def test_each_worker_gets_the_rows_of_the_shuffle_in_order_and_reads_every_file_
 
 def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(partitionId=lambda: 0, taskAttemptId=lambda: 7)
-    monkeypatch.setattr(staging, "TaskContext", SimpleNamespace(get=lambda: context))
+    monkeypatch.setattr(ingest, "TaskContext", SimpleNamespace(get=lambda: context))
     batch = pa.record_batch({"x": np.zeros(100_000), LANE: np.zeros(100_000, np.int16)})
     read: list[int] = []
 
@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        (answer,) = staging._WriteTask(str(tmp_path), 2, 1 << 20)(batches())
+        (answer,) = ingest._WriteTask(str(tmp_path), 2, 1 << 20)(batches())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read == [0, 1, 2]

@@ -75,8 +75,7 @@ def _cluster(master: str, timeout_s: float) -> list[Check]:
 
 
 def _executors(spark: Any, master: str, timeout_s: float) -> Iterator[Check]:
-    from kindler.spark.executors import executor_pythons, reach_driver
-    from kindler.spark.slots import is_dynamic, slots
+    from kindler.spark.executors import executor_pythons, is_dynamic, reach_driver, slots
 
     yield Check("spark", "ok", str(spark.version), where=master)
     deadline = time.monotonic() + timeout_s

@@ -261,7 +261,7 @@ class Cluster:
         if not getattr(frame, "isStreaming", False):
             raise ConfigError("train_stream takes a streaming DataFrame.\nHint: train(data) takes any other.")
         from kindler.spark.feeding import stream_batches
-        from kindler.spark.session import is_connect
+        from kindler.spark.versions import is_connect
 
         if self._spark is None or is_connect(self._spark):
             raise ConfigError(
@@ -584,7 +584,7 @@ class Cluster:
             raise
 
     def _tell_failures(self, spark: SparkSession) -> FailureServer:
-        from kindler.spark.engine import driver_hosts
+        from kindler.spark.executors import driver_hosts
 
         job = self._gang.job
         server = FailureServer(driver_hosts(spark), job.secret, self._failures, ports=job.settings.port_range)
@@ -674,8 +674,7 @@ def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool)
     if spark is None:
         return local.start(job)
     from kindler.spark import engine
-    from kindler.spark.executors import check_executors
-    from kindler.spark.slots import cores_per_host, resolve_workers
+    from kindler.spark.executors import check_executors, cores_per_host, resolve_workers
 
     resolve_workers(spark, layout.size, job.settings, detached=fed)
     check_executors(spark)
@@ -683,7 +682,7 @@ def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool)
 
 
 def _meets_here(spark: SparkSession, settings: RunSettings) -> bool:
-    from kindler.spark.engine import meets_at_driver
+    from kindler.spark.executors import meets_at_driver
 
     return meets_at_driver(spark, settings)
 

@@ -123,7 +123,7 @@ class Crew:
         if spark is None:
             self.full = self.size = self._workers or local.slots()
             return
-        from kindler.spark.slots import remaining_workers, resolve_workers
+        from kindler.spark.executors import remaining_workers, resolve_workers
 
         if self.full:
             self.size = remaining_workers(spark, self.full, settings, self.say)
@@ -135,7 +135,7 @@ class Crew:
         """Whether workers are missing and there are slots for them again."""
         if self._spark is None or self.size == self.full:
             return False
-        from kindler.spark.slots import slots_without_a_job
+        from kindler.spark.executors import slots_without_a_job
 
         return (slots_without_a_job(self._spark) or 0) >= self.full
 

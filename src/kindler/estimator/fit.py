@@ -189,7 +189,7 @@ def _limit(plan: RunPlan, spark: SparkSession | None) -> StateLimit | None:
     """What a trained state may have if it can only come back through Spark."""
     if spark is None or plan.model_dir is not None or not isinstance(plan.options, FitOptions):
         return None
-    from kindler.spark.engine import meets_at_driver
+    from kindler.spark.executors import meets_at_driver
     from kindler.spark.large_buffers import MOST_BYTES, NO_WAY_BACK
 
     return None if meets_at_driver(spark, plan.settings) else StateLimit(MOST_BYTES, NO_WAY_BACK)
@@ -353,7 +353,7 @@ def _launch(
     if spark is None:
         return local.run(make(), listener=listener)
     from kindler.spark import engine
-    from kindler.spark.slots import cores_per_host
+    from kindler.spark.executors import cores_per_host
 
     job = make(cores=cores_per_host(spark))
     shared = None if plan.model_dir is None else folder_at(plan.model_dir)

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from kindler.errors import did_you_mean
-from kindler.tracebacks import bare
+from kindler.tracebacks import without_kindler_frames
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def bare_interrupts(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            raise bare(interrupt) from None
+            raise without_kindler_frames(interrupt) from None
         except TypeError as error:
             near = _nearest_keyword(error, function)
             if near is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
@@ -29,17 +29,7 @@ class FileTask:
     folder: str
 
 
-class ScoringWorker(Protocol):
-    """The part of an engine's worker that is used here."""
-
-    rank: int
-    size: int
-    threads: int
-
-    def report(self, kind: str, **fields: Any) -> None: ...
-
-
-def run(worker: ScoringWorker, task_bytes: bytes) -> Sequence[bytes]:
+def run(worker: Any, task_bytes: bytes) -> Sequence[bytes]:
     """Score this worker's rows into one file of the output folder."""
     task: FileTask = cloudpickle.loads(task_bytes)
     start, stop = parquet.share(task.files.rows, worker.size, worker.rank)
@@ -77,11 +67,11 @@ def _named(predictor: Predictor, taken: Sequence[str]) -> Callable[[int], Sequen
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Join small tables into row groups of a decent size."""
-    held: list[pa.Table] = []
+    pending: list[pa.Table] = []
     for table in tables:
-        held.append(table)
-        if sum(t.num_rows for t in held) >= _WRITE_ROWS:
-            yield pa.concat_tables(held)
-            held = []
-    if held:
-        yield pa.concat_tables(held)
+        pending.append(table)
+        if sum(t.num_rows for t in pending) >= _WRITE_ROWS:
+            yield pa.concat_tables(pending)
+            pending = []
+    if pending:
+        yield pa.concat_tables(pending)

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +45,7 @@ _FOLDER = "models"
 _GREETING_S = 60.0
 _TRIES = 3
 _IDLE_S = 300.0
-_SAID = 2000  # characters of its last words
+_TAIL = 2000  # characters of its log
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
@@ -71,11 +71,7 @@ def _secret(process: int) -> bytes:
 
 
 def sharing() -> Sharing | None:
-    """How tasks of this program share models, as the variable `KINDLER_HOST_MODEL` says; None if not at all.
-
-    Raises:
-        ConfigError: The variable has an unknown value.
-    """
+    """How tasks of this program share models, as `KINDLER_HOST_MODEL` says; None if not at all."""
     mode = os.environ.get(VARIABLE) or "auto"
     if mode not in MODES:
         raise ConfigError(f"{VARIABLE} must be one of {', '.join(MODES)}; received {mode!r}.")
@@ -83,13 +79,7 @@ def sharing() -> Sharing | None:
 
 
 def gpu_of(device: str, place: TaskPlace, mode: str) -> str | None:
-    """The GPU whose process a task uses; "" is that of the CPU, None none at all.
-
-    Args:
-        device: What the estimator was given: "auto", "cpu", "cuda" or "cuda:1".
-        place: The task.
-        mode: As `Sharing` has it.
-    """
+    """The GPU whose process a task uses, for a device such as "cuda:1"; "" is that of the CPU, None none."""
     kind, _, number = device.partition(":")
     gpus = [] if kind not in ("auto", "cuda") else list(place.gpus) or _machine_gpus()
     if not gpus:
@@ -105,25 +95,14 @@ def _machine_gpus() -> list[str]:
 
 
 class HostModel:
-    """A model in the process of its GPU, for one task.
-
-    Attributes:
-        on_gpu: Whether it computes on a GPU.
-    """
+    """A model in the process of its GPU, for one task; `on_gpu` says whether it computes there."""
 
     def __init__(self, channel: Channel, *, on_gpu: bool, log: Path) -> None:
-        self._channel = channel
-        self._log = log
-        self.on_gpu = on_gpu
+        self._channel, self._log, self.on_gpu = channel, log, on_gpu
 
     @classmethod
     def reached(cls, recipe: Recipe, sharing: Sharing, gpu: str) -> HostModel:
-        """Have the model loaded in the process of a GPU, which is started if there is none.
-
-        Raises:
-            TrainingError: The process cannot be started.
-            Exception: What loading the model raised.
-        """
+        """Have the model loaded in the process of a GPU, which is started if there is none."""
         own = replace(recipe, device=recipe.device.partition(":")[0], threads=None)
         path = _socket_of(sharing, gpu)
         for _ in range(_TRIES):
@@ -139,7 +118,7 @@ class HostModel:
                 raise
         raise TrainingError(
             "the process that has the model for all tasks of this host ended three times before it had"
-            f" loaded it{_last_words(log_of(path))}.\n"
+            f" loaded it{_log_tail(log_of(path))}.\n"
             f"Hint: {VARIABLE}=never, set where the program runs, has each task load a model of its own."
         )
 
@@ -160,7 +139,8 @@ class HostModel:
         """The outputs of the batches, in their order; several are under way at a time."""
         under_way = 0
         for batch in batches:
-            self._send(batch)
+            with self._reporting_end():
+                self._channel.send("batch", *packed(batch))
             under_way += 1
             if under_way == IN_FLIGHT:
                 yield self._scored()
@@ -170,30 +150,25 @@ class HostModel:
             under_way -= 1
 
     def close(self) -> None:
-        """Leave it to the others."""
         self._channel.close()
 
-    def _send(self, batch: Arrays) -> None:
-        try:
-            self._channel.send("batch", *packed(batch))
-        except ChannelClosed as exc:
-            raise self._gone() from exc
-
     def _scored(self) -> Scored:
-        try:
+        with self._reporting_end():
             answer = self._channel.receive()
-        except ChannelClosed as exc:
-            raise self._gone() from exc
         if answer.kind == "failed":
             raise _error(answer)
         scored: Scored = unpacked(answer)
         return scored
 
-    def _gone(self) -> TrainingError:
-        return TrainingError(
-            "the process that has the model for all tasks of this host ended in the middle of a batch"
-            f"{_last_words(self._log)}. It may have used up the memory of the machine."
-        )
+    @contextmanager
+    def _reporting_end(self) -> Iterator[None]:
+        try:
+            yield
+        except ChannelClosed as exc:
+            raise TrainingError(
+                "the process that has the model for all tasks of this host ended in the middle of a batch"
+                f"{_log_tail(self._log)}. It may have used up the memory of the machine."
+            ) from exc
 
 
 def packed(value: Any) -> list[Any]:
@@ -214,13 +189,10 @@ def unpacked(frame: Frame) -> Any:
 class _RemoteTraceback(Exception):
     """Where in the other process an exception was raised."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(f"\n{text}")
-
 
 def _error(answer: Frame) -> Exception:
     error: Exception = unpacked(answer)
-    error.__cause__ = _RemoteTraceback(answer.fields["traceback"])
+    error.__cause__ = _RemoteTraceback(f"\n{answer.fields['traceback']}")
     return error
 
 
@@ -236,12 +208,12 @@ def log_of(path: Path) -> Path:
     return path.with_suffix(".log")
 
 
-def _last_words(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     try:
-        said = log.read_text(errors="replace").strip()
+        text = log.read_text(errors="replace").strip()
     except OSError:
         return ""
-    return f"; it said:\n{said[-_SAID:]}\n" if said else ""
+    return f"; it said:\n{text[-_TAIL:]}\n" if text else ""
 
 
 def _connected(path: Path, sharing: Sharing, gpu: str) -> Channel | None:

@@ -27,13 +27,7 @@ class _Kept(Generic[_Model]):
 
 
 class LoadedModels(Generic[_Model]):
-    """Models by their keys.
-
-    Args:
-        most: How many stay.
-        idle_s: Seconds without use after which one is let go.
-        now: The clock.
-    """
+    """Models by their keys: `most` of them stay, each for `idle_s` seconds without use."""
 
     def __init__(
         self, most: int = _MOST, idle_s: float = _IDLE_S, now: Callable[[], float] = time.monotonic
@@ -51,22 +45,16 @@ class LoadedModels(Generic[_Model]):
         return len(self._models)
 
     def get(self, key: str, load: Callable[[], _Model], *, content: str | None = None) -> _Model:
-        """The model of this key, which `load` makes if there is none.
-
-        Args:
-            key: Tells it from all others.
-            load: Makes it.
-            content: What `forget` knows it by.
-        """
+        """The model of this key, which `load` makes if there is none; `forget` knows it by its content."""
         with self._lock:
             self._drop_idle()
-            if (found := self._used(key)) is not None:
-                return found.model
+            if (kept := self._used(key)) is not None:
+                return kept.model
             loading = self._loading.setdefault(key, threading.Lock())
         with loading:
             with self._lock:
-                if (found := self._used(key)) is not None:  # another thread has loaded it meanwhile
-                    return found.model
+                if (kept := self._used(key)) is not None:  # another thread has loaded it meanwhile
+                    return kept.model
             try:
                 model = load()
                 with self._lock:
@@ -85,11 +73,11 @@ class LoadedModels(Generic[_Model]):
                 del self._models[key]
 
     def _used(self, key: str) -> _Kept[_Model] | None:
-        found = self._models.get(key)
-        if found is not None:
-            found.used = self._now()
+        kept = self._models.get(key)
+        if kept is not None:
+            kept.used = self._now()
             self._models.move_to_end(key)
-        return found
+        return kept
 
     def _drop_idle(self) -> None:
         for key in [key for key, kept in self._models.items() if self._now() - kept.used >= self._idle_s]:

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any, SupportsBytes
 
@@ -96,7 +95,7 @@ class Recipe:
         return replica
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Predictor:
     """Scores batches of feature arrays.
 
@@ -122,6 +121,9 @@ class Predictor:
     labels: tuple[str, ...] = ()
     stack: bool = False
     sharing: Sharing | None = None
+    _prepared_names: tuple[str, ...] | None = field(default=None, init=False, repr=False)
+    _seen_names: tuple[tuple[str, ...] | None] | None = field(default=None, init=False, repr=False)
+    _key: str | None = field(default=None, init=False, repr=False)
 
     def with_threads(self, threads: int | None) -> Predictor:
         """The same with this number of threads; None leaves the process as it is."""
@@ -130,8 +132,7 @@ class Predictor:
     def lent(self, lend: Callable[[str, bytes], bytes | SupportsBytes]) -> Predictor:
         """The same with what gives the model's bytes in their place: a process that has the model needs none.
 
-        Args:
-            lend: Gets a name for bytes, which no others have, and the bytes.
+        `lend` gets a name for bytes, which no others have, and the bytes.
         """
         recipe, content = self.recipe, self.recipe.content
         if content is None:
@@ -139,18 +140,15 @@ class Predictor:
         spec, state = (lend(f"{content}-{part}", bytes(getattr(recipe, part))) for part in ("spec", "state"))
         return replace(self, recipe=replace(recipe, spec=spec, state=state))
 
-    @cached_property
-    def _key(self) -> str:
-        return self._own_recipe.key
-
     @property
     def _own_recipe(self) -> Recipe:
         """The recipe, with the names of what the rows were prepared to, once that is known."""
-        names = self.__dict__.get("_prepared_names")
+        names = self._prepared_names
         return self.recipe if names is None else replace(self.recipe, feature_names=names)
 
     def replica(self) -> BaseReplica:
         """The model, loaded once per process."""
+        self._key = self._key or self._own_recipe.key
         return _loaded.get(self._key, self._own_recipe.load, content=self.recipe.content)
 
     def score(
@@ -158,9 +156,7 @@ class Predictor:
     ) -> Iterator[list[np.ndarray[Any, Any]]]:
         """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes.
 
-        Args:
-            chunks: Rows of the features.
-            place: The task that this process works for, if it is one of several that may share the model.
+        `place` is the task that this process works for, if it is one of several that may share the model.
         """
         if self.preparation is None:
             return self._scored(fixed_batches(chunks, self.batch_size), place)
@@ -174,18 +170,17 @@ class Predictor:
         names = [column.name for column in self.columns.features]
         seen = _Places()
 
-        def made(job: tuple[int, Arrays]) -> dict[str, Any]:
+        def prepare(job: tuple[int, Arrays]) -> dict[str, Any]:
             first, batch = job
             raw = dict(zip(names, batch, strict=True))
             return preparer(raw, rows=len(batch[0]), where=lambda row: seen(first + row)).features
 
         batches = fixed_batches(seen.watched(chunks), self.batch_size)
         numbered = ((number * self.batch_size, batch) for number, batch in enumerate(batches))
-        with closing(in_pool(numbered, made, threads=1, name="kindler-transform")) as prepared:
+        with closing(in_pool(numbered, prepare, threads=1, name="kindler-transform")) as prepared:
             for features in prepared:
-                if "_prepared_names" not in self.__dict__:
-                    self.__dict__["_prepared_names"] = tuple(features)
-                    self.__dict__.pop("_key", None)
+                if self._prepared_names is None:
+                    self._prepared_names, self._key = tuple(features), None
                 yield stacked(features, stack=self.stack)
 
     def _scored(
@@ -203,7 +198,7 @@ class Predictor:
                         f"the model's outputs must have the same names in every batch; received"
                         f" {scored.names} after {self._output_names}."
                     )
-                self.__dict__["_seen_names"] = (scored.names,)
+                self._seen_names = (scored.names,)
                 yield scored.outputs if self.finish is None else self.finish(scored.outputs)
 
     @contextmanager
@@ -232,8 +227,7 @@ class Predictor:
     @property
     def _output_names(self) -> tuple[str, ...] | None:
         """What the model called its outputs, in this process or another."""
-        seen: tuple[tuple[str, ...] | None] | None = self.__dict__.get("_seen_names")
-        return self.replica().output_names if seen is None else seen[0]
+        return self.replica().output_names if self._seen_names is None else self._seen_names[0]
 
     def names(self, outputs: int) -> tuple[str, ...]:
         """The names of the output columns; call it in a process that has scored a batch.
@@ -278,20 +272,20 @@ def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
     >>> [batch[0].tolist() for batch in fixed_batches(chunks, 4)]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     """
-    held: list[Arrays] = []
+    pending: list[Arrays] = []
     rows = 0
     for chunk in chunks:
         while len(chunk[0]) and rows + len(chunk[0]) >= size:
             cut = size - rows
-            held.append(tuple(array[:cut] for array in chunk))
+            pending.append(tuple(array[:cut] for array in chunk))
             chunk = tuple(array[cut:] for array in chunk)
-            yield _joined(held)
-            held, rows = [], 0
+            yield _joined(pending)
+            pending, rows = [], 0
         if len(chunk[0]):
-            held.append(chunk)
+            pending.append(chunk)
             rows += len(chunk[0])
-    if held:
-        yield _joined(held)
+    if pending:
+        yield _joined(pending)
 
 
 def _joined(parts: Sequence[Arrays]) -> Arrays:

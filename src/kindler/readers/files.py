@@ -25,7 +25,7 @@ def at_home(home: str, call: Callable[[], Any]) -> Any:
     """Call where the files of a home are seen: here, or in a task of a Spark that is elsewhere."""
     if home == "local":
         return call()
-    from kindler.spark.files import at_files
+    from kindler.spark.tasks import at_files
 
     return at_files(session(), call)
 

@@ -2,9 +2,9 @@
 
 `DataFrame.mapInArrow` is all that is asked of Spark, so classic sessions and Spark Connect run the same
 code. It is a barrier stage, unless the job says that its ranks need not all run together, or Spark allocates
-executors dynamically. Tasks end normally
-also when the run fails: the failure travels as an Outcome, and Spark has no stack to print. Only a plain task
-whose worker can be replaced fails when that dies, so that Spark runs it again.
+executors dynamically. Tasks end normally also when the run fails: the failure travels as an Outcome, and
+Spark has no stack to print. Only a plain task whose worker can be replaced fails when that dies, so that
+Spark runs it again.
 
 Large things do not pass through the JVM: the job's buffers and the results travel over the workers'
 connections to the driver. Where workers cannot reach it, they travel with the task and its rows, or through a
@@ -21,16 +21,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from kindler.config import RunSettings
 from kindler.data.columns import Columns
 from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
@@ -39,61 +36,54 @@ from kindler.engine.gang import Gang, Launch, Listener, follow, watch
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome, pack, unpack
-from kindler.engine.placement import TASK_GPUS, address_towards
+from kindler.engine.placement import TASK_GPUS
 from kindler.engine.supervisor import Aborted, BesideRanks, Supervisor
 from kindler.engine.wire import Address
 from kindler.engine.worker import describe
-from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
-from kindler.spark.frame_errors import frame_error
-from kindler.spark.frames import FEED, LANE, ROW, Feed, Where, dealt_rows, feed_frame, own_columns
-from kindler.spark.ingest import ComputedRows, ReceivedRows
+from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost, first_line
+from kindler.spark.executors import driver_hosts, is_dynamic, meets_at_driver, never_retries
+from kindler.spark.frames import (
+    FEED,
+    LANE,
+    ROW,
+    Feed,
+    Where,
+    dealt_rows,
+    feed_frame,
+    frame_error,
+    own_columns,
+)
+from kindler.spark.ingest import ComputedRows, ReceivedRows, Staging, can_stage, staged_batches
 from kindler.spark.large_buffers import BufferFiles, SharedFolder
-from kindler.spark.session import LOOPBACK, is_connect, is_on_this_machine
-from kindler.spark.slots import is_dynamic, never_retries
-from kindler.spark.staging import Staging, can_stage, staged_batches
-from kindler.spark.task_resources import task_gpus
-from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
+from kindler.spark.session import setting
+from kindler.spark.tasks import task_gpus
+from kindler.spark.versions import add_tag, interrupt_tag, is_connect, to_arrow
 from kindler.temporary import Folder
 
 _RESULT = "rank int, part int, payload binary"
-_BATCH_CONF = "spark.sql.execution.arrow.maxBytesPerBatch"
+_RESULT_SCHEMA = pa.schema({"rank": pa.int32(), "part": pa.int32(), "payload": pa.binary()})
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
-_OUT_OF_REACH = (
-    "this Spark application has spark.dynamicAllocation.enabled=true, and workers that cannot reach the"
-    " driver must all be started by one barrier stage, which Spark refuses then (SPARK-24942).\n"
-    'Hint: RunSettings(rendezvous="driver") where they can reach it; otherwise start the application with'
-    " spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
-)
 _running: set[_SparkLaunch] = set()  # the gangs of this process
-_batch_lock = threading.Lock()
-_batch_users: dict[
-    int, tuple[int, str | None]
-] = {}  # by session: gangs that need the setting, and what it was
 
 
-def start(
-    job: Job,
-    *,
-    spark: SparkSession,
-    feeds: Sequence[Feed] = (),
-    dealing: Dealing | None = None,
-    folder: SharedFolder | None = None,
-    detached: bool = False,
-) -> Gang:
+def start(job: Job, *, spark: SparkSession, detached: bool = False) -> Gang:
     """Start `job` on tasks, one for each rank, and return while it runs.
 
-    Args:
-        job: What to run.
-        spark: The session.
-        feeds: Frames whose rows each worker finds spooled in its scratch folder.
-        dealing: Which of the rows belong to which rank; needed with `feeds`.
-        folder: A folder that the driver and the workers share, for large buffers where the workers cannot
-            reach the driver.
-        detached: Whether the tasks end as soon as the ranks run, which then live beside Spark's tasks on its
-            executors and leave the slots to other jobs: to those that feed them, say.
+    The tasks of `detached` ranks end as soon as those run, which then live beside Spark's tasks on its
+    executors and leave the slots to other jobs: to those that feed them, say.
     """
-    gang = Gang(job, _detached(job, spark) if detached else _launch(job, spark, feeds, dealing, folder))
+    if not detached:
+        launch = _launch(job, spark, _ranks(spark, job.crew), (), None)
+    elif meets_at_driver(spark, job.settings):
+        launch = _DetachedLaunch(job, spark, _ranks(spark, job.size), ())
+    else:
+        raise ConfigError(
+            "processes that outlive Spark's tasks must reach the driver, and those of a remote Spark Connect"
+            " server do not.\n"
+            'Hint: RunSettings(rendezvous="driver") where they can; otherwise run the driver on the cluster.'
+        )
+    gang = Gang(job, launch)
     gang.start()
     return gang
 
@@ -109,18 +99,34 @@ def run(
 ) -> list[Outcome]:
     """Run `job` as `start` does, and wait for it; results in the order of ranks.
 
-    `listener` is called on this thread with what workers print and report.
+    Args:
+        job: What to run.
+        spark: The session.
+        feeds: Frames whose rows each worker finds in its scratch folder.
+        dealing: Which of the rows belong to which rank.
+        listener: Called on this thread with what workers print and report.
+        folder: A folder that the driver and the workers share, for large buffers where the workers cannot
+            reach the driver.
     """
+    if not feeds:
+        frame = _ranks(spark, job.crew)
+    else:
+        frame = dealt_rows(feeds, dealing) if can_stage(spark) else feed_frame(feeds, job.crew, dealing)
     with _interrupts_raise():
-        return follow(Gang(job, _launch(job, spark, feeds, dealing, folder)), listener)
+        return follow(Gang(job, _launch(job, spark, frame, feeds, folder)), listener)
+
+
+def _ranks(spark: SparkSession, count: int) -> DataFrame:
+    """A row for each rank, which only makes Spark start its task."""
+    return spark.range(0, count, 1, count)
 
 
 @contextmanager
 def _interrupts_raise() -> Iterator[None]:
     """Let Ctrl-C only raise KeyboardInterrupt: PySpark's own handler cancels all jobs of the session."""
     handler = signal.getsignal(signal.SIGINT)
-    own = threading.current_thread() is not threading.main_thread()
-    if own or not str(getattr(handler, "__module__", "")).startswith("pyspark"):
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not str(getattr(handler, "__module__", "")).startswith("pyspark"):
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -130,31 +136,9 @@ def _interrupts_raise() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _detached(job: Job, spark: SparkSession) -> Launch:
-    if not meets_at_driver(spark, job.settings):
-        raise ConfigError(
-            "processes that outlive Spark's tasks must reach the driver, and those of a remote Spark Connect"
-            " server do not.\n"
-            'Hint: RunSettings(rendezvous="driver") where they can; otherwise run the driver on the cluster.'
-        )
-    return _DetachedLaunch(job, spark, spark.range(0, job.size, 1, job.size), ())
-
-
 def _launch(
-    job: Job,
-    spark: SparkSession,
-    feeds: Sequence[Feed],
-    dealing: Dealing | None,
-    folder: SharedFolder | None,
+    job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed], folder: SharedFolder | None
 ) -> Launch:
-    if not feeds:
-        frame = spark.range(0, job.crew, 1, job.crew)
-    elif dealing is None:
-        raise ConfigError("feeds without a dealing: nothing says which rows belong to which rank.")
-    elif can_stage(spark):
-        frame = dealt_rows(feeds, dealing)
-    else:
-        frame = feed_frame(feeds, job.crew, dealing)
     if meets_at_driver(spark, job.settings):
         if is_dynamic(spark):
             # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
@@ -162,7 +146,12 @@ def _launch(
             job = replace(job, together=False)
         return _LaunchAtDriver(job, spark, frame, feeds)
     if is_dynamic(spark):
-        raise ConfigError(_OUT_OF_REACH)
+        raise ConfigError(
+            "this Spark application has spark.dynamicAllocation.enabled=true, and workers that cannot reach"
+            " the driver must all be started by one barrier stage, which Spark refuses then (SPARK-24942).\n"
+            'Hint: RunSettings(rendezvous="driver") where they can reach it; otherwise start the application'
+            " with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
+        )
     # Those who meet at the first of them need it, and each other's addresses, from the beginning to the end.
     job = replace(job, together=True, replaceable=False)
     return _LaunchAmongWorkers(job, spark, frame, feeds, folder)
@@ -186,11 +175,10 @@ class _SparkLaunch:
         stack.enter_context(small_batches(self._spark))
         if self._feeds and can_stage(self._spark):
             self._staging = stack.enter_context(Staging(self._spark, self._job.run_id, self._job.crew))
-        tag = f"kindler-{self._job.run_id}"
+        self._tag = f"kindler-{self._job.run_id}"
         self._call = _SparkJob(
-            self._spark, self._frame, task, tag=tag, barrier=self._job.together, staging=self._staging
+            self._spark, self._frame, task, tag=self._tag, barrier=self._job.together, staging=self._staging
         )
-        self._tag = tag
         self._call.start()
         _running.add(self)
 
@@ -216,8 +204,8 @@ class _SparkLaunch:
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._call.error) is not None:
             if started:
-                lost = f"Spark gave up on its task ({_first_line(error)})"
-                return WorkerLost(lost, rank=None, host="the cluster")
+                reason = f"Spark gave up on its task ({first_line(error)})"
+                return WorkerLost(reason, rank=None, host="the cluster")
             return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])
         if not outcomes:  # Spark starts no task for a frame it knows to be empty
             return DataError("the data has no rows.")
@@ -254,15 +242,16 @@ class _LaunchAtDriver(_SparkLaunch):
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
         self._hub = hub
         if self._feeds and not is_connect(self._spark):
-            context = self._spark.sparkContext
-            over = partial(self._rows_have_come, hub)
-            written = self._staging.written if self._staging is not None else None
-            looking = ComputedRows(context, self._tag, over=over, tell=hub.announce, written=written)
-            stack.enter_context(looking)
+            stack.enter_context(
+                ComputedRows(
+                    self._spark.sparkContext,
+                    self._tag,
+                    over=lambda: hub.joined > 0 or not self._call.is_alive(),
+                    report=hub.announce,
+                    written=self._staging.written if self._staging is not None else None,
+                )
+            )
         return hub
-
-    def _rows_have_come(self, hub: Hub) -> bool:
-        return hub.joined > 0 or not self._call.is_alive()
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
         assert hub is not None
@@ -317,10 +306,6 @@ class _LaunchAmongWorkers(_SparkLaunch):
         return self._outcomes
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
-
-
 class _SparkJob(threading.Thread):
     """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt.
 
@@ -365,8 +350,7 @@ class _SparkJob(threading.Thread):
     def _stage(self, staging: Staging) -> bool:
         """Write the rows; whether there is anything to run with them."""
         places = staging.write(self._frame)
-        crew = self._task.job.crew
-        self._frame = self._spark.range(0, crew, 1, crew)
+        self._frame = _ranks(self._spark, self._task.job.crew)
         self._task = replace(self._task, staged=places)
         return bool(places) and not self._ending.is_set()
 
@@ -415,14 +399,8 @@ class _SupervisorTask:
         assert context is not None
         for outcome in self._supervise(context, batches):
             for part, payload in enumerate(pack(outcome)):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array([outcome.rank], pa.int32()),
-                        pa.array([part], pa.int32()),
-                        pa.array([payload], pa.binary()),
-                    ],
-                    ["rank", "part", "payload"],
-                )
+                row = {"rank": outcome.rank, "part": part, "payload": payload}
+                yield pa.RecordBatch.from_pylist([row], _RESULT_SCHEMA)
 
     def _supervise(self, context: Any, batches: Iterator[pa.RecordBatch]) -> list[Outcome]:
         rank, owner = context.partitionId(), os.getppid()
@@ -461,7 +439,7 @@ class _SupervisorTask:
     def _detach(self, rank: int, owner: int, batches: Iterator[pa.RecordBatch]) -> Outcome:
         assert self.hub is not None
         for _ in batches:
-            pass  # the rows only make Spark start the task
+            pass
         try:
             detached.start(
                 detached.Order(
@@ -512,7 +490,7 @@ class _SupervisorTask:
         if not self.staged:
             return batches
         for _ in batches:
-            pass  # they only make Spark start the task
+            pass
         return staged_batches(self.staged, rank)
 
     def _move_rows(self, source: Path, target: Path) -> None:
@@ -526,8 +504,7 @@ class _SupervisorTask:
             yield self.hub, None
             return
         address = context.getTaskInfos()[rank].address.rpartition(":")[0].strip("[]")
-        mine = Hub(self.job, at_driver=False, host=address)
-        with mine if rank == 0 else nullcontext() as opened:
+        with Hub(self.job, at_driver=False, host=address) if rank == 0 else nullcontext() as opened:
             addresses = context.allGather(json.dumps(opened.address if opened else None))
             host, port = json.loads(addresses[0])
             with _RankZeroWatcher(opened, self.job) if opened else nullcontext() as watcher:
@@ -546,22 +523,20 @@ class _RankZeroWatcher(threading.Thread):
         self._hub = hub
         self._settings = job.settings
         self._over = threading.Event()
-        self._heard: list[Outcome] = []
+        self._failures: list[Outcome] = []
 
     def __enter__(self) -> _RankZeroWatcher:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if exc is not None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is not None:
             self._over.set()
         self.join()  # rank 0 is done; the others still need the meeting point to say so themselves
 
     def run(self) -> None:
         try:
-            self._heard = watch(
+            self._failures = watch(
                 self._hub,
                 running=lambda: not self._hub.finished,
                 listener=lambda event: None,
@@ -573,7 +548,7 @@ class _RankZeroWatcher(threading.Thread):
 
     def verdict(self, outcome: Outcome) -> Outcome:
         """Rank 0's outcome, or the gang's stall, which nobody but rank 0 knows of."""
-        return next((heard for heard in self._heard if heard.kind == "stalled"), outcome)
+        return next((failure for failure in self._failures if failure.kind == "stalled"), outcome)
 
 
 def _spool(
@@ -589,7 +564,7 @@ def _spool(
             stack.enter_context(SpoolWriter(supervisor.scratch / name, columns.all))
             for name, columns in feeds
         ]
-        received = ReceivedRows(supervisor)
+        received = ReceivedRows(supervisor.report)
         for batch in batches:
             supervisor.check()
             if not writers:
@@ -619,11 +594,11 @@ def _with_gpus(job: Job, rank: int) -> Job:
     """The job, where `rank` has in its environment the GPUs that Spark gave to this task, if any."""
     context = TaskContext.get()
     assert context is not None
-    given = task_gpus(context)
-    if not given:
+    gpus = task_gpus(context)
+    if not gpus:
         return job
     spec = job.ranks[rank]
-    spec = replace(spec, environment={TASK_GPUS: ",".join(given), **spec.environment})
+    spec = replace(spec, environment={TASK_GPUS: ",".join(gpus), **spec.environment})
     return replace(job, ranks=(*job.ranks[:rank], spec, *job.ranks[rank + 1 :]))
 
 
@@ -633,45 +608,6 @@ def _local_folder(rank: int) -> Path | None:
     return Path(folders[rank % len(folders)]) if folders else None
 
 
-def meets_at_driver(spark: SparkSession, settings: RunSettings) -> bool:
-    """Whether workers meet at the driver, rather than among themselves."""
-    if settings.rendezvous != "auto":
-        return settings.rendezvous == "driver"
-    return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
-
-
-def _connect_host(spark: Any) -> str:
-    return str(spark.client.host)
-
-
-def driver_hosts(spark: SparkSession) -> tuple[str, str]:
-    """The address to listen on at the driver, and the one that executors reach it by."""
-    if is_connect(spark):
-        server = _connect_host(spark)
-        here = "127.0.0.1" if server in LOOPBACK else address_towards(server)
-        return here, here
-    reached = spark.conf.get("spark.driver.host", None) or socket.gethostbyname(socket.gethostname())
-    bind = spark.conf.get("spark.driver.bindAddress", None) or reached
-    return bind.strip("[]"), reached.strip("[]")
-
-
-@contextmanager
-def small_batches(spark: SparkSession) -> Iterator[None]:
-    """Arrow batches of a few megabytes whatever the row width; the last one restores the setting."""
-    with _batch_lock:
-        users, before = _batch_users.get(id(spark), (0, None))
-        if users == 0:
-            before = spark.conf.get(_BATCH_CONF, None)
-            spark.conf.set(_BATCH_CONF, str(_BATCH_BYTES))
-        _batch_users[id(spark)] = (users + 1, before)
-    try:
-        yield
-    finally:
-        with _batch_lock:
-            users, before = _batch_users.pop(id(spark))
-            if users > 1:
-                _batch_users[id(spark)] = (users - 1, before)
-            elif before is None:
-                spark.conf.unset(_BATCH_CONF)
-            else:
-                spark.conf.set(_BATCH_CONF, before)
+def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
+    """Arrow batches of a few megabytes whatever the row width."""
+    return setting(spark, "spark.sql.execution.arrow.maxBytesPerBatch", str(_BATCH_BYTES))

@@ -1,9 +1,9 @@
-"""What Spark's executors can run, asked before a run that needs it.
+"""What Spark's executors can run: how many workers side by side, in which Python, and where they meet.
 
-A task on each slot says which Python it is and which packages that has. The function that does so travels by
-value and uses the standard library alone, so that it also runs where Kindler or Arrow are missing. Answers
-are kept for as long as the application has the same executors; where the executors are this very Python, as
-on "local[4]", nothing is asked at all.
+Which Python it is and which packages it has is asked before a run that needs it, by a task on each slot. The
+function that does so travels by value and uses the standard library alone, so that it also runs where Kindler
+or Arrow are missing. Answers are kept for as long as the application has the same executors; where the
+executors are this very Python, as on "local[4]", nothing is asked at all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import re
 import shutil
 import socket
 import sys
+import time
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FunctionType
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -27,12 +31,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import kindler
-from kindler.errors import ConfigError
-from kindler.spark.engine import driver_hosts
-from kindler.spark.session import is_connect
-from kindler.spark.slots import slots
+from kindler.config import RunSettings
+from kindler.engine.placement import address_towards
+from kindler.errors import ConfigError, StartTimeoutError
+from kindler.spark.session import LOOPBACK, is_on_this_machine
+from kindler.spark.versions import active_context, concurrent_tasks, executor_summaries, explained, is_connect
 
+_POLL_S = 0.25
+_JOIN_S = 5.0  # for machines to join a standalone cluster that has just been started
+_PAGE_S = 3.0
 _CONNECT_S = 10.0
+_NO_LIMIT = 2**31 - 1
+_RANGE = 1 << 16  # rows: more than there are cores
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,")
 _ALWAYS = ("kindler", "numpy", "pyarrow", "cloudpickle")
 _PLACE = re.compile(r"\(TID \d+\) \((\S+) executor \S+\)")
 _OTHER_PYTHON = re.compile(r"Python in worker has different version[^\n]*")
@@ -41,14 +52,244 @@ _NO_PYTHON = re.compile(r'Cannot run program "[^"]*"[^\n]*?: ([^\n]*)')
 _answers: weakref.WeakKeyDictionary[Any, tuple[Any, list[ExecutorPython]]] = weakref.WeakKeyDictionary()
 
 
+def slots(spark: SparkSession) -> int:
+    """The tasks that can run at the same time right now."""
+    known = slots_without_a_job(spark)
+    if known is not None:
+        return known
+    parts = spark.range(_RANGE).select(F.spark_partition_id().alias("part")).distinct().count()
+    return parts // _number(spark, "spark.task.cpus", 1)
+
+
+def slots_without_a_job(spark: SparkSession) -> int | None:
+    """The same, also while a run has all the slots, which a job would wait for; None if unknown."""
+    if not is_connect(spark):
+        return concurrent_tasks(spark)
+    # Connect has no scheduler to ask; the plan of a range without a partition count has one a core.
+    parts = re.search(r"Range \(.*\bsplits=(\d+)", explained(spark.range(_RANGE)))
+    return None if parts is None else int(parts[1]) // _number(spark, "spark.task.cpus", 1)
+
+
+def most_slots(spark: SparkSession) -> int | None:
+    """The tasks that the application's settings let run at the same time; None where there is no limit."""
+    if is_dynamic(spark):
+        executors = _number(spark, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT)
+        return None if executors == _NO_LIMIT else executors * max(1, _slots_of_executor(spark))
+    master = _master(spark)
+    if sizes := _LOCAL_CLUSTER.match(master):
+        return int(sizes[1]) * _slots_of(spark, int(sizes[2]))
+    if master.startswith("local"):
+        return slots(spark)
+    if master.startswith("spark://"):
+        limit = _conf(spark, "spark.cores.max")
+        return None if limit is None else _slots_of(spark, int(limit))
+    if master.startswith(("yarn", "k8s://")):
+        return _number(spark, "spark.executor.instances", 2) * _slots_of_executor(spark)
+    return None
+
+
+def _slots_of_executor(spark: SparkSession, cores: int = 1) -> int:
+    return _number(spark, "spark.executor.cores", cores) // _number(spark, "spark.task.cpus", 1)
+
+
+def _slots_of(spark: SparkSession, cores: int) -> int:
+    """The tasks that run at the same time on executors that have so many cores together."""
+    return cores // _number(spark, "spark.executor.cores", cores) * _slots_of_executor(spark, cores)
+
+
+def _slots_of_workers(spark: Any) -> int | None:
+    """The tasks that all workers of a standalone cluster could run at the same time; None if unknown.
+
+    A driver is told what it gets, and not what there is. The worker of an executor has a page that names its
+    master, and the master one that names all workers.
+    """
+    if is_connect(spark) or not _master(spark).startswith("spark://"):
+        return None
+    logs = [executor.executorLogs().get("stdout") for executor in executor_summaries(spark)]
+    pages = [urlsplit(str(log.get())) for log in logs if log.isDefined()]
+    try:
+        worker = _page(f"{pages[0].scheme}://{pages[0].netloc}/json/")
+        workers = _page(f"{worker['masterwebuiurl'].rstrip('/')}/json/")["workers"]
+        return sum(_slots_of(spark, int(each["cores"])) for each in workers if each["state"] == "ALIVE")
+    except (OSError, ValueError, LookupError, TypeError):  # no pages, or nobody may read them
+        return None
+
+
+def _page(url: str) -> Any:
+    opener = build_opener(ProxyHandler({}))  # a machine of the cluster's
+    with opener.open(url, timeout=_PAGE_S) as page:
+        return json.load(page)
+
+
+def resolve_workers(
+    spark: SparkSession, workers: int | None, settings: RunSettings, *, detached: bool = False
+) -> int:
+    """The number of workers to start: as asked, or as many as there are slots.
+
+    Executors may still be starting, so this waits for them, unless there cannot be enough: that is known at
+    once where the application's settings say so, and after a few seconds, in which machines may still join,
+    where the master of a standalone cluster does. Where Spark allocates executors dynamically, the workers'
+    own tasks make it start them, and hold them until the run has ended; `detached` workers have none.
+
+    Raises:
+        ConfigError: There are fewer slots than workers, or Spark may take the executors away.
+    """
+    if is_dynamic(spark):
+        if detached:
+            raise ConfigError(
+                "this Spark application has spark.dynamicAllocation.enabled=true; nodes that Spark jobs feed"
+                " live beside Spark's tasks, and Spark may end the executors they are on.\n"
+                "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed"
+                " spark.executor.instances."
+            )
+        return _elastic_workers(spark, workers)
+    wanted = workers or 1
+    began = time.monotonic()
+    while (free := slots(spark)) < wanted:
+        waited = time.monotonic() - began
+        most = most_slots(spark)
+        if most is None and waited > _JOIN_S:
+            most = _slots_of_workers(spark)
+        if waited > settings.start_timeout_s:
+            most = free
+        if most is not None and most < wanted:
+            hint = "or start Spark with more cores (kindler.init(cores=...), spark.cores.max, more executors)"
+            raise _too_few(wanted, most, hint)
+        time.sleep(_POLL_S)  # executors register when they are up; Spark offers nothing to wait on
+    return workers or free
+
+
+def _elastic_workers(spark: SparkSession, workers: int | None) -> int:
+    """The number of workers where Spark starts executors for tasks that wait, up to a limit."""
+    most = most_slots(spark)
+    if workers is None and most is None:
+        raise ConfigError(
+            "this Spark application has spark.dynamicAllocation.enabled=true and no limit of executors, so"
+            " the number of workers cannot be taken from it.\n"
+            "Hint: pass workers=..., or set spark.dynamicAllocation.maxExecutors."
+        )
+    if workers is not None and most is not None and workers > most:
+        raise _too_few(workers, most, "or raise spark.dynamicAllocation.maxExecutors")
+    return workers or most or 1
+
+
+def _too_few(workers: int, most: int, hint: str) -> ConfigError:
+    return ConfigError(
+        f"workers={workers} but this Spark application can run {most} tasks side by side.\n"
+        f"Hint: ask for at most {most} workers, {hint}."
+    )
+
+
+def remaining_workers(
+    spark: SparkSession, wanted: int, settings: RunSettings, say: Callable[[str], None]
+) -> int:
+    """The number of workers to resume with after a loss: as many as wanted, if executors come back in time.
+
+    `say` is called with a line for the user: that it waits, and that the run goes on with fewer workers.
+
+    Raises:
+        StartTimeoutError: No executor is left, and none came.
+    """
+    if is_dynamic(spark):
+        return wanted  # executors come when tasks wait for them
+    began = time.monotonic()
+    longest = max(settings.executor_wait_s, settings.start_timeout_s)
+    announced = False
+    while (free := slots(spark)) < wanted:
+        waited = time.monotonic() - began
+        if not announced:
+            say(
+                f"{free} of {wanted} slots are left; waiting up to {settings.executor_wait_s:g} s for"
+                " the lost executor to be replaced (RunSettings(executor_wait_s=...))."
+            )
+            announced = True
+        if free and waited > settings.executor_wait_s:
+            say(
+                f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
+                f" of {wanted} workers, and with all of them from the end of an epoch on once it is back."
+            )
+            return free
+        if waited > longest:
+            raise StartTimeoutError(f"no executor came back in {longest:g} s after a loss.")
+        time.sleep(_POLL_S)
+    return wanted
+
+
+def cores_per_host(spark: SparkSession) -> int | None:
+    """The cores that Spark's executors have on a machine, the least of any; None if unknown.
+
+    A worker takes its share of those, not of the machine: other applications may have the rest.
+    """
+    if is_connect(spark):
+        cores = _conf(spark, "spark.executor.cores")
+        return int(cores) if cores else None
+    executors = executor_summaries(spark)
+    return least_cores((str(e.hostPort()).rpartition(":")[0], int(e.totalCores())) for e in executors)
+
+
+def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
+    """Of the hosts in (host, cores of an executor there), the cores of the one that has the fewest.
+
+    >>> least_cores([("a", 4), ("b", 2), ("b", 3), ("driver", 0)])
+    4
+    """
+    by_host: Counter[str] = Counter()
+    for host, cores in executors:
+        by_host[host] += cores
+    return min((cores for cores in by_host.values() if cores > 0), default=None)
+
+
+def never_retries(spark: SparkSession) -> bool:
+    """Whether Spark does not run a failed task again, as on "local[4]"; on "local[4, 2]" it does."""
+    return _in_one_process(spark) and "," not in _master(spark)
+
+
+def is_dynamic(spark: SparkSession) -> bool:
+    """Whether Spark starts executors when tasks wait for them, and ends those without tasks."""
+    if _master(spark).startswith("local"):
+        return False  # where Spark does not heed the setting
+    return (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true"
+
+
+def _in_one_process(spark: SparkSession) -> bool:
+    return _master(spark).startswith("local") and not _master(spark).startswith("local-cluster")
+
+
+def _master(spark: SparkSession) -> str:
+    return _conf(spark, "spark.master") or ""
+
+
+def _conf(spark: SparkSession, key: str) -> str | None:
+    return spark.conf.get(key, None)
+
+
+def _number(spark: SparkSession, key: str, default: int) -> int:
+    return int(_conf(spark, key) or default)
+
+
+def meets_at_driver(spark: SparkSession, settings: RunSettings) -> bool:
+    """Whether workers meet at the driver, rather than among themselves."""
+    if settings.rendezvous != "auto":
+        return settings.rendezvous == "driver"
+    return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
+
+
+def driver_hosts(spark: Any) -> tuple[str, str]:
+    """The address to listen on at the driver, and the one that executors reach it by."""
+    if is_connect(spark):
+        server = str(spark.client.host)
+        here = "127.0.0.1" if server in LOOPBACK else address_towards(server)
+        return here, here
+    reached = _conf(spark, "spark.driver.host") or socket.gethostbyname(socket.gethostname())
+    bind = _conf(spark, "spark.driver.bindAddress") or reached
+    return bind.strip("[]"), reached.strip("[]")
+
+
 @dataclass(frozen=True)
 class ExecutorPython:
     """A Python that Spark's tasks run in.
 
     Attributes:
-        host: Its machine.
-        executable: Its path.
-        python: Its version.
         versions: Package -> version, or None where it is not installed; "" if it does not say.
         gpus: The names of device files of GPUs on the machine.
         free_shm: Bytes that are free in shared memory.
@@ -73,7 +314,7 @@ class ExecutorPython:
 
 
 def check_executors(spark: SparkSession, *packages: str | None) -> None:
-    """Refuse a run whose workers could not start where Spark would put them.
+    """Reject a run whose workers could not start where Spark would put them.
 
     Args:
         spark: The session.
@@ -87,11 +328,9 @@ def check_executors(spark: SparkSession, *packages: str | None) -> None:
     # What this process lacks as well is not needed: tf_keras does without keras.
     wanted = (*_ALWAYS, *(name for name in packages if name and find_spec(name) is not None))
     faults = []
-    for found in executor_pythons(spark, wanted):
-        if complaints := found.complaints(wanted):
-            faults.append(
-                f"  {found.host} ({found.executable}, Python {found.python}): {'; '.join(complaints)}"
-            )
+    for each in executor_pythons(spark, wanted):
+        if complaints := each.complaints(wanted):
+            faults.append(f"  {each.host} ({each.executable}, Python {each.python}): {'; '.join(complaints)}")
     if faults:
         raise ConfigError(
             "workers cannot run on the executors of this Spark application:\n"
@@ -107,23 +346,19 @@ def executor_pythons(spark: SparkSession, packages: Sequence[str]) -> list[Execu
     Raises:
         ConfigError: Spark's tasks cannot start Python there, or it is of another version than this one.
     """
+    ids = None if is_connect(spark) else frozenset(str(each.id()) for each in executor_summaries(spark))
+    asked = ids, tuple(packages)
     known = _answers.get(spark)
-    who = (_executor_ids(spark), tuple(packages))
-    if known is not None and known[0] == who:
+    if known is not None and known[0] == asked:
         return known[1]
-    count = max(1, slots(spark))
-    ask = F.udf(_travelling(_describe_python), "string", useArrow=False)
-    frame = spark.range(0, count, 1, count).select(ask(F.lit(json.dumps(list(packages)))).alias("found"))
     try:
-        rows = [json.loads(row.found) for row in frame.collect()]
+        rows = [json.loads(answer) for answer in _ask(spark, _describe_python, json.dumps(list(packages)))]
     except (PySparkException, Py4JError) as exc:
         raise _cannot_start(str(exc)) or exc from None
-    found = {}
-    for row in rows:
-        one = ExecutorPython(**{**row, "gpus": tuple(row["gpus"])})
-        found[one.host, one.executable] = one
-    pythons = [found[place] for place in sorted(found)]
-    _answers[spark] = who, pythons
+    all_pythons = (ExecutorPython(**{**row, "gpus": tuple(row["gpus"])}) for row in rows)
+    by_place = {(each.host, each.executable): each for each in all_pythons}
+    pythons = [by_place[place] for place in sorted(by_place)]
+    _answers[spark] = asked, pythons
     return pythons
 
 
@@ -132,10 +367,18 @@ def reach_driver(spark: SparkSession) -> str | None:
     bind, advertised = driver_hosts(spark)
     with socket.create_server((bind, 0), family=socket.AF_INET6 if ":" in bind else socket.AF_INET) as server:
         address = json.dumps([advertised, server.getsockname()[1], _CONNECT_S])
-        ask = F.udf(_travelling(_connect), "string", useArrow=False)
-        count = max(1, slots(spark))
-        rows = spark.range(0, count, 1, count).select(ask(F.lit(address)).alias("problem")).collect()
-    return next((row.problem for row in rows if row.problem), None)
+        return next(filter(None, _ask(spark, _connect, address)), None)
+
+
+def _ask(spark: SparkSession, question: Any, argument: str) -> list[str]:
+    """The answer of each slot to a function that travels by value."""
+    # As one of the program's own, since those are sent with their code and not by name.
+    copy = FunctionType(question.__code__, {"__name__": "__main__"}, "describe")
+    copy.__module__, copy.__qualname__ = "__main__", "describe"
+    function = F.udf(copy, "string", useArrow=False)
+    count = max(1, slots(spark))
+    rows = spark.range(0, count, 1, count).select(function(F.lit(argument)).alias("answer")).collect()
+    return [row.answer for row in rows]
 
 
 def _connect(address: str) -> str:
@@ -188,16 +431,8 @@ def _describe_python(wanted: str) -> str:
     )
 
 
-def _travelling(function: Any) -> Any:
-    """The function as one of the program's own: those are sent with their code, not by name."""
-    copy = FunctionType(function.__code__, {"__name__": "__main__"}, "describe")
-    copy.__module__ = "__main__"
-    copy.__qualname__ = "describe"
-    return copy
-
-
 def _cannot_start(text: str) -> ConfigError | None:
-    """What a job that failed says about Python on the executors; None where that is not the matter."""
+    """What a job that failed says about Python on the executors; None where that is not the cause."""
     place = _PLACE.search(text)
     where = f" on {place[1]}" if place else ""
     hint = "Hint: set PYSPARK_PYTHON to the path of such a Python on the executors"
@@ -214,24 +449,14 @@ def _cannot_start(text: str) -> ConfigError | None:
 
 def _is_this_python(spark: Any) -> bool:
     """Whether Spark's tasks run on this machine, in the Python of this process."""
-    master = spark.conf.get("spark.master", None) or ""
-    if not master.startswith("local") or master.startswith("local-cluster"):
+    if not _in_one_process(spark):
         return False
     if is_connect(spark):
-        from pyspark import SparkContext
-
-        if SparkContext._active_spark_context is None and "SPARK_LOCAL_REMOTE" not in os.environ:
+        if active_context() is None and "SPARK_LOCAL_REMOTE" not in os.environ:
             return False  # a server that somebody else has started
-        asked = spark.conf.get("spark.pyspark.python", None) or os.environ.get("PYSPARK_PYTHON", "python3")
+        asked = _conf(spark, "spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", "python3")
     else:
         asked = spark.sparkContext.pythonExec
     path = shutil.which(asked)
     # Not the files that links lead to: those of two environments may be one and the same.
     return path is not None and os.path.abspath(path) == os.path.abspath(sys.executable)
-
-
-def _executor_ids(spark: Any) -> Any:
-    if is_connect(spark):
-        return None  # nobody tells
-    listed = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    return frozenset(str(listed.apply(number).id()) for number in range(listed.size()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from kindler.errors import ConfigError
 from kindler.spark.engine import small_batches
-from kindler.spark.frame_errors import frame_error
+from kindler.spark.frames import frame_error
 from kindler.spark.versions import add_tag, interrupt_tag, to_arrow
 
 _STAGE_ATTEMPTS = 1000
@@ -48,15 +48,8 @@ def session_of(context: Any) -> SparkSession:
 class FeedJob(threading.Thread):
     """A job that pushes all rows of a frame or an RDD; waited for on a thread of its own.
 
-    Args:
-        spark: The session.
-        data: The frame or RDD.
-        push: What tasks do.
-        tag: A name to stop it by.
-        done: Called when it has ended.
-
-    Attributes:
-        error: Why it failed, in a line where it is the data's fault.
+    `tag` is a name to stop it by, `done` is called when it has ended. `error` says why it failed, in a line
+    where it is the data's fault.
     """
 
     def __init__(
@@ -70,11 +63,11 @@ class FeedJob(threading.Thread):
         try:
             if is_rdd(self._data):
                 self._data.context.addJobTag(self._tag)
-                self._data.mapPartitionsWithIndex(_ItemsTask(self._push)).collect()
+                self._data.mapPartitionsWithIndex(partial(_push_items, self._push)).collect()
             else:
                 add_tag(self._spark, self._tag)
                 with small_batches(self._spark):
-                    to_arrow(self._data.mapInArrow(_PushTask(self._push), "rows long"))
+                    to_arrow(self._data.mapInArrow(partial(_push, self._push), "rows long"))
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             frames = [] if is_rdd(self._data) else [(self._data, self._data.columns)]
             self.error = frame_error(exc, frames)
@@ -92,12 +85,12 @@ class FeedJob(threading.Thread):
 def answered(frame: DataFrame, push: Push, fields: pa.Schema) -> DataFrame:
     """The frame with the columns that nodes answer; computed when it is used."""
     added = from_arrow_schema(fields)
-    return frame.mapInArrow(_InferTask(push), StructType([*frame.schema.fields, *added.fields]))
+    return frame.mapInArrow(partial(_infer, push), StructType([*frame.schema.fields, *added.fields]))
 
 
 def answered_items(rdd: Any, push: Push) -> Any:
     """An RDD of what nodes answer to the objects of an RDD; computed when it is used."""
-    return rdd.mapPartitionsWithIndex(_InferItemsTask(push))
+    return rdd.mapPartitionsWithIndex(partial(_infer_items, push))
 
 
 def result_schema(schema: Any) -> pa.Schema:
@@ -122,47 +115,26 @@ def stream_batches(
     return writer.trigger(**trigger).start() if trigger else writer.start()
 
 
-def _attempt(context: TaskContext) -> int:
+def _place() -> dict[str, int]:
+    """Which partition this task has, and for the how many-th time."""
+    context = TaskContext.get()
+    assert context is not None
     stage = getattr(context, "stageAttemptNumber", lambda: 0)()
-    return int(stage) * _STAGE_ATTEMPTS + context.attemptNumber()
+    attempt = int(stage) * _STAGE_ATTEMPTS + context.attemptNumber()
+    return {"partition": context.partitionId(), "attempt": attempt}
 
 
-@dataclass(frozen=True)
-class _PushTask:
-    push: Push
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        rows = self.push.push(batches, partition=context.partitionId(), attempt=_attempt(context))
-        yield pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], ["rows"])
+def _push(push: Push, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([push.push(batches, **_place())], pa.int64())})
 
 
-@dataclass(frozen=True)
-class _ItemsTask:
-    push: Push
-
-    def __call__(self, partition: int, items: Iterator[Any]) -> Iterator[int]:
-        context = TaskContext.get()
-        assert context is not None
-        yield self.push.push_items(items, partition=partition, attempt=_attempt(context))
+def _push_items(push: Push, partition: int, items: Iterator[Any]) -> Iterator[int]:
+    yield push.push_items(items, **_place() | {"partition": partition})
 
 
-@dataclass(frozen=True)
-class _InferTask:
-    push: Push
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        yield from self.push.infer(batches, partition=context.partitionId(), attempt=_attempt(context))
+def _infer(push: Push, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from push.infer(batches, **_place())
 
 
-@dataclass(frozen=True)
-class _InferItemsTask:
-    push: Push
-
-    def __call__(self, partition: int, items: Iterator[Any]) -> Iterator[Any]:
-        context = TaskContext.get()
-        assert context is not None
-        yield from self.push.infer_items(items, partition=partition, attempt=_attempt(context))
+def _infer_items(push: Push, partition: int, items: Iterator[Any]) -> Iterator[Any]:
+    yield from push.infer_items(items, **_place() | {"partition": partition})

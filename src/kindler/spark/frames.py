@@ -1,52 +1,62 @@
-"""Spark DataFrames as a source: the types of their columns, and how their rows leave the JVM.
+"""Spark DataFrames as a source: the types of their columns, how rows leave the JVM, and why they cannot.
 
 Works on classic and Spark Connect frames alike; no RDD, no JVM gateway. Whether the rows have to go through
-Spark at all is decided in `direct_scan.py`.
+Spark at all is decided in `direct.py`. Doubles leave as floats where the worker would make floats of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError
-from pyspark.sql import Column, DataFrame, SparkSession
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, PySparkTypeError
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, StructField, TimestampType, UserDefinedType
+from pyspark.sql.types import ArrayType, DoubleType, StructField, TimestampType, UserDefinedType
 
-from kindler.data.columns import Columns, unused_name
+from kindler.data.columns import Column, Columns, unused_name
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, Dealing
 from kindler.data.sources import ROW_BITS, describe_row_id
-from kindler.errors import ConfigError
-from kindler.spark.frame_errors import frame_error
-from kindler.spark.row_packing import sent_columns, unpacked
-from kindler.spark.versions import from_arrow, to_arrow
+from kindler.errors import ConfigError, DataError
+from kindler.spark.tasks import TASK_ERROR
+from kindler.spark.versions import condition_of, from_arrow, to_arrow
 
-LANE = "_kindler_lane"  # which of the lanes it was dealt to
+LANE = "_kindler_lane"  # which of the lanes it was assigned to
 ROW = "_kindler_row"  # where a row stood in the frame, so that its order survives the shuffle
+FEED = "_kindler_feed"  # which of several frames a row belongs to
 UNNUMBERED = -1  # what ROW holds in a stream, whose rows Spark cannot number
 _LOW_ORDERS, _HIGH_ORDERS = 32, 32  # of which each stretch of rows takes one
 _WORD = 0xFFFFFFFF
 _MOST_OF_SHORT = 0x7FFF
 _PACKED_BYTES = 64 << 20
-FEED = "_kindler_feed"  # which of several frames a row belongs to
+_FLOAT_OVERFLOW = 2.0**128 - 2.0**103  # from here on a double rounds to an infinite float
+_NO_FIT = "KINDLER_DOES_NOT_FIT"
+_NO_FIT_PARTS = re.compile(rf"{_NO_FIT}\[(\d+),(\d+),([^,\]]*),(-?\d+)\]")
+
+# What is where in the text of Spark's errors.
+_TRACEBACK = "Traceback (most recent call last):"
+_END = re.compile(r"\n\s*(JVM stacktrace:|Driver stacktrace:|at [\w.$]+\(|SQLSTATE: )")
+_CLASS = re.compile(r"^[\w.$]+(Exception|Error)\S*: ")
+_BEGINNING = re.compile(r"thrown from the Python worker(?::|\. Please see the stack trace below\.)")
+_NOT_THE_FRAMES = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "INTERNAL_ERROR")
+_MOST_CHARACTERS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
     """A frame whose rows go to the workers through Spark, under a name they find it by.
 
-    Attributes:
-        name: That name.
-        frame: The rows.
-        columns: What is read of each.
-        keeper: Whoever must live as long as the frame is needed.
+    `keeper` must live as long as the frame is needed.
     """
 
     name: str
@@ -74,11 +84,7 @@ def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
 
 
 def type_in_arrow(field: StructField) -> pa.DataType:
-    """A column's type as Arrow has it.
-
-    Raises:
-        ConfigError: Arrow has none for it.
-    """
+    """A column's type as Arrow has it; raises ConfigError where Arrow has none for it."""
     arrow_type = _arrow_type(field.dataType)
     if arrow_type is None:
         raise ConfigError(
@@ -95,17 +101,13 @@ def packed_frame(spark: SparkSession, arrays: Mapping[str, Any]) -> DataFrame:
     return from_arrow(spark, pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
-def column(name: str) -> Column:
+def column(name: str) -> SparkColumn:
     """The column of exactly this name, whatever signs are in it."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None) -> pa.Table:
-    """Columns of a frame, or of its first rows, in this process.
-
-    Raises:
-        DataError: Spark cannot compute the frame.
-    """
+    """Columns of a frame, or of its first rows, in this process. Raises DataError where Spark cannot."""
     chosen = frame.select(*map(column, names))
     try:
         table = to_arrow(chosen if rows is None else chosen.limit(rows))
@@ -148,13 +150,15 @@ def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
         prefix = _prefix(None if shared else number)
         row = unused_name(ROW, feed.columns.names)
         own = feed.frame.select(*map(column, feed.columns.names), F.monotonically_increasing_id().alias(row))
-        sent = sent_columns(feed.frame, feed.columns, feed=number, row=row)
-        packed = own.select(
-            *[each.value.alias(prefix + each.name) for each in sent],
+        sent = own.select(
+            *[
+                _narrowed(feed.frame, one, f"{number},{i}", row).alias(f"{prefix}{i}")
+                for i, one in enumerate(feed.columns.all)
+            ],
             F.col(row).alias(ROW),
             F.lit(number).cast("tinyint").alias(FEED),
         )
-        tagged.append(packed.select("*", _lane(dealing).alias(LANE)))
+        tagged.append(sent.select("*", _lane(dealing).alias(LANE)))
     whole = tagged[0]
     for more in tagged[1:]:
         # Feeds of other types keep their own columns, which are null in the rows of the others: a common type
@@ -163,7 +167,7 @@ def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
     return whole
 
 
-def _lane(dealing: Dealing) -> Column:
+def _lane(dealing: Dealing) -> SparkColumn:
     """The lane of a row, from where it stands.
 
     As where rows are dealt without Spark: twelve neighbours differ modulo twelve, and as many as there are
@@ -179,7 +183,9 @@ def _lane(dealing: Dealing) -> Column:
     return ((high * BASE + low) % dealing.known_lanes).cast(kind)
 
 
-def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: Column) -> Column:
+def _drawn(
+    dealing: Dealing, orders: int, width: int, place: SparkColumn, *stretch: SparkColumn
+) -> SparkColumn:
     """The number at a place of one of the random orders, shifted; which and how far, the stretch decides."""
     hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
     choice = F.pmod(hashed, F.lit(orders * width))
@@ -188,11 +194,11 @@ def _drawn(dealing: Dealing, orders: int, width: int, place: Column, *stretch: C
     return (F.element_at(numbers, (choice - shift + place + 1).cast("int")) + shift) % width
 
 
-def _whole(number: Column, divisor: int) -> Column:
+def _whole(number: SparkColumn, divisor: int) -> SparkColumn:
     return F.floor(number / divisor)
 
 
-def _constants(numbers: Sequence[int]) -> Column:
+def _constants(numbers: Sequence[int]) -> SparkColumn:
     """Numbers as one constant of the plan; each on its own would be a call to the JVM."""
     return F.split(F.lit(",".join(map(str, numbers))), ",").cast("array<int>")
 
@@ -228,19 +234,41 @@ def _rotated(word: int, bits: int) -> int:
 
 
 def own_columns(batch: pa.RecordBatch, names: Sequence[str], number: int) -> pa.RecordBatch:
-    """What a batch of `feed_frame` has of the columns of one feed, under their own names.
-
-    Args:
-        batch: Rows of this feed only.
-        names: The feed's columns.
-        number: Which feed it is.
-    """
-    shared = any(name.startswith("c0x") for name in batch.schema.names)
-    return unpacked(batch, _prefix(None if shared else number), names)
+    """The columns of one feed in a batch of its rows, as `dealt_rows` has them, under their own names."""
+    prefix = _prefix(None if _prefix(None) + "0" in batch.schema.names else number)
+    return pa.RecordBatch.from_arrays(
+        [batch.column(f"{prefix}{i}") for i in range(len(names))], names=list(names)
+    )
 
 
 def _prefix(feed: int | None) -> str:
-    return "" if feed is None else f"f{feed}"
+    return "c" if feed is None else f"f{feed}c"
+
+
+def _narrowed(frame: DataFrame, one: Column, key: str, row: str) -> SparkColumn:
+    """A column as it travels; a double that no float can hold raises `key` and the row's number."""
+    kind, value = frame.schema[one.name].dataType, column(one.name)
+    if one.dtype not in (None, "float32") or one.ragged:
+        return value
+    if isinstance(kind, DoubleType):
+        return F.when(_unfit(value), _raised(value, key, row)).otherwise(value.cast("float"))
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, DoubleType):
+        # For most rows two numbers decide; only where those are infinite, or NaN, each is looked at.
+        suspicious = ~((F.array_max(value) < _FLOAT_OVERFLOW) & (F.array_min(value) > -_FLOAT_OVERFLOW))
+        first = F.element_at(F.filter(value, _unfit), 1)
+        lost = suspicious & F.exists(value, _unfit)
+        return F.when(lost, _raised(first, key, row)).otherwise(value.cast("array<float>"))
+    return value
+
+
+def _unfit(value: SparkColumn) -> SparkColumn:
+    size = F.abs(value)
+    return (size >= _FLOAT_OVERFLOW) & (size < float("inf"))  # to Spark, NaN is more than all others
+
+
+def _raised(value: SparkColumn, key: str, row: str) -> SparkColumn:
+    start, comma, end = (F.lit(text) for text in (f"{_NO_FIT}[{key},", ",", "]"))
+    return F.raise_error(F.concat(start, value.cast("string"), comma, F.col(row).cast("string"), end))
 
 
 def _have_same_types(feeds: Sequence[Feed]) -> bool:
@@ -281,3 +309,75 @@ def _packed(array: Any) -> pa.ChunkedArray:
         ],
         pa.binary(),
     )
+
+
+def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence[str]]]) -> BaseException:
+    """A DataError that says in a line why Spark could not compute frames, of which it needed some columns.
+
+    Returns `error` itself where the frames are not the cause.
+    """
+    if not isinstance(error, PySparkException | Py4JJavaError):
+        return error
+    text = str(error)
+    if unfit := _NO_FIT_PARTS.search(text):
+        name = frames[int(unfit[1])][1][int(unfit[2])]
+        return DataError(
+            f"{float(unfit[3])} (float64) does not fit float32.\n"
+            f"Hint: ask for another dtype, for example dtypes={{{name!r}: 'float64'}}.",
+            column=name,
+            row=describe_row_id(int(unfit[4])),
+        )
+    if (message := of_task(text)) is not None:
+        return DataError(message)
+    if _TRACEBACK in text:
+        return DataError(_of_python(text))
+    condition = condition_of(error) if isinstance(error, PySparkException) else None
+    known = condition is not None and condition not in _NOT_THE_FRAMES
+    if not known and "\nCaused by: " not in text:
+        return error
+    column = _assembled(frames) if "VectorAssembler" in text else None
+    what = "Spark cannot compute the frame" if column is None else "Spark cannot compute it"
+    return DataError(f"{what}: {_reason(text)}", column=column)
+
+
+def of_task(text: str) -> str | None:
+    """What a task of ours says in an error of Spark's; None where none does."""
+    before, marker, after = text.partition(f"\n\n{TASK_ERROR}")
+    if not marker:
+        return None
+    before = _BEGINNING.split(before)[-1].lstrip()
+    lines = before.rpartition(_TRACEBACK)[2].splitlines()  # Spark 3.5 has one before
+    said = dropwhile(lambda line: not line or line.startswith(" "), lines)
+    return "\n".join(said) + marker + _END.split(after, maxsplit=1)[0].rstrip()
+
+
+def _of_python(text: str) -> str:
+    """The exception of a Python function of the user's, and the places in the user's own code."""
+    lines = text.rpartition(_TRACEBACK)[2].splitlines()
+    last = next((i for i, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    places: list[str] = []
+    for line in lines[:last]:
+        if line.startswith("  File "):
+            places.append(line)
+        elif places and line.strip(" ^~"):
+            places[-1] += f"\n{line}"
+    own = [place for place in places if "/pyspark/" not in place.partition("\n")[0]]
+    raised = lines[last] if last < len(lines) else "an exception without a name"
+    return "\n".join([raised, "", "raised by code of the frame, while Spark computed it:", *own])
+
+
+def _reason(text: str) -> str:
+    cause = _END.split(text.rpartition("\nCaused by: ")[2], maxsplit=1)[0].rpartition("failed due to: ")[2]
+    cause = _CLASS.sub("", re.sub(r"\s+", " ", cause).strip())
+    return re.sub(r"[. ]*SQLSTATE: \w+.*$", ".", cause)[:_MOST_CHARACTERS]
+
+
+def _assembled(frames: Sequence[tuple[DataFrame, Sequence[str]]]) -> str | None:
+    """The one column of vectors; None where there are several, and any of them may be the one."""
+    vectors = {
+        name
+        for frame, names in frames
+        for name in names
+        if type(frame.schema[name].dataType).__name__ == "VectorUDT"
+    }
+    return vectors.pop() if len(vectors) == 1 else None

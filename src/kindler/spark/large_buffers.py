@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Protocol
 
 from kindler.engine.job import Job
@@ -26,8 +25,6 @@ NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot re
 
 
 class SharedFolder(Protocol):
-    """What is needed of a shared folder."""
-
     def read(self, name: str, limit: int | None = None) -> bytes: ...
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None: ...
     def remove(self, name: str) -> None: ...
@@ -35,12 +32,7 @@ class SharedFolder(Protocol):
 
 @dataclass(frozen=True)
 class BufferFiles:
-    """The files of one run in the folder; they are gone when the `with` block ends. Travels with the task.
-
-    Attributes:
-        folder: Where they lie; None where there is no such folder.
-        run_id: The run's name.
-    """
+    """The files of one run in the folder; they are gone when the `with` block ends. Travels with the task."""
 
     folder: SharedFolder | None
     run_id: str
@@ -48,19 +40,13 @@ class BufferFiles:
     def __enter__(self) -> BufferFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self.folder is not None:
             for name in (self._job_file, self._result_file):
                 self.folder.remove(name)
 
     def outgoing(self, job: Job) -> Job:
-        """The job as it travels with the task; on the driver.
-
-        Raises:
-            ConfigError: Its buffers are too large for that, and there is no folder.
-        """
+        """The job as it travels with the task; on the driver."""
         size = sum(map(len, job.buffers))
         if size <= _IN_TASK_BYTES:
             return job
@@ -89,8 +75,10 @@ class BufferFiles:
             self.folder.write(self._result_file, outcome.buffers)
             return replace(outcome, buffers=(), fields={**outcome.fields, "sizes": sizes})
         if sum(sizes) > MOST_BYTES:
-            fields = {**describe(_too_large(sum(sizes))), "host": socket.gethostname()}
-            return Outcome(outcome.rank, "error", fields)
+            error = TrainingError(
+                f"the trained state is lost: it has {sum(sizes):,} bytes, and {MOST_BYTES:,} {NO_WAY_BACK}"
+            )
+            return Outcome(outcome.rank, "error", {**describe(error), "host": socket.gethostname()})
         return outcome
 
     def incoming(self, outcome: Outcome) -> Outcome:
@@ -107,12 +95,6 @@ class BufferFiles:
     @property
     def _result_file(self) -> str:
         return f"kindler-{self.run_id}.result"
-
-
-def _too_large(size: int) -> TrainingError:
-    return TrainingError(
-        f"the trained state is lost: it has {size:,} bytes, and {MOST_BYTES:,} {NO_WAY_BACK}"
-    )
 
 
 def _cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Scoring a Spark DataFrame: a lazy column, computed where the rows are.
+"""A model in Spark: as a lazy column of a DataFrame, or as a function of SQL, computed where the rows are.
 
 Only the model's columns cross to Python, as Arrow. Where the frame is nothing but a Parquet scan, not
 even those: Spark sends each row's file and number, and Python reads the columns itself.
@@ -6,9 +6,9 @@ even those: Spark sends each row's file and number, and Python reads the columns
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from operator import add
@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlparse
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
@@ -28,19 +27,19 @@ from kindler.data.columns import Columns, unused_name
 from kindler.data.parquet import RowReader
 from kindler.data.rejoin import OutputJoiner, features_of
 from kindler.engine.placement import TaskPlace
-from kindler.spark.direct_files import StoredColumns
+from kindler.errors import ConfigError
+from kindler.spark.direct import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
-from kindler.spark.sent_tasks import Task, sent_task
-from kindler.spark.task_resources import task_gpus
+from kindler.spark.tasks import Task, forget_zip_folders, sent_task, task_gpus
 from kindler.spark.versions import takes_columns
-from kindler.spark.zip_folders import forget_zip_folders
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 Convert = Callable[[np.ndarray[Any, Any]], pa.Array]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Scorer(Protocol):
-    """What scores: a value that travels to the executors."""
+    """A model that travels to the executors."""
 
     @property
     def columns(self) -> Columns: ...
@@ -58,23 +57,25 @@ def predict_frame(
     convert: Convert,
     stored: StoredColumns | None,
 ) -> DataFrame:
-    """`frame` with the model's outputs appended, in the frame's own order.
+    """A frame, batch or streaming, with the model's outputs appended, in the frame's own order.
 
     Args:
-        frame: Any frame, batch or streaming.
+        frame: The rows.
         scorer: The model.
         names: The columns to append.
         types: Their Arrow types.
         convert: Makes an Arrow column of an output.
         stored: What the files hold, where the frame is a plain scan of them and Python may read them itself.
     """
-    fields = [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
+    fields = _fields(names, types)
     if not takes_columns(frame.sparkSession):
         return _through_rows(frame, scorer, fields, convert)
     row, struct = (unused_name(name, [*frame.columns, *names]) for name in (ROW, "_kindler_outputs"))
-    single = len(names) == 1
-    result = fields[0].dataType if single else StructType(fields)
-    work = sent_task(_Score(scorer=scorer, names=tuple(names), convert=convert, stored=stored))
+    if stored is None:
+        read = partial(_received, scorer.columns)
+    else:
+        read = partial(_read, scorer.columns, stored)
+    task = sent_task(partial(_score, scorer, tuple(names), convert, read, placed=True))
     if stored is not None:
         whole, sent = frame, [F.col("_metadata.file_path"), F.col("_metadata.row_index")]
     else:
@@ -83,8 +84,8 @@ def predict_frame(
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
         whole = frame.withColumn(row, number)
         sent = [*map(column, scorer.columns.names), F.col(row)]
-    scored = _arrow_udf(work, result)(*sent)
-    if single:
+    scored = _arrow_udf(task, _result_type(fields))(*sent)
+    if len(names) == 1:
         return whole.withColumn(names[0], scored).drop(row)
     whole = whole.withColumn(struct, scored)
     return whole.withColumns({name: F.col(struct).getField(name) for name in names}).drop(row, struct)
@@ -110,53 +111,133 @@ def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
     return collected(frame, columns.names, rows=1)
 
 
-def _arrow_udf(work: Task[tuple[pa.Array, ...], pa.Array], result: Any) -> Callable[..., SparkColumn]:
+def check_name(name: str) -> None:
+    """Raise ConfigError for what cannot be called in SQL."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"register_udf(name={name!r}): not the name of a function: letters, digits and _.")
+
+
+def register_function(
+    spark: SparkSession,
+    name: str,
+    scorer: Scorer,
+    *,
+    names: Sequence[str],
+    types: Sequence[pa.DataType],
+    convert: Convert,
+) -> Callable[..., Any]:
+    """Register a model as a function of SQL, whose arguments are the model's columns in their order.
+
+    Args:
+        spark: The session.
+        name: The function's name; one of this name is replaced.
+        scorer: The model.
+        names: What its outputs are called: the fields of a struct, where there are several.
+        types: Their Arrow types.
+        convert: Makes an Arrow column of an output.
+
+    Returns:
+        The function, which makes a column of columns.
+    """
+    result = _result_type(_fields(names, types))
+    task = sent_task(partial(_score, scorer, tuple(names), convert, partial(_arguments, scorer.columns)))
+    make = _arrow_udf if takes_columns(spark) else _pandas_udf
+    function: Callable[..., Any] = spark.udf.register(name, make(task, result))
+    return function
+
+
+def _fields(names: Sequence[str], types: Sequence[pa.DataType]) -> list[StructField]:
+    return [StructField(name, from_arrow_type(kind)) for name, kind in zip(names, types, strict=True)]
+
+
+def _result_type(fields: list[StructField]) -> Any:
+    return fields[0].dataType if len(fields) == 1 else StructType(fields)
+
+
+def _arrow_udf(task: Task[tuple[pa.Array, ...], pa.Array], result: Any) -> Any:
     from pyspark.sql.pandas.functions import arrow_udf
 
     # Spark reads from the annotations how rows come in: batches, each a tuple of arrays.
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return work(batches)
+        return task(batches)
 
     function: Any = score
-    udf: Callable[..., SparkColumn] = arrow_udf(function, result)
-    return udf
+    return arrow_udf(function, result)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Score:
+def _pandas_udf(task: Task[Any, pa.Array], result: Any) -> Any:
+    """Before Spark 4.1 the columns come as series of pandas."""
+    import pandas as pd
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    many = isinstance(result, StructType)
+
+    def score(batches: Any) -> Any:
+        for scored in task(map(_arrow, batches)):
+            yield pd.DataFrame(scored.to_pylist()) if many else pd.Series(scored.to_pylist())
+
+    # Spark reads from the annotations how rows come in.
+    series: Any = pd.Series
+    output: Any = pd.DataFrame if many else pd.Series
+    score.__annotations__ = {"batches": Iterator[tuple[series, ...]], "return": Iterator[output]}
+    make: Any = pandas_udf
+    return make(score, result)
+
+
+def _arrow(batch: Any) -> tuple[pa.Array, ...]:
+    columns = batch if isinstance(batch, tuple) else (batch,)
+    return tuple(pa.Array.from_pandas(column) for column in columns)
+
+
+def _score(
+    scorer: Scorer,
+    names: tuple[str, ...],
+    convert: Convert,
+    read: Callable[[Iterable[Any]], Iterator[Arrays]],
+    batches: Iterator[Any],
+    *,
+    placed: bool = False,
+) -> Iterator[pa.Array]:
     """What runs in Spark's Python workers, once per partition."""
+    forget_zip_folders()
+    for outputs in scorer.score(read(batches), _place() if placed else None):
+        arrays = [convert(output) for output in outputs]
+        yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(names))
 
-    scorer: Scorer
-    names: tuple[str, ...]
-    convert: Convert
-    stored: StoredColumns | None
 
-    def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        forget_zip_folders()
-        chunks = self._received(batches) if self.stored is None else self._read(batches, self.stored)
-        for outputs in self.scorer.score(chunks, _place()):
-            arrays = [self.convert(output) for output in outputs]
-            yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(self.names))
+def _received(columns: Columns, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
+    for *arrays, ids in batches:
+        rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
+        yield features_of(columns, rows, Where(ids.to_numpy()))
 
-    def _received(self, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
-        columns = self.scorer.columns
-        for *arrays, ids in batches:
-            rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
-            yield features_of(columns, rows, Where(ids.to_numpy()))
 
-    def _read(self, batches: Iterable[tuple[pa.Array, ...]], stored: StoredColumns) -> Iterator[Arrays]:
-        """The model's columns of the rows that Spark names, read from the file they are in."""
-        with ExitStack() as opened:
-            reader, path = None, None
-            for files, numbers in batches:
-                for file, start, stop in _runs(files, numbers.to_numpy()):
-                    if reader is None or file != path:
-                        opened.close()
-                        reader = RowReader(_local(file), self.scorer.columns.names, stored.problem)
-                        path = file
-                        opened.enter_context(reader)
-                    rows = reader.read(start, stop)
-                    yield features_of(self.scorer.columns, rows, partial(add, start))
+def _arguments(columns: Columns, batches: Iterable[Any]) -> Iterator[Arrays]:
+    for batch in batches:
+        # Spark hands over the only argument of a function by itself.
+        arrays = batch if isinstance(batch, tuple) else (batch,)
+        if len(arrays) != len(columns.names):
+            raise ConfigError(
+                f"this function takes {len(columns.names)} columns, {', '.join(columns.names)}; it was"
+                f" called with {len(arrays)}."
+            )
+        rows = pa.RecordBatch.from_arrays(list(arrays), names=list(columns.names))
+        yield features_of(columns, rows, lambda row: f"{row} of its batch")
+
+
+def _read(
+    columns: Columns, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]
+) -> Iterator[Arrays]:
+    """The model's columns of the rows that Spark names, read from the file they are in."""
+    with ExitStack() as opened:
+        reader, path = None, None
+        for files, numbers in batches:
+            for file, start, stop in _runs(files, numbers.to_numpy()):
+                if reader is None or file != path:
+                    opened.close()
+                    reader = RowReader(_local(file), columns.names, stored.problem)
+                    path = file
+                    opened.enter_context(reader)
+                yield features_of(columns, reader.read(start, stop), partial(add, start))
 
 
 def _place() -> TaskPlace:

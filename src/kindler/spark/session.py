@@ -1,32 +1,42 @@
 """`kindler.init` and `kindler.stop`: a well-set Spark session, and the end of it.
 
-At most one session of a process is Kindler's own. A session that somebody else started is used as
-it is and never stopped. What to ask of Spark is decided in `session_settings.py`, which Java to
-run it on in `java.py`. pyspark is imported on the first call, not with this module.
+At most one session of a process is Kindler's own. A session that somebody else started is used as it is and
+never stopped. What to ask of Spark is decided without it (`requested_settings`, `session_plan`), which Java
+to run it on in `java.py`. pyspark is imported on the first call, not with this module.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError
 from kindler.spark.java import find_java
-from kindler.spark.session_settings import SessionPlan, requested_settings, same_setting, session_plan
 from kindler.spark.shipping import PYTHON, is_shipped, ship_settings
-from kindler.spark.versions import require_pyspark, too_old
+from kindler.spark.versions import (
+    active_context,
+    has_gateway,
+    is_connect,
+    java_context,
+    jvm_launched_by,
+    require_pyspark,
+    spark_home,
+    take_gateway,
+    too_old,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +44,11 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _JVM_EXIT_TIMEOUT_S = 10.0
+_MASTERS = "local, local[4], local[*], spark://host:7077, yarn, k8s://host:443 or sc://host:15002"
+_MASTER = re.compile(r"local(\[[^\]]+\])?|local-cluster\[.+\]|yarn|(spark|k8s|sc)://.+")
+_MEMORY = re.compile(r"(\d+)([kmgt]?)b?", flags=re.IGNORECASE)
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOGGING = re.compile(r"log4j2?\.configurationFile")
 
 # Set by us or by pyspark while a session of ours runs; put back by `stop`.
 _VARIABLES = (
@@ -66,6 +81,8 @@ class _Started:
 
 _lock = threading.RLock()
 _started: _Started | None = None
+# By session and setting: how many blocks need it changed, and what it was before.
+_changed: dict[tuple[int, str], tuple[int, str | None]] = {}
 
 
 def init(
@@ -153,9 +170,27 @@ def spark_conf(settings: Mapping[str, str]) -> Any:
     return SparkConf(loadDefaults=False).setAll(list(settings.items()))
 
 
-def is_connect(session: SparkSession) -> bool:
-    """Whether the session speaks to a Spark Connect server."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
+@contextlib.contextmanager
+def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
+    """A session with a setting changed; of blocks that overlap, the last one restores it."""
+    place = id(session), key
+    with _lock:
+        users, before = _changed.get(place, (0, None))
+        if users == 0:
+            before = session.conf.get(key, None)
+            session.conf.set(key, value)
+        _changed[place] = users + 1, before
+    try:
+        yield
+    finally:
+        with _lock:
+            users, before = _changed.pop(place)
+            if users > 1:
+                _changed[place] = users - 1, before
+            elif before is None:
+                session.conf.unset(key)
+            else:
+                session.conf.set(key, before)
 
 
 def is_on_this_machine(session: SparkSession) -> bool:
@@ -168,8 +203,7 @@ def default_file_system(session: SparkSession) -> str:
     """The file system of paths without a scheme, as Hadoop has it; a Connect client cannot ask."""
     if is_connect(session):
         return "file://"
-    context: Any = session.sparkContext
-    name = str(context._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
+    name = str(java_context(session.sparkContext).hadoopConfiguration().get("fs.defaultFS") or "file:///")
     return "file://" if name.startswith("file:") else name.rstrip("/")
 
 
@@ -200,21 +234,14 @@ def _running_session() -> SparkSession | None:
             session: SparkSession = kind.active()
             if _alive(session):
                 return session
-    return _session_of_running_context()
-
-
-def _session_of_running_context() -> SparkSession | None:
-    """The session of a program that made a SparkContext and no session yet."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context is not None else None
+    # A program may have made a SparkContext and no session yet.
+    return SparkSession.builder.getOrCreate() if active_context() is not None else None
 
 
 def _alive(session: SparkSession) -> bool:
     if is_connect(session):
         return not session.client.is_closed
-    return getattr(session.sparkContext, "_jsc", None) is not None
+    return java_context(session.sparkContext) is not None
 
 
 def _apply(session: SparkSession, wanted: Mapping[str, str]) -> None:
@@ -255,16 +282,14 @@ def _current(session: SparkSession, key: str, wanted: str) -> str | None:
 
 def _start(wanted: Mapping[str, str]) -> _Started:
     from py4j.protocol import Py4JJavaError
-    from pyspark import SparkContext
-    from pyspark.find_spark_home import _find_spark_home
 
-    plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=Path(_find_spark_home()))
-    owns_jvm = plan.needs_java and SparkContext._gateway is None
+    plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=spark_home())
+    owns_jvm = plan.needs_java and not has_gateway()
     before = _variables()
     launched: list[subprocess.Popen[bytes]] = []
     try:
         _prepare_environment(plan, start_jvm=owns_jvm)
-        with _noting_processes(launched):
+        with jvm_launched_by(partial(_noting, launched)):
             session = _create(plan)
     except BaseException as exc:  # also Ctrl-C while the JVM comes up
         # Java's own words, while the JVM that holds them is there.
@@ -291,47 +316,39 @@ def _start(wanted: Mapping[str, str]) -> _Started:
     )
 
 
-@contextlib.contextmanager
-def _noting_processes(launched: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Note the JVM as it is launched: pyspark remembers it only once it has answered."""
-    java_gateway: Any = importlib.import_module("pyspark.java_gateway")
-    launch = java_gateway.Popen
+def _noting(launched: list[subprocess.Popen[bytes]], launch: Callable[..., Any]) -> Callable[..., Any]:
+    """`launch`, which notes the JVM at once: pyspark remembers it only once it has answered."""
 
     def noted(*args: Any, **options: Any) -> Any:
-        with _interrupts_held():  # between the fork and our knowing of it, nobody else would end it
+        with _interrupts_deferred():  # between the fork and our knowing of it, nobody else would end it
             launched.append(launch(*args, **options))
         return launched[-1]
 
-    java_gateway.Popen = noted
-    try:
-        yield
-    finally:
-        java_gateway.Popen = launch
+    return noted
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_deferred() -> Iterator[None]:
     """Have Ctrl-C wait until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield  # it is ignored, or not raised on this thread
         return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    deferred: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: deferred.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+        if deferred:
+            handler(*deferred[0])
 
 
 def _stop_context() -> None:
     """Stop what a start that did not succeed has left half made."""
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
 
-    context = SparkContext._active_spark_context
+    context = active_context()
     if context is not None:
         with contextlib.suppress(Py4JError, OSError):
             context.stop()
@@ -339,7 +356,9 @@ def _stop_context() -> None:
 
 def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
     if start_jvm:
-        os.environ["JAVA_HOME"] = str(find_java(newest=_newest_java()).home)
+        # Tried: pyspark 4.0 runs on Java 17 and fails on 25, 4.3 runs on both; the limit between is a guess.
+        newest = 22 if require_pyspark("kindler.init()") < (4, 2) else None
+        os.environ["JAVA_HOME"] = str(find_java(newest=newest).home)
     if plan.remote is None:
         if is_shipped(plan.settings):
             os.environ["PYSPARK_PYTHON"] = PYTHON
@@ -351,13 +370,6 @@ def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if plan.local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-
-def _newest_java() -> int | None:
-    """The newest Java that the installed Spark runs on, where that is known."""
-    version = require_pyspark("kindler.init()")
-    # Tried: pyspark 4.0 runs on Java 17 and fails on 25, 4.3 runs on both; the limits between are a guess.
-    return 22 if version < (4, 2) else None
 
 
 def _create(plan: SessionPlan) -> SparkSession:
@@ -388,13 +400,10 @@ def _end(started: _Started) -> None:
 def _end_jvm() -> None:
     """End the JVM: pyspark would keep it, with its memory, for a next session of the same settings."""
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
 
-    if SparkContext._active_spark_context is not None:  # the user has gone on with a context of their own
+    if active_context() is not None:  # the user has gone on with a context of their own
         return
-    gateway: Any = SparkContext._gateway
-    SparkContext._gateway = None
-    SparkContext._jvm = None
+    gateway = take_gateway()
     if gateway is None:
         return
     process: subprocess.Popen[bytes] | None = gateway.proc
@@ -428,3 +437,142 @@ def _restore(before: _Variables, during: _Variables) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionPlan:
+    """How to start a session.
+
+    Attributes:
+        remote: The Spark Connect server to speak to, or None to run a driver here.
+        settings: Spark's settings, the caller's own ones last.
+        needs_java: Whether a JVM has to be started here.
+        quiet: Whether Spark's log is to be cut down to errors.
+    """
+
+    remote: str | None
+    settings: Mapping[str, str]
+    needs_java: bool
+    quiet: bool
+
+    @property
+    def local(self) -> bool:
+        """Whether driver and executors are all on this machine."""
+        return self.settings.get("spark.master", "").startswith("local")
+
+
+def requested_settings(
+    master: str | None, cores: int | None, memory: str | None, conf: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """The caller's arguments as Spark settings, nothing added; a Connect server is under "spark.remote"."""
+    _check(master, cores, memory, conf)
+    wanted = {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in (conf or {}).items()
+    }
+    if master is not None and master.startswith("sc://"):
+        wanted["spark.remote"] = master
+    elif master is not None or cores is not None:
+        wanted.update(_master_settings(master or "local", cores))
+    if memory is not None:
+        wanted["spark.driver.memory"] = memory.lower()
+    return wanted
+
+
+def _check(master: str | None, cores: int | None, memory: str | None, conf: Mapping[str, Any] | None) -> None:
+    if master is not None and not _MASTER.fullmatch(master):
+        raise ConfigError(f"init(master={master!r}): not a Spark master.\nHint: use {_MASTERS}.")
+    if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
+        raise ConfigError(
+            f"init(cores={cores!r}): cores must be a whole number of at least 1, or None for all."
+        )
+    if memory is not None and not (isinstance(memory, str) and _MEMORY.fullmatch(memory)):
+        raise ConfigError(f'init(memory={memory!r}): not a memory size.\nHint: write it as "512m" or "4g".')
+    if conf is not None and not isinstance(conf, Mapping):
+        raise ConfigError(
+            f"init(conf=...): expected a dict, received a {type(conf).__name__}.\n"
+            'Hint: pass a dict, like conf={"spark.sql.shuffle.partitions": 8}.'
+        )
+    for name, value in (("cores", cores), ("memory", memory)):
+        if value is not None and master is not None and master.startswith("sc://"):
+            raise ConfigError(
+                f"init(master={master!r}, {name}={value!r}): a Connect server sets its own {name}.\n"
+                f"Hint: leave out {name}."
+            )
+
+
+def _master_settings(master: str, cores: int | None) -> dict[str, str]:
+    if cores is None:
+        return {"spark.master": master}
+    if master in ("local", "local[*]", f"local[{cores}]"):
+        return {"spark.master": f"local[{cores}]"}
+    if master.startswith("spark://"):
+        return {"spark.master": master, "spark.cores.max": str(cores)}
+    raise ConfigError(
+        f"init(master={master!r}, cores={cores}): this master sets the cores.\n"
+        'Hint: leave out cores, or set conf={"spark.executor.instances": ..., "spark.executor.cores": ...}.'
+    )
+
+
+def session_plan(
+    wanted: Mapping[str, str], environ: Mapping[str, str], *, log4j: Path, spark_home: Path
+) -> SessionPlan:
+    """Complete what `requested_settings` gave to the settings of a well-set session.
+
+    `log4j` is the logging configuration to use unless the caller or the installation has one.
+    """
+    remote = wanted.get("spark.remote")
+    if remote is None and "spark.master" not in wanted:
+        remote = environ.get("SPARK_REMOTE")
+    if remote is not None and remote.startswith("sc://"):
+        settings = {key: value for key, value in wanted.items() if key != "spark.remote"}
+        return SessionPlan(remote=remote, settings=settings, needs_java=False, quiet=False)
+    if "PYSPARK_GATEWAY_PORT" in environ:  # spark-submit has started the JVM and chosen the master
+        settings = {"spark.sql.execution.arrow.pyspark.enabled": "true", **wanted}
+        return SessionPlan(remote=None, settings=settings, needs_java=False, quiet=False)
+    master = wanted.get("spark.master") or remote or "local[*]"
+    settings = {**_defaults(master), **wanted, "spark.master": master}
+    quiet = not _LOGGING.search(wanted.get(_JAVA_OPTIONS, "")) and not _configured(environ, spark_home)
+    if quiet:
+        option = f"-Dlog4j2.configurationFile={log4j.as_uri()}"
+        settings[_JAVA_OPTIONS] = " ".join(filter(None, [wanted.get(_JAVA_OPTIONS), option]))
+    if remote is not None:  # SPARK_REMOTE=local[2]: a Connect server in this process
+        settings["spark.api.mode"] = "connect"
+    return SessionPlan(remote=None, settings=settings, needs_java=True, quiet=quiet)
+
+
+def _defaults(master: str) -> dict[str, str]:
+    settings = {
+        "spark.app.name": "kindler",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if master.startswith("local"):
+        # Nobody else has to reach this driver, and a laptop's name may not resolve.
+        settings.update({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"})
+    return settings
+
+
+def _configured(environ: Mapping[str, str], spark_home: Path) -> bool:
+    """Whether the installation has logging or driver options of its own, which ours would replace."""
+    folder = Path(environ.get("SPARK_CONF_DIR") or spark_home / "conf")
+    if any((folder / f"log4j2.{ending}").exists() for ending in ("properties", "xml", "yaml", "json")):
+        return True
+    defaults = folder / "spark-defaults.conf"
+    return defaults.exists() and _JAVA_OPTIONS in defaults.read_text(encoding="utf-8", errors="replace")
+
+
+def same_setting(key: str, one: str | None, other: str | None) -> bool:
+    """Whether two values of a setting mean the same, as "1g" and "1024m" do."""
+    if one is None or other is None or one == other:
+        return one == other
+    if key.lower().endswith("memory"):
+        return _bytes(one) == _bytes(other)
+    return one.lower() == other.lower() and {one.lower(), other.lower()} <= {"true", "false"}
+
+
+def _bytes(amount: str) -> int | None:
+    parts = _MEMORY.fullmatch(amount)
+    # Spark reads a bare number of memory as mebibytes.
+    return int(parts[1]) << {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}[parts[2].lower()] if parts else None

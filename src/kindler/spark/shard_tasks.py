@@ -20,7 +20,7 @@ from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pac
 from kindler.data.shards.source import columns_of
 from kindler.engine.worker import describe
 from kindler.spark.shard_frames import place, place_column
-from kindler.spark.zip_folders import forget_zip_folders
+from kindler.spark.tasks import forget_zip_folders
 
 SCHEMA = "shard long, source long, part int, kind string, about binary, payload binary"
 ARROW = pa.schema(

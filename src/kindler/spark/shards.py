@@ -37,10 +37,10 @@ from kindler.data.shards.codec import Info, Packed, from_table
 from kindler.errors import DataError, TrainingError, WorkerLost
 from kindler.spark import shard_frames
 from kindler.spark import shard_tasks as tasks
-from kindler.spark.frame_errors import of_task
-from kindler.spark.sent_tasks import sent_task
-from kindler.spark.session import is_connect
-from kindler.spark.versions import from_arrow, parse, to_arrow
+from kindler.spark.frames import of_task
+from kindler.spark.session import setting
+from kindler.spark.tasks import sent_task
+from kindler.spark.versions import from_arrow, is_connect, parse, to_arrow
 
 _SENT_BYTES = 64 << 20
 _BOUNDED = (4, 1)  # from this version on Spark bounds the bytes of an Arrow batch
@@ -123,7 +123,7 @@ class SparkShards:
         frame = self.frame
         if len(set(wanted)) < len(self._numbers):
             frame = frame.where(F.col("shard").isin(wanted))
-        with _modest_batches(frame.sparkSession):
+        with _limited_batches(frame.sparkSession):
             table = to_arrow(frame)
         # Spark's tasks end in any order and are put in theirs; parts of a shard are in order within a task.
         loaded = {shard: packed for shard, _, packed in tasks.shards_in(table.to_batches())}
@@ -202,7 +202,7 @@ class SparkShards:
 
     def _look(self) -> tuple[Info, ...]:
         """Compute the shards, all of them: what they are is found out on the way."""
-        with _modest_batches(self.frame.sparkSession):
+        with _limited_batches(self.frame.sparkSession):
             table = to_arrow(self.frame.where(F.col("about").isNotNull()).select("shard", "about"))
         pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
         infos = {shard: Info.from_bytes(about) for shard, about in pairs}
@@ -275,15 +275,8 @@ def _unpersist_released() -> None:
             _released.popleft().unpersist()
 
 
-@contextlib.contextmanager
-def _modest_batches(spark: SparkSession) -> Iterator[None]:
+def _limited_batches(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
     """Keep Arrow batches below 2 GB on a Spark that counts their rows only."""
     if parse(spark.version) >= _BOUNDED:
-        yield
-        return
-    before = spark.conf.get(_ROWS_CONF)
-    spark.conf.set(_ROWS_CONF, str(_ROWS_PER_BATCH))
-    try:
-        yield
-    finally:
-        spark.conf.set(_ROWS_CONF, str(before))
+        return contextlib.nullcontext()
+    return setting(spark, _ROWS_CONF, str(_ROWS_PER_BATCH))

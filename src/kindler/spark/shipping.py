@@ -31,15 +31,7 @@ _LEFT_OUT_PARTS = ("pyspark/jars", "pyspark/examples", "pyspark/data")
 
 
 def ship_settings(ship: str, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Settings of Spark that ship this environment to the executors.
-
-    Args:
-        ship: "venv".
-        wanted: The settings that were asked for; the master among them.
-
-    Raises:
-        ConfigError: It cannot be shipped there, or this Python is in no environment.
-    """
+    """Settings of Spark, added to the `wanted` ones, that ship this environment to the executors."""
     if ship != "venv":
         raise ConfigError(f'init(ship={ship!r}): ship is "venv", or None to ship nothing.')
     master = wanted.get("spark.master", wanted.get("spark.remote"))
@@ -63,12 +55,7 @@ def is_shipped(settings: Mapping[str, str]) -> bool:
 
 
 def packed_environment(prefix: Path | None = None, cache: Path | None = None) -> Path:
-    """The archive of an environment; made if there is none of it as it is now.
-
-    Args:
-        prefix: The environment's folder; None is this process's.
-        cache: Where archives are kept; None is a folder in the user's cache.
-    """
+    """The archive of the environment in `prefix`, by default this process's; made if it has changed."""
     if prefix is None and sys.prefix == sys.base_prefix and not _is_conda(Path(sys.prefix)):
         raise ConfigError(
             f"init(ship='venv'): {sys.executable} is not in a virtual environment.\n"
@@ -128,21 +115,17 @@ def _below(folder: Path, name: str) -> Iterator[tuple[Path, str]]:
             for one in folders
             if one != "__pycache__"
             and not (top and one in _LEFT_OUT_FOLDERS)
-            and not _is_weight(f"{at}/{one}")
+            and not f"{at}/{one}".endswith(_LEFT_OUT_PARTS)
         )
         for file in sorted(files):
             if not (top and file.endswith(".pth") and _paths(Path(place, file))):
                 yield Path(place, file), f"{at}/{file}"
 
 
-def _is_weight(name: str) -> bool:
-    return name.endswith(_LEFT_OUT_PARTS)
-
-
 def _elsewhere(site: Path, prefix: Path) -> list[Path]:
     """Folders outside of the environment that its .pth files put on the path."""
-    found = [path for file in sorted(site.glob("*.pth")) for path in _paths(file)]
-    return [path for path in dict.fromkeys(found) if prefix not in path.parents]
+    paths = [path for file in sorted(site.glob("*.pth")) for path in _paths(file)]
+    return [path for path in dict.fromkeys(paths) if prefix not in path.parents]
 
 
 def _paths(file: Path) -> list[Path]:

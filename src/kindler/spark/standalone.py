@@ -29,8 +29,6 @@ _TAIL = 2000
 
 @dataclass(frozen=True)
 class Daemon:
-    """One process of the cluster."""
-
     name: str
     pid: int
     log: str
@@ -56,19 +54,9 @@ class StandaloneCluster:
 def up(
     folder: Path, *, workers: int, cores: int, memory: str, port: int = 0, timeout_s: float = 120.0
 ) -> StandaloneCluster:
-    """Start a master and workers, and wait until the workers have registered.
+    """Start a master and workers of so many cores and so much memory, and wait until they have registered.
 
-    Args:
-        folder: Where logs and the note of the processes are kept.
-        workers: How many workers.
-        cores: Cores of each.
-        memory: Memory of each, like "3g".
-        port: The master's port; 0 is any.
-        timeout_s: Seconds for all to come up.
-
-    Raises:
-        ConfigError: A cluster is up there already, or an argument is invalid.
-        StartTimeoutError: They did not come up; none is left.
+    `folder` keeps logs and the note of the processes. When they do not come up in time, none is left.
     """
     if workers < 1 or cores < 1:
         raise ConfigError(f"workers={workers}, cores={cores}: both must be at least 1.")
@@ -99,21 +87,24 @@ def up(
 
 def status(folder: Path) -> StandaloneCluster | None:
     """The cluster that `up` started, as long as its master runs."""
+    cluster = _noted(folder)
+    return cluster if cluster is not None and cluster.daemons and cluster.daemons[0].is_alive else None
+
+
+def _noted(folder: Path) -> StandaloneCluster | None:
     try:
         noted = json.loads(_note(folder).read_text())
-        cluster = StandaloneCluster(noted["address"], tuple(Daemon(**d) for d in noted["daemons"]))
+        return StandaloneCluster(noted["address"], tuple(Daemon(**d) for d in noted["daemons"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return cluster if cluster.daemons and cluster.daemons[0].is_alive else None
 
 
 def down(folder: Path) -> int:
     """End all processes of the cluster; how many there were."""
-    try:
-        daemons = [Daemon(**d) for d in json.loads(_note(folder).read_text())["daemons"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    cluster = _noted(folder)
+    if cluster is None:
         return 0
-    alive = [daemon for daemon in daemons if daemon.is_alive]
+    alive = [daemon for daemon in cluster.daemons if daemon.is_alive]
     _end(alive)
     _note(folder).unlink(missing_ok=True)
     return len(alive)
@@ -150,8 +141,8 @@ def _await(daemon: Daemon, pattern: re.Pattern[str], timeout_s: float) -> str:
     deadline = time.monotonic() + timeout_s
     while True:
         text = Path(daemon.log).read_text(errors="replace")
-        if found := pattern.search(text):
-            return found[found.re.groups]
+        if match := pattern.search(text):
+            return match[match.re.groups]
         if time.monotonic() > deadline or _has_ended(daemon.pid):
             raise StartTimeoutError(
                 f"Spark's {daemon.name} did not come up. Its log ends with:\n{text[-_TAIL:]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +31,14 @@ from kindler.store.hashing import sha256_of
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What the tasks wrote.
-
-    Attributes:
-        schema: Of all rows.
-        parts: SHA-256, bytes and rows of each blob, in the order of the partitions.
-    """
+    """What the tasks wrote."""
 
     schema: pa.Schema
-    parts: tuple[tuple[str, int, int], ...]
+    parts: tuple[tuple[str, int, int], ...]  # SHA-256, bytes and rows of each blob, in the order of the rows
 
 
 def write_blobs(frame: DataFrame, url: str) -> Wrote:
-    """Write a frame as Parquet blobs, one a partition; an empty partition writes none, unless all are.
-
-    Args:
-        frame: The rows.
-        url: Where the blobs belong.
-
-    Raises:
-        DataError: A column that Arrow has no type for.
-    """
+    """Write a frame as Parquet blobs, one a partition; an empty partition writes none, unless all are."""
     if frame.isStreaming:
         raise ConfigError(
             "a streaming DataFrame cannot be stored.\nHint: store its batches with foreachBatch."
@@ -87,9 +75,6 @@ def read_blobs(
         schema: Of all rows.
         columns: Which to read.
         filter: A pyarrow expression that rows must fulfil.
-
-    Raises:
-        ConfigError: There is no session, or Spark has no type for a column.
     """
     session = spark or running()
     if session is None:
@@ -119,7 +104,7 @@ class _Write:
         if first is None:
             return
         blobs = open_blobs(self.url)
-        reports = _written(_chained(first, rows), self.schema, blobs)
+        reports = _written(chain([first], rows), self.schema, blobs)
         yield pa.RecordBatch.from_pylist(
             [{"number": context.partitionId(), **reports}],
             pa.schema({"number": pa.int32(), "sha256": pa.string(), "size": pa.int64(), "rows": pa.int64()}),
@@ -147,8 +132,8 @@ class _Read:
                     yield from self._rows(part)
 
     def _rows(self, part: Path) -> Iterator[pa.RecordBatch]:
-        found = ds.dataset(str(part), schema=self.schema, format="parquet")
-        for batch in found.to_batches(columns=list(self.columns), filter=self.filter):
+        rows = ds.dataset(str(part), schema=self.schema, format="parquet")
+        for batch in rows.to_batches(columns=list(self.columns), filter=self.filter):
             if batch.num_rows:
                 yield batch.cast(self.sent)
 
@@ -164,11 +149,6 @@ def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, blobs: Blobs) ->
         sha256 = sha256_of(path)
         blobs.put(path, sha256)
         return {"sha256": sha256, "size": path.stat().st_size, "rows": count}
-
-
-def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 def _schema_of(frame: DataFrame) -> pa.Schema:

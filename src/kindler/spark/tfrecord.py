@@ -25,8 +25,8 @@ from kindler.data.tfrecord.encode import checked, chosen, write_rows
 from kindler.data.tfrecord.framing import Paths, part_name, staged, written
 from kindler.data.tfrecord.schema import SchemaLike
 from kindler.errors import ConfigError, DataError, KindlerError
-from kindler.spark.files import at_files
 from kindler.spark.frames import arrow_types, column
+from kindler.spark.tasks import at_files
 from kindler.spark.versions import to_arrow
 
 _SUCCESS = "_SUCCESS"  # as Spark marks a folder that is whole

@@ -1,13 +1,16 @@
-"""Which versions of pyspark Kindler runs on, and what differs between them.
+"""Which versions of pyspark Kindler runs on, and every private name of pyspark and py4j that it uses.
 
-Other modules call these functions instead of asking for a version: each does what pyspark 4 has a method for,
-also on pyspark 3.5.
+Other modules call these functions instead of asking for a version or touching a private name, so a new
+release of pyspark breaks this file or nothing. `tests/spark/test_versions.py` touches each name.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError, MissingExtraError
@@ -21,7 +24,7 @@ OLDEST = (3, 5)
 """The oldest version that is supported, of pyspark and of a Spark Connect server."""
 
 _FUNCTIONS_OF_COLUMNS = (4, 1)
-_LISTENS = (4, 0)  # since then a frame becomes Arrow, and Arrow a frame, by methods of their own
+_ARROW_METHODS = (4, 0)  # since then a frame becomes Arrow, and Arrow a frame, by public methods
 
 
 def parse(version: str) -> tuple[int, int]:
@@ -35,15 +38,7 @@ def parse(version: str) -> tuple[int, int]:
 
 
 def require_pyspark(what: str) -> tuple[int, int]:
-    """The version of the installed pyspark, which is imported.
-
-    Args:
-        what: What needs it, for the message.
-
-    Raises:
-        MissingExtraError: It is not installed.
-        ConfigError: It is too old.
-    """
+    """The version of the installed pyspark, which `what` needs; raises where it is missing or too old."""
     try:
         pyspark: Any = importlib.import_module("pyspark")
     except ModuleNotFoundError as exc:
@@ -80,7 +75,7 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     import pyarrow as pa
 
     old: Any = frame
-    if _is_connect(old):
+    if is_connect(old):
         table, _ = old._session.client.to_table(old._plan.to_proto(old._session.client))
     else:
         batches = old._collect_as_arrow()
@@ -91,14 +86,8 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def from_arrow(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
-    """A frame of a table's rows, in its order.
-
-    Args:
-        spark: The session.
-        table: The rows.
-        schema: The frame's columns; by default those that the table's types mean to Spark.
-    """
-    if _pyspark() >= _LISTENS:
+    """A frame of a table's rows, in its order; its columns are `schema`, or as Spark has them."""
+    if _pyspark() >= _ARROW_METHODS:
         frame: DataFrame = (
             spark.createDataFrame(table) if schema is None else spark.createDataFrame(table, schema)
         )
@@ -108,7 +97,7 @@ def from_arrow(spark: SparkSession, table: pa.Table, schema: StructType | None =
     schema = from_arrow_schema(table.schema) if schema is None else schema
     wanted = table.rename_columns(list(schema.names)).cast(_arrow_schema(schema))
     return (
-        _local_relation(spark, wanted, schema) if _is_connect(spark) else _through_file(spark, wanted, schema)
+        _local_relation(spark, wanted, schema) if is_connect(spark) else _through_file(spark, wanted, schema)
     )
 
 
@@ -162,7 +151,7 @@ def condition_of(error: Any) -> str | None:
 
 
 def _has_tags(spark: Any) -> bool:
-    return _is_connect(spark) or _pyspark() >= _LISTENS
+    return is_connect(spark) or _pyspark() >= _ARROW_METHODS
 
 
 def _pyspark() -> tuple[int, int]:
@@ -171,8 +160,91 @@ def _pyspark() -> tuple[int, int]:
     return parse(pyspark.__version__)
 
 
-def _is_connect(thing: Any) -> bool:
+def is_connect(thing: Any) -> bool:
+    """Whether a session, frame or column is one of Spark Connect."""
     return type(thing).__module__.startswith("pyspark.sql.connect")
+
+
+def active_context() -> Any:
+    """The SparkContext of this process; None where there is none."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def has_gateway() -> bool:
+    """Whether this process has a JVM already."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def take_gateway() -> Any:
+    """The connection to the JVM, which pyspark forgets: a next session starts another JVM."""
+    from pyspark import SparkContext
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    return gateway
+
+
+@contextmanager
+def jvm_launched_by(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Have pyspark launch its JVM with `wrap(Popen)`."""
+    java_gateway: Any = importlib.import_module("pyspark.java_gateway")
+    launch = java_gateway.Popen
+    java_gateway.Popen = wrap(launch)
+    try:
+        yield
+    finally:
+        java_gateway.Popen = launch
+
+
+def spark_home() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(_find_spark_home())
+
+
+def java_context(context: Any) -> Any:
+    """The JavaSparkContext of a SparkContext; None once that was stopped."""
+    return getattr(context, "_jsc", None)
+
+
+def temporary_folder(context: Any) -> Path:
+    """pyspark's own folder below spark.local.dir, which Spark removes if nobody else can."""
+    return Path(context._temp_dir)
+
+
+def concurrent_tasks(spark: Any) -> int:
+    """The number of tasks that Spark itself checks barrier stages against."""
+    context = java_context(spark.sparkContext).sc()
+    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+
+
+def executor_summaries(spark: Any) -> list[Any]:
+    """Java's ExecutorSummary of each active executor."""
+    listed = java_context(spark.sparkContext).sc().statusStore().executorList(True)
+    return [listed.apply(number) for number in range(listed.size())]
+
+
+def stage_data(context: Any, stage: int) -> Any:
+    """Java's StageData of a stage; Py4JError where Spark has not planned it yet, or has forgotten it."""
+    return java_context(context).sc().statusStore().lastStageAttempt(stage)
+
+
+def optimized_plan(frame: Any) -> Any:
+    """Java's optimized plan of a classic frame, as the session's settings and caches are now."""
+    return frame.select("*")._jdf.queryExecution().optimizedPlan()
+
+
+def connect_relation(frame: Any) -> Any:
+    """The message that describes a frame of Spark Connect."""
+    return frame._plan.to_proto(frame.sparkSession.client).root
+
+
+def explained(frame: Any) -> str:
+    """What `explain()` of a frame of Spark Connect prints."""
+    return str(frame._explain_string())
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

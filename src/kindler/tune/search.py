@@ -271,7 +271,7 @@ def _slots(data: Any) -> int:
     session = getattr(data, "sparkSession", None)
     if session is None:
         return local.slots()
-    from kindler.spark.slots import slots
+    from kindler.spark.executors import slots
 
     return slots(session)
 

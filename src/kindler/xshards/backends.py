@@ -33,6 +33,6 @@ def slots(home: str) -> int:
         from kindler.engine.local import slots as local_slots
 
         return local_slots()
-    from kindler.spark.slots import slots as spark_slots
+    from kindler.spark.executors import slots as spark_slots
 
     return spark_slots(session())

@@ -16,7 +16,7 @@ import kindler
 from kindler import Estimator, RunSettings
 from kindler.engine.job import Job, equal_ranks
 from kindler.spark import engine
-from kindler.spark.slots import slots_without_a_job
+from kindler.spark.executors import slots_without_a_job
 from tests.spark import direct_facts
 
 ROWS = 10_000

@@ -10,7 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from kindler.spark.session import init, is_connect, running, stop
+from kindler.spark.session import init, running, stop
+from kindler.spark.versions import is_connect
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from torch import nn
 import kindler
 from kindler import cluster
 from kindler.engine.placement import TASK_GPUS
-from kindler.spark.slots import slots
+from kindler.spark.executors import slots
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9

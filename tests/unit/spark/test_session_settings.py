@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kindler.errors import ConfigError
-from kindler.spark.session_settings import SessionPlan, requested_settings, same_setting, session_plan
+from kindler.spark.session import SessionPlan, requested_settings, same_setting, session_plan
 
 LOG4J = Path("/package/log4j2.properties")
 

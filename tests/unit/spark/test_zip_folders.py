@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from kindler.spark.zip_folders import forget_zip_folders
+from kindler.spark.tasks import forget_zip_folders
 
 
 def test_folders_of_a_zip_are_forgotten_and_modules_are_still_found_in_them(

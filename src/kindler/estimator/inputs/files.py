@@ -83,7 +83,7 @@ def opener(spark: SparkSession | None) -> parquet.EachFile | None:
     """Opens the footers of files in Spark tasks, where the workers run in Spark; else None."""
     if spark is None:
         return None
-    from kindler.spark.files import each_file
+    from kindler.spark.tasks import each_file
 
     return partial(each_file, spark)
 

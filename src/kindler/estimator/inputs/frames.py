@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kindler.data.column_options import ColumnOptions
     from kindler.data.columns import Array, Columns
-    from kindler.spark.direct_scan import PlainScan
+    from kindler.spark.direct import PlainScan
     from kindler.train.options import Ingest
 
 
@@ -71,8 +71,8 @@ class FrameInput(Input):
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
         from kindler.spark.frames import arrow_types, refuse_ambiguous
-        from kindler.spark.lent_bytes import lent
         from kindler.spark.predict import predict_frame
+        from kindler.spark.tasks import lent
 
         frame = self.data
         check_executors(frame.sparkSession, FRAMEWORKS.spec(request.framework).package)
@@ -101,7 +101,7 @@ class FrameInput(Input):
         )
 
     def _scan(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
-        from kindler.spark.direct_scan import plain_parquet
+        from kindler.spark.direct import plain_parquet
 
         if ingest == "inline":
             return None

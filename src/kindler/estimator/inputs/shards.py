@@ -81,7 +81,7 @@ class ShardsInput(Input):
             threads = job.threads or max(1, usable_cores() // min(job.size, shards.num_partitions()))
         predictor = request.predictor(chosen.columns, threads=threads)
         if (spark := self.session()) is not None:
-            from kindler.spark.lent_bytes import lent
+            from kindler.spark.tasks import lent
 
             predictor = predictor.lent(partial(lent, spark))
         scorer = ShardScorer(

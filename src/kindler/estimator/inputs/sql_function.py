@@ -68,8 +68,8 @@ class SqlFunctionInput(Input):
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
-        from kindler.spark.lent_bytes import lent
-        from kindler.spark.sql_function import check_name, register_function
+        from kindler.spark.predict import check_name, register_function
+        from kindler.spark.tasks import lent
 
         spark, name = self.data.spark, self.data.name
         check_name(name)

@@ -12,7 +12,7 @@ from kindler.compat.estimators import from_graph
 from kindler.compat.sparkflow.graphs import OpenGraph
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.spark.slots import slots
+from kindler.spark.executors import slots
 from kindler.train.callbacks import Callback
 
 __all__ = ["Job", "dropout_values", "train"]

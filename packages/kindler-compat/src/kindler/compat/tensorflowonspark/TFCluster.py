@@ -14,8 +14,8 @@ from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
+from kindler.spark.executors import resolve_workers
 from kindler.spark.feeding import session_of
-from kindler.spark.slots import resolve_workers
 
 __all__ = ["InputMode", "TFCluster", "run"]
 

@@ -11,8 +11,8 @@ from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFCluster import _Main
 from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
 from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
+from kindler.spark.executors import slots
 from kindler.spark.feeding import session_of
-from kindler.spark.slots import slots
 
 __all__ = ["run"]
 

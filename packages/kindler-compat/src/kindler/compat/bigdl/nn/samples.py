@@ -27,7 +27,7 @@ def predicted(model: nn.Module, x: Any, batch_size: int = -1) -> Any:
     """The outputs: of arrays as an array, of a list of samples as a list, of an RDD as an RDD."""
     scorer = _Scorer(model, batch_size)
     if hasattr(x, "mapPartitions"):
-        from kindler.spark.sent_tasks import sent_task
+        from kindler.spark.tasks import sent_task
 
         return x.mapPartitions(sent_task(_Outputs(scorer.packed())))
     if isinstance(x, list | tuple) and x and isinstance(x[0], Sample):
@@ -51,7 +51,7 @@ def evaluated(model: nn.Module, data: Any, batch_size: int, methods: Any) -> lis
 
     scorer = _Scorer(model, batch_size)
     if hasattr(data, "mapPartitions"):
-        from kindler.spark.sent_tasks import sent_task
+        from kindler.spark.tasks import sent_task
 
         pairs = data.mapPartitions(sent_task(_Pairs(scorer.packed()))).collect()
     else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kindler.errors import ConfigError
-from kindler.spark.session import init, is_connect
+from kindler.spark.session import init
+from kindler.spark.versions import is_connect
 
 __all__ = ["getOrCreateSparkContext", "init_nncontext", "init_spark_conf", "init_spark_on_local"]
 

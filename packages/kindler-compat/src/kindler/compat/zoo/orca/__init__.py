@@ -11,7 +11,8 @@ from typing import Any
 from kindler.compat.zoo.common.nncontext import init_nncontext
 from kindler.compat.zoo.orca.context import OrcaContext, OrcaRayContext
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
-from kindler.spark.session import init, is_connect, running, stop
+from kindler.spark.session import init, running, stop
+from kindler.spark.versions import is_connect
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 

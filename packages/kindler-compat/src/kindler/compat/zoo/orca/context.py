@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput
-from kindler.spark.session import is_connect, running
+from kindler.spark.session import running
+from kindler.spark.versions import is_connect
 
 __all__ = ["OrcaContext", "OrcaRayContext"]
 

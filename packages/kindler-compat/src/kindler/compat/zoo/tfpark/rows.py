@@ -14,7 +14,8 @@ import numpy as np
 
 from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack
 from kindler.errors import ConfigError, DataError
-from kindler.spark.session import is_connect, running
+from kindler.spark.session import running
+from kindler.spark.versions import is_connect
 
 __all__ = [
     "ArrayRows",

@@ -37,7 +37,7 @@ def total_cores() -> int:
     session = running()
     if session is None:
         return local.slots()
-    from kindler.spark.slots import slots
+    from kindler.spark.executors import slots
 
     return slots(session)
 

@@ -11,7 +11,8 @@ from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.fit import RunResults
 from kindler.estimator.inputs.contract import Input
-from kindler.spark.session import is_connect, running
+from kindler.spark.session import running
+from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 

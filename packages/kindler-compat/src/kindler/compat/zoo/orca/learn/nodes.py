@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kindler.compat.zoo.orca.errors import InvalidInput
-from kindler.spark.session import is_connect, running
+from kindler.spark.session import running
+from kindler.spark.versions import is_connect
 
 __all__ = ["workers_of"]
 
