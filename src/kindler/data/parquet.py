@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -82,29 +81,34 @@ def inspect(
     Folders are searched recursively, in sorted order; names that start with "_" or "." are skipped,
     as Spark does.
 
-    Args:
-        paths: What to read.
-        each: Who opens the files; None for threads of this process.
-
-    Raises:
-        ConfigError: Nothing is there, or it is a Hudi table, or a Delta or Iceberg table that is not plain.
-        MissingExtraError: The library that reads the log of such a table is not installed.
-        DataError: A file is not Parquet, or there is no row in all of them.
+    `each` opens the files; None for threads of this process.
     """
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     named = [os.fspath(path) for path in places]
     files = [file for path in named for file in expand(path, _data_files)]
-    return _counted(files, named, lambda file, opened: None, each)
+    return inspect_files(files, lambda file, opened: None, each, named)
 
 
 def inspect_files(
-    files: Sequence[str], check: Callable[[str, pq.ParquetFile], None], each: EachFile | None = None
+    files: Sequence[str],
+    check: Callable[[str, pq.ParquetFile], None],
+    each: EachFile | None = None,
+    named: Sequence[str] | None = None,
 ) -> ParquetFiles:
     """The same for files that are named one by one; none is searched for, and one may be named twice.
 
     `check` is called with each file and its footer, wherever it is opened; what it raises is raised.
     """
-    return _counted(files, files, check, each)
+    if not files:
+        raise ConfigError(f"no Parquet file in {named}.")
+    footers = list((each or each_here)(partial(_footer, check=check), files))
+    groups = tuple(rows for rows, _, _ in footers)
+    total = sum(map(sum, groups))
+    if not total:
+        raise DataError(f"the Parquet files in {named or files} have no rows.")
+    shared: dict[pa.Schema, pa.Schema] = {}  # so that thousands of files travel as one schema
+    schemas = tuple(shared.setdefault(found, found) for _, _, found in footers)
+    return ParquetFiles(tuple(files), groups, total, sum(size for _, size, _ in footers), schemas)
 
 
 def each_here(call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
@@ -169,9 +173,7 @@ class RowReader:
         except DataError:
             self._file.close(force=True)
             raise
-        groups = self._file.metadata.num_row_groups
-        counts = (self._file.metadata.row_group(i).num_rows for i in range(groups))
-        self._ends = list(accumulate(counts))
+        self._ends = list(accumulate(_group_rows(self._file)))
         self._held: tuple[int, pa.Table] | None = None
 
     @property
@@ -197,9 +199,7 @@ class RowReader:
     def __enter__(self) -> RowReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _group(self, group: int) -> pa.Table:
@@ -260,30 +260,6 @@ def _require(schema: pa.Schema, names: Sequence[str], file: str) -> None:
                 " with Spark and pass the DataFrame.",
                 column=name,
             )
-
-
-def _shared(schemas: Sequence[pa.Schema]) -> tuple[pa.Schema, ...]:
-    """Equal schemas become one object, so that thousands of files travel as one schema."""
-    seen: dict[pa.Schema, pa.Schema] = {}
-    return tuple(seen.setdefault(found, found) for found in schemas)
-
-
-def _counted(
-    files: Sequence[str],
-    named: Sequence[str],
-    check: Callable[[str, pq.ParquetFile], None],
-    each: EachFile | None,
-) -> ParquetFiles:
-    if not files:
-        raise ConfigError(f"no Parquet file in {named}.")
-
-    footers = list((each or each_here)(partial(_footer, check=check), files))
-    groups = tuple(rows for rows, _, _ in footers)
-    total = sum(map(sum, groups))
-    if not total:
-        raise DataError(f"the Parquet files in {named} have no rows.")
-    nbytes = sum(size for _, size, _ in footers)
-    return ParquetFiles(tuple(files), groups, total, nbytes, _shared([schema for _, _, schema in footers]))
 
 
 def _footer(file: str, check: Callable[[str, pq.ParquetFile], None]) -> Footer:

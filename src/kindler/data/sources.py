@@ -212,18 +212,13 @@ def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int)
     step = max(_CHUNK_BYTES // max(widest, 1), 1)
     with SpoolWriter(folder, columns.all, rows=rows) as writer:
         for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            writer.append_arrays({name: _part(array, start, stop) for name, array in arrays.items()})
+            writer.append_arrays({name: array[start : start + step] for name, array in arrays.items()})
 
 
 def _texts_as_arrow(array: Any) -> Any:
     """Text and bytes of numpy as Arrow has them, whose type says so."""
     text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
     return pa.array(array.tolist()) if text else array
-
-
-def _part(array: Any, start: int, stop: int) -> Any:
-    return array[start:stop] if isinstance(array, np.ndarray) else array.slice(start, stop - start)
 
 
 def _one_length(lengths: Mapping[str, int]) -> int:

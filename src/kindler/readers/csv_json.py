@@ -10,7 +10,6 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -94,9 +93,9 @@ def _read(
     files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
     named = backends.put(map(pack, files), where)
     held = named.mapped(partial(_read_file, reader, dict(options)), by_user=True)
-    align = _alignment(held.infos, files)
-    if align is not None:
-        held = held.mapped(align, by_user=True)
+    dtypes = _alignment(held.infos, files)
+    if dtypes is not None:
+        held = held.mapped(partial(_aligned, dtypes), by_user=True)
     shards = XShards(held)
     if num_shards is None:
         return shards
@@ -159,27 +158,20 @@ def _recounted(frame: Any) -> Any:
     return frame.reset_index(drop=True)
 
 
-@dataclass(frozen=True)
-class _Align:
-    """Puts a frame's columns in order and gives them their dtypes; a frame without columns gets them."""
+def _aligned(dtypes: Mapping[Any, Any], number: int, packed: Packed) -> Packed:
+    """A frame with these columns in order and these dtypes; one without columns gets them."""
+    import pandas as pd
 
-    columns: tuple[Any, ...]
-    dtypes: tuple[Any, ...]
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        import pandas as pd
-
-        frame = unpack(packed)
-        wanted = dict(zip(self.columns, self.dtypes, strict=True))
-        if not len(frame.columns):
-            return pack(pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in wanted.items()}))
-        frame = frame[list(self.columns)]
-        changed = {name: dtype for name, dtype in wanted.items() if _plain(frame[name].dtype) != dtype}
-        return pack(frame.astype(changed))
+    frame = unpack(packed)
+    if not len(frame.columns):
+        return pack(pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()}))
+    frame = frame[list(dtypes)]
+    changed = {name: dtype for name, dtype in dtypes.items() if _plain(frame[name].dtype) != dtype}
+    return pack(frame.astype(changed))
 
 
-def _alignment(infos: Sequence[Info], files: Sequence[str]) -> _Align | None:
-    """What is to be done to frames, one a file, so that they go together; None if they do already.
+def _alignment(infos: Sequence[Info], files: Sequence[str]) -> dict[Any, Any] | None:
+    """The columns and dtypes that make frames, one a file, go together; None if they do already.
 
     Dtypes become what `pandas.concat` would make of them. Frames without rows have no say in that, and one
     without columns stands for an empty file.
@@ -197,7 +189,7 @@ def _alignment(infos: Sequence[Info], files: Sequence[str]) -> _Align | None:
     wanted = [(name, _plain(dtype)) for name, dtype in zip(columns, dtypes, strict=True)]
     if all([(name, _plain(frame[name].dtype)) for name in frame.columns] == wanted for frame in frames):
         return None
-    return _Align(columns, dtypes)
+    return dict(zip(columns, dtypes, strict=True))
 
 
 def _is_counted(infos: Sequence[Info]) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import cloudpickle
@@ -79,7 +80,7 @@ def scan_frame(
         kinds = from_arrow_schema(planned.schema)
     except PySparkTypeError as exc:
         raise ConfigError(f"Spark has no type for a column of {planned.schema}: {exc}") from exc
-    work = _Read(planned=planned, sent=to_arrow_schema(kinds))
+    work = partial(_read, planned, to_arrow_schema(kinds))
     count = len(planned.files)
     return spark.range(0, count, 1, count).mapInArrow(work, kinds)
 
@@ -124,18 +125,12 @@ class _Write:
             yield batch.rename_columns(list(self.names))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """What runs in a task: one file to one partition."""
-
-    planned: Plan
-    sent: pa.Schema
-
-    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for rows in batches(self.planned, self.planned.files[number]):
-                    yield rows.cast(self.sent)
+def _read(planned: Plan, sent: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task: one file to one partition."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            for rows in batches(planned, planned.files[number]):
+                yield rows.cast(sent)
 
 
 def _report(number: int, file: str, error: KindlerError | None = None) -> pa.RecordBatch:

@@ -18,7 +18,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -81,9 +81,7 @@ class Block:
         if count >= len(self):
             return self
         offsets = None if self.offsets is None else self.offsets[:count]
-        return Block(
-            self.file, self.data, self.starts[:count], self.sizes[:count], self.first, self.offset, offsets
-        )
+        return replace(self, starts=self.starts[:count], sizes=self.sizes[:count], offsets=offsets)
 
     def error(self, index: int, problem: str, *, column: str | None = None) -> DataError:
         """A complaint about one of the records."""
@@ -121,12 +119,8 @@ def blocks(
         missing = _missing(held, file, number, offset)
         if not fresh:
             if held:
-                raise complaint(
-                    file,
-                    number,
-                    offset,
-                    f"the file ends {missing} bytes before the record does; it is truncated.",
-                )
+                problem = f"the file ends {missing} bytes before the record does; it is truncated."
+                raise complaint(file, number, offset, problem)
             return
         # As much again as is held: a length that is wrong in spite of its checksum does not fill the memory.
         wanted = min(max(missing, block_bytes), max(len(held), block_bytes))
