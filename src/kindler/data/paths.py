@@ -96,6 +96,11 @@ def hidden(name: str) -> bool:
     return name.startswith(("_", "."))
 
 
+def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
+    """The `Choice` of all of a folder's files but those that tools leave out."""
+    return lambda parts: not any(map(hidden, parts))
+
+
 def _of_fsspec(file: str) -> tuple[fs.FileSystem, str] | None:
     try:
         from fsspec.core import url_to_fs

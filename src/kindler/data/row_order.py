@@ -224,7 +224,8 @@ class Rounds:
         firsts = ends - self._counts[self.own]
         turns = np.empty((self._even, len(self.own)), np.int64)
         rests = []
-        for i, place in enumerate(self._ranked(epoch)):
+        order = self._lane_order(epoch)
+        for i, place in enumerate(np.argsort(order[order % self._size == self._rank], kind="stable")):
             taken = firsts[i] + self._within(int(self.own[i]), epoch)
             turns[:, place] = taken[: self._even]
             rests.append(taken[self._even :])
@@ -268,12 +269,6 @@ class Rounds:
             mine = self._lane_order(epoch) % self._size == self._rank
             kept = self._epoch = (epoch, np.concatenate([[0], np.cumsum(mine)]))
         return kept[1]
-
-    def _ranked(self, epoch: int) -> Array:
-        """For each of this worker's lanes, which of them it is in a round."""
-        order = self._lane_order(epoch)
-        mine = order[order % self._size == self._rank]
-        return np.argsort(mine, kind="stable")
 
     def _within(self, lane: int, epoch: int) -> Array:
         rows = int(self._counts[lane])

@@ -78,7 +78,10 @@ class Spool:
         self.numbers = numbers
         self.lanes = lanes
         self.locate = locate
-        self._layout = layout or {name: _entry(array) for name, array in arrays.items()}
+        self._layout = layout or {
+            name: array.entry if isinstance(array, Ragged) else [array.dtype.name, list(array.shape[1:])]
+            for name, array in arrays.items()
+        }
 
     @staticmethod
     def open(folder: str | os.PathLike[str]) -> Spool:
@@ -184,10 +187,6 @@ def agreed(layouts: Sequence[Layout]) -> Layout:
                     )
                 known[i] = known[i] if value is None else value
     return merged
-
-
-def _entry(array: Any) -> list[Any]:
-    return array.entry if isinstance(array, Ragged) else [array.dtype.name, list(array.shape[1:])]
 
 
 def _empty(dtype: str | None, shape: Sequence[int | None] | None) -> Any:

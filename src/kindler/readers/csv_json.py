@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kindler.data.paths import is_remote
+from kindler.data.paths import every_file, is_remote
 from kindler.data.shards.codec import Info, Packed, from_table, pack, unpack
 from kindler.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from kindler.readers.files import Paths, at_home, every_file, find, listed, missing, opened
+from kindler.readers.files import Paths, at_home, find, listed, missing, opened
 from kindler.xshards import XShards, backends
 
 _REFUSED = {

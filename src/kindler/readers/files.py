@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from pyarrow import fs
 
-from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
+from kindler.data.paths import Choice, absolute, expand, file_system, is_remote, local_path
 from kindler.errors import ConfigError, DataError
 from kindler.xshards.shared_value import session
 
@@ -47,11 +47,6 @@ def find(places: Sequence[str], choice: Choice, what: str) -> list[str]:
         raise ConfigError(f"no {what} file in {places}.")
     refuse_keys(places, files)
     return files
-
-
-def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    """All of a folder's files but those that tools leave out, as `_SUCCESS`."""
-    return lambda parts: not any(map(hidden, parts))
 
 
 def refuse_keys(places: Sequence[str], files: Sequence[str]) -> None:

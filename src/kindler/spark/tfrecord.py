@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import cloudpickle
@@ -59,7 +60,7 @@ def write_frame(
     try:
         # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field.
         plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(names)])
-        work = _Write(folder=place.beside, names=tuple(names), compression=compression)
+        work = partial(_write, place.beside, tuple(names), compression)
         reports = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
         at_files(spark, lambda: _finish(place))
     finally:
@@ -75,7 +76,7 @@ def scan_frame(
     paths = [path] if isinstance(path, str | os.PathLike) else path
     places = [absolute(one) for one in paths]  # a task has another working folder
     planned: Plan = at_files(spark, lambda: plan(places, schema, **options))
-    planned = replace(planned, schema=_without_fixed(planned.schema))
+    planned = replace(planned, schema=pa.schema([f.with_type(_plain(f.type)) for f in planned.schema]))
     try:
         kinds = from_arrow_schema(planned.schema)
     except PySparkTypeError as exc:
@@ -85,44 +86,33 @@ def scan_frame(
     return spark.range(0, count, 1, count).mapInArrow(work, kinds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Write:
-    """What runs in a task: one partition to one file."""
-
-    folder: str
-    names: tuple[str, ...]
-    compression: Literal["gzip"] | None
-
-    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None, "this runs in a task"
-        number = context.partitionId()
-        first = next((batch for batch in rows if batch.num_rows), None)
-        if first is None:
-            return
-        name = part_name(number, self.compression)
-        # Two attempts at one partition may run at once: a file takes its name when it is whole.
-        place = staged(f"{self.folder}/{name}", folder=False, overwrite=True)
-        try:
-            write_rows(
-                self._named(first, rows),
-                place.beside,
-                self.compression,
-                where=lambda row: f"{row} of partition {number}",
-            )
-            place.commit()
-        except DataError as error:
-            # Reported and not raised: Spark has nothing to try again and no stack to print.
-            yield _report(number, name, error)
-        else:
-            yield _report(number, name)
-        finally:
-            place.discard()
-
-    def _named(self, first: pa.RecordBatch, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield first.rename_columns(list(self.names))
-        for batch in rows:
-            yield batch.rename_columns(list(self.names))
+def _write(
+    folder: str,
+    names: Sequence[str],
+    compression: Literal["gzip"] | None,
+    rows: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """In a task: one partition to one file."""
+    context = TaskContext.get()
+    assert context is not None, "this runs in a task"
+    number = context.partitionId()
+    first = next((batch for batch in rows if batch.num_rows), None)
+    if first is None:
+        return
+    name = part_name(number, compression)
+    # Two attempts at one partition may run at once: a file takes its name when it is whole.
+    place = staged(f"{folder}/{name}", folder=False, overwrite=True)
+    named = (batch.rename_columns(list(names)) for batch in chain([first], rows))
+    try:
+        write_rows(named, place.beside, compression, where=lambda row: f"{row} of partition {number}")
+        place.commit()
+    except DataError as error:
+        # Reported and not raised: Spark has nothing to try again and no stack to print.
+        yield _report(number, name, error)
+    else:
+        yield _report(number, name)
+    finally:
+        place.discard()
 
 
 def _read(planned: Plan, sent: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -162,12 +152,8 @@ def _check_types(frame: DataFrame, names: Sequence[str]) -> None:
     checked(pa.schema([(name, types[name]) for name in names]))
 
 
-def _without_fixed(schema: pa.Schema) -> pa.Schema:
-    """Spark knows neither lists of a fixed length nor tensors."""
-    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
-
-
 def _plain(kind: pa.DataType) -> pa.DataType:
+    """Spark knows neither lists of a fixed length nor tensors."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.list_(kind.value_type)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):

@@ -165,16 +165,18 @@ def _frame(shards: XShards, chosen: Chosen, name: str) -> tuple[DeliveredSource,
     held: Any = shards._ready()
     columns = chosen.columns
     if chosen.schema is None:
-        columns = _changed(columns, lambda column: _packed(column, chosen.arrays[column.name]))
+
+        def packed(column: Column) -> Column:
+            array = chosen.arrays[column.name]
+            return replace(
+                column, stored=array.dtype, shape=array.shape if column.shape is None else column.shape
+            )
+
+        columns = _changed(columns, packed)
         frame = held.packed_frame(columns.names)
     else:
         frame = held.spark_frame(columns.names)
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns, keeper=shards)
-
-
-def _packed(column: Column, given: ArrayColumn) -> Column:
-    """A column whose rows travel as bytes."""
-    return replace(column, stored=given.dtype, shape=given.shape if column.shape is None else column.shape)
 
 
 def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:

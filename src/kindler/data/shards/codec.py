@@ -34,6 +34,7 @@ META = b"kindler"
 _CHUNK_BYTES = 16 << 20
 _SERIES = "series"
 _PLAIN_KINDS = "biufcMmSU"
+_STRUCTURED = (pa.types.is_struct, pa.types.is_map, pa.types.is_union)
 _UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, TypeError)
 
 
@@ -220,7 +221,9 @@ def _table_of(frame: Any) -> pa.Table | None:
             table = pa.Table.from_pandas(_with_pickled(frame, pickled), preserve_index=True)
         except _UNFIT:
             return None
-    doubtful = [i for i in odd if i not in pickled and _is_structured(table.schema.types[i])]
+    doubtful = [
+        i for i in odd if i not in pickled and any(test(table.schema.types[i]) for test in _STRUCTURED)
+    ]
     if doubtful:
         pickled = sorted({*pickled, *doubtful})
         table = pa.Table.from_pandas(_with_pickled(frame, pickled), preserve_index=True)
@@ -246,10 +249,6 @@ def _with_pickled(frame: Any, positions: list[int]) -> Any:
         cells = [cloudpickle.dumps(cell, protocol=5) for cell in frame.iloc[:, i]]
         changed.isetitem(i, pd.Series(cells, index=frame.index, dtype=object))
     return changed
-
-
-def _is_structured(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_struct, pa.types.is_map, pa.types.is_union))
 
 
 def _changes(kind: pa.DataType, column: Any) -> bool:

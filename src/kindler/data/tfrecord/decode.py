@@ -50,6 +50,7 @@ from kindler.data.tfrecord.schema import (
 )
 from kindler.errors import ConfigError, DataError
 
+_DTYPES: dict[int, Any] = {BYTES: np.uint8, FLOAT: np.float32, INT64: np.int64}
 _LEAVES = {BYTES: pa.binary(), FLOAT: pa.float32(), INT64: pa.int64()}
 _HINT = "\nHint: pass schema={...}, or let more records say what it is with sample_rows=None (all of them)."
 
@@ -138,9 +139,12 @@ def _usual(block: Block, records: Array) -> Block:
 
 def _arrow(block: Block, feature: Feature, stored: Values | None) -> pa.Array:
     rows = len(block)
-    values = stored or Values(np.zeros(rows, bool), 0, np.empty(0, _numpy(feature.kind)), 0)
+    values = stored or Values(np.zeros(rows, bool), 0, np.empty(0, _DTYPES[feature.kind]), 0)
     counts = np.broadcast_to(np.asarray(values.counts), (rows,))
-    valid = _valid(feature, values, counts)
+    if feature.width not in (-1, 0):
+        valid = counts > 0
+    else:  # an empty list is a list
+        valid = np.ones(rows, bool) if values.present is None else values.present
     _check_counts(block, feature, counts, valid)
     if not feature.field.nullable and not valid.all():
         raise block.error(
@@ -150,12 +154,6 @@ def _arrow(block: Block, feature: Feature, stored: Values | None) -> pa.Array:
         )
     flat = _cast(block, feature, _leaves(feature, values, counts, valid), counts, valid)
     return _wrapped(feature, flat, counts, valid)
-
-
-def _valid(feature: Feature, values: Values, counts: Array) -> Array:
-    if feature.width in (-1, 0):  # an empty list is a list
-        return np.ones(len(counts), bool) if values.present is None else values.present
-    return counts > 0
 
 
 def _check_counts(block: Block, feature: Feature, counts: Array, valid: Array) -> None:
@@ -216,16 +214,13 @@ def _bits(valid: Array | None) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
-def _numpy(kind: int) -> Any:
-    return {BYTES: np.uint8, FLOAT: np.float32, INT64: np.int64}[kind]
-
-
 def _cast(block: Block, feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> pa.Array:
     if flat.type == feature.leaf:
         return flat
     try:
         if types.is_float16(feature.leaf):
-            return pa.array(flat.to_numpy(zero_copy_only=False).astype(np.float16), mask=_nulls(flat))
+            nulls = flat.is_null().to_numpy(zero_copy_only=False)
+            return pa.array(flat.to_numpy(zero_copy_only=False).astype(np.float16), mask=nulls)
         return flat.cast(feature.leaf)
     except pa.ArrowInvalid as exc:
         if types.is_string(feature.leaf) or types.is_large_string(feature.leaf):
@@ -235,10 +230,6 @@ def _cast(block: Block, feature: Feature, flat: pa.Array, counts: Array, valid: 
             problem, hint = f"a value does not fit: {exc}.", "\nHint: a wider type in the schema."
         row = _first_that_fails(feature, flat, counts, valid)
         raise block.error(row, problem + hint, column=feature.name) from exc
-
-
-def _nulls(flat: pa.Array) -> Array | None:
-    return flat.is_null().to_numpy(zero_copy_only=False) if flat.null_count else None
 
 
 def _first_that_fails(feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> int:
@@ -405,8 +396,9 @@ def plan(
     else:
         sample = sampled(list(files), compression, verify, binary, sample_rows)
         if not sample.names:
+            others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
             raise DataError(
-                f"no record in {_named(files)} has a feature, so the columns are unknown.\n"
+                f"no record in {files[0]}{others} has a feature, so the columns are unknown.\n"
                 "Hint: pass schema={...}."
             )
         known = tuple(sample.names)
@@ -444,7 +436,3 @@ def sampled(
                 if sample_rows is not None and sample.records >= sample_rows:
                     return sample.schema()
     return sample.schema()
-
-
-def _named(found: Sequence[str]) -> str:
-    return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} other files"

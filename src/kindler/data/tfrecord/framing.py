@@ -26,7 +26,7 @@ import numpy as np
 from pyarrow import fs
 
 from kindler.data.columns import Array
-from kindler.data.paths import expand, file_system, hidden
+from kindler.data.paths import every_file, expand, file_system
 from kindler.errors import ConfigError, DataError, MissingExtraError
 
 HEAD = 12  # length and its checksum
@@ -254,7 +254,7 @@ def find(paths: Paths) -> list[str]:
     """The files behind paths, folders, globs and URIs, sorted within each: those of folders at any depth,
     whatever their suffix, but for names that start with "_" or "."."""
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in places for file in expand(os.fspath(path), _data_files)]
+    files = [file for path in places for file in expand(os.fspath(path), every_file)]
     if not files:
         raise ConfigError(f"no file in {[os.fspath(path) for path in places]}.")
     return files
@@ -374,7 +374,3 @@ def _is_gzip(raw: Any) -> bool:
     raw.seek(0)
     # A record of 559,903 bytes starts with the same three bytes; its checksum tells.
     return bool(start.startswith(_GZIP_MAGIC)) and not is_head(start)
-
-
-def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    return lambda parts: not any(map(hidden, parts))
