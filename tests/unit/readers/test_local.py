@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import kindler
+from kindler.data.paths import every_file
 from kindler.engine import fork_server
 from kindler.errors import ConfigError, DataError
-from kindler.readers.files import every_file, find
+from kindler.readers.files import find
 from tests.readers_facts import ReaderFacts, pixels, save_image, write
 
 
