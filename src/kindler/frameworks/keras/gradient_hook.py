@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from kindler.collective import Array, Collective, gathering
@@ -53,8 +54,14 @@ def install(
     rows, exchange = Rows(), Exchange(collective.mean)
     _let_gather(model, on.gather(RowGather(collective), rows, exchange) if gathers else refuse_to_gather)
     _count_rows(model, on, rows, may_idle=may_idle)
+
+    def exchanged(grads: Any) -> Any:
+        return on.exchanged(list(grads), exchange, rows)
+
     for optimizer in optimizers(model):
-        on.share_gradients(optimizer, exchange, rows)
+        name = _applying([optimizer], backend)
+        share = {"stateless_apply": _share_stateless, "apply": _share, "apply_gradients": _share_pairs}[name]
+        replaced(optimizer, name, partial(share, exchanged))
     return exchange
 
 
@@ -64,8 +71,71 @@ def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) ->
     rows, exchange = Rows(), Exchange(learn)
     _let_gather(model, refuse_to_gather)
     _count_rows(model, on, rows, may_idle=may_idle)
-    on.send_gradients(model.optimizer, exchange, rows, model)
+    name = _applying([model.optimizer], backend)
+    send = on.send_gradients if name == "stateless_apply" else partial(_sent, on, pairs=name != "apply")
+    replaced(model.optimizer, name, lambda _: send(model, exchange, rows))
     return exchange
+
+
+def _applying(owners: Sequence[Any], backend: str) -> str:
+    """The method through which all of these optimizers get gradients in a train step."""
+    if backend == "jax":
+        return "stateless_apply"
+    return "apply" if all(hasattr(owner, "apply") for owner in owners) else "apply_gradients"  # Keras 2
+
+
+def _share(exchanged: Any, apply: Any) -> Any:
+    def shared(grads: Any, trainable_variables: Any = None) -> Any:
+        return apply(exchanged(grads), trainable_variables)
+
+    return shared
+
+
+def _share_stateless(exchanged: Any, apply: Any) -> Any:
+    def shared(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        return apply(optimizer_variables, exchanged(grads), trainable_variables)
+
+    return shared
+
+
+def _share_pairs(exchanged: Any, apply: Any) -> Any:
+    def shared(grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        grads = exchanged([grad for grad, _ in pairs])
+        return apply(list(zip(grads, [v for _, v in pairs], strict=True)), *args, **options)
+
+    return shared
+
+
+def _sent(on: Any, model: Any, learn: Means, rows: Rows, *, pairs: bool) -> Any:
+    """What moves the trained variables in the place of the optimizer, which only counts steps."""
+
+    def assign(given: Any, trainable_variables: Any = None, *args: Any, **options: Any) -> None:
+        trained = model.trainable_variables
+        both = list(given) if pairs else list(zip(given, trainable_variables or trained, strict=True))
+        found = {id(variable): grad for grad, variable in both}
+        whole = [on.dense(found.get(id(v)), v) for v in trained]
+        for variable, value in zip(trained, on.exchanged(whole, learn, rows), strict=True):
+            variable.assign(value)
+        model.optimizer.iterations.assign_add(1)
+
+    return assign
+
+
+def noting(
+    owners: Sequence[Any], backend: str, note: Callable[[Sequence[Any]], None]
+) -> AbstractContextManager[None]:
+    """Only note the gradients that optimizers are given meanwhile."""
+    name = _applying(owners, backend)
+
+    def stateless(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        note(list(grads))
+        return trainable_variables, optimizer_variables
+
+    def noted(given: Any, *args: Any, **options: Any) -> None:
+        note([grad for grad, _ in given] if name == "apply_gradients" else list(given))
+
+    return instead(owners, name, stateless if name == "stateless_apply" else noted)
 
 
 def _let_gather(model: Any, gather: Callable[[Any], Any]) -> None:
@@ -86,7 +156,15 @@ def _count_rows(model: Any, on: Any, rows: Rows, *, may_idle: bool) -> None:
     if may_idle:
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
-        replaced(model, "train_step", lambda step: on.weigh(step, rows))
+        replaced(model, "train_step", lambda step: _weighing(step, on, rows))
+
+
+def _weighing(step: Any, on: Any, rows: Rows) -> Any:
+    def train_step(*args: Any) -> Any:
+        rows.now, rows.turn = on.row_count(args[-1]), None
+        return step(*args)
+
+    return train_step
 
 
 def refuse_own_step(model: Any, keras: Any) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.devices import missing_gpu
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count
 from kindler.frameworks.row_gather import RowGather
 
 # Its own type hints are partial, which a strict checker takes amiss.
@@ -63,7 +62,7 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     )
     for variable, value in zip(others, changed, strict=True):
         variable.assign(value)
-    count(model, loss, _count(inputs), inputs, targets, outputs, weights)
+    count(model, loss, row_count(inputs), inputs, targets, outputs, weights)
     return [np.asarray(grad) for grad in grads]
 
 
@@ -77,16 +76,6 @@ def called(model: Any, step: Any, data: Any) -> None:
     step(tuple([variable.value for variable in part] for part in parts), data)
 
 
-def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
-    """Only note the gradients that optimizers are given meanwhile."""
-
-    def noted(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        note(list(grads))
-        return trainable_variables, optimizer_variables
-
-    return instead(optimizers, "stateless_apply", noted)
-
-
 def as_array(grad: Any) -> Any:
     return np.asarray(grad)
 
@@ -96,22 +85,18 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
     model.optimizer.apply([jnp.asarray(array) for array, _ in pairs], [v for _, v in pairs])
 
 
-def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
-    """Let the optimizer apply the mean over the rows of all ranks."""
-    replaced(optimizer, "stateless_apply", lambda apply: _apply(apply, means, rows))
-
-
-def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
-    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
+def send_gradients(model: Any, learn: Means, rows: Rows) -> Any:
+    """What moves the trained variables in the place of the optimizer, which only counts steps."""
+    optimizer = model.optimizer
     place = next(n for n, variable in enumerate(optimizer.variables) if variable is optimizer.iterations)
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        values = _exchanged(list(grads), learn, rows)
+        values = exchanged(list(grads), learn, rows)
         counted = list(optimizer_variables)
         counted[place] = counted[place] + 1
         return values, counted
 
-    replaced(optimizer, "stateless_apply", lambda _: stateless_apply)
+    return stateless_apply
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
@@ -127,20 +112,11 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return refuse
 
 
-def weigh(step: Any, rows: Rows) -> Any:
-
-    def train_step(state: Any, data: Any) -> Any:
-        rows.now, rows.turn = _count(data), None
-        return step(state, data)
-
-    return train_step
-
-
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(state: Any, data: Any) -> Any:
-        rows.now, rows.turn = _count(data), None
+        rows.now, rows.turn = row_count(data), None
         if rows.now:
             return step(state, data)
         zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
@@ -150,14 +126,7 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     return train_step
 
 
-def _apply(apply: Any, means: Means, rows: Rows) -> Any:
-    def shared(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return apply(optimizer_variables, _exchanged(list(grads), means, rows), trainable_variables)
-
-    return shared
-
-
-def _exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
     dense = [grads[i] for i in present]
     like = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in dense]
@@ -200,5 +169,5 @@ def _through_copies(dense: list[Any], like: list[Any], means: Means, weight: int
     return list(importlib.import_module("jax.experimental").io_callback(host, like, *dense, ordered=True))
 
 
-def _count(data: Any) -> int:
+def row_count(data: Any) -> int:
     return int(jax.tree_util.tree_leaves(data)[0].shape[0])

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from kindler.collective import Array
 from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
 from kindler.frameworks.row_gather import RowGather
 
 _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
@@ -115,19 +114,12 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
         loss = model.compute_loss(inputs, targets, outputs, weights)
         scaled = scaled_loss(model, loss)
     found = tape.gradient(scaled, [_value(variable) for variable in model.trainable_variables])
-    count(model, loss, int(_count(inputs)), inputs, targets, outputs, weights)
+    count(model, loss, int(row_count(inputs)), inputs, targets, outputs, weights)
     return [None if grad is None else tf.convert_to_tensor(grad).numpy() for grad in found]
 
 
 def called(model: Any, step: Any, data: Any) -> None:
     step(tf.nest.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), data))
-
-
-def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
-    """Only note the gradients that optimizers are given meanwhile."""
-    if all(hasattr(optimizer, "apply") for optimizer in optimizers):
-        return instead(optimizers, "apply", lambda grads, *args: note(list(grads)))
-    return instead(optimizers, "apply_gradients", lambda pairs, *args, **options: note([g for g, _ in pairs]))
 
 
 def as_array(grad: Any) -> Any:
@@ -149,39 +141,7 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
     vars(optimizer)[_COMPILED][1](*tensors)
 
 
-def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
-    """Let the optimizer apply the mean over the rows of all ranks."""
-    if hasattr(optimizer, "apply"):
-        replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
-    else:
-        replaced(optimizer, "apply_gradients", lambda apply: _apply_gradients(apply, means, rows))
-
-
-def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
-    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
-
-    def assign(grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        found = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
-        trained = model.trainable_variables
-        whole = [_dense(found.get(id(v)), v) for v in trained]
-        for variable, value in zip(trained, _exchanged(whole, learn, rows), strict=True):
-            variable.assign(value)
-        optimizer.iterations.assign_add(1)
-
-    def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        assign(list(grads), list(trainable_variables or model.trainable_variables))
-
-    def apply_gradients(grads_and_vars: Any, *args: Any, **options: Any) -> None:
-        pairs = list(grads_and_vars)
-        assign([grad for grad, _ in pairs], [variable for _, variable in pairs])
-
-    if hasattr(optimizer, "apply"):
-        replaced(optimizer, "apply", lambda _: apply)
-    else:
-        replaced(optimizer, "apply_gradients", lambda _: apply_gradients)
-
-
-def _dense(grad: Any, variable: Any) -> Any:
+def dense(grad: Any, variable: Any) -> Any:
     return tf.zeros(variable.shape, variable.dtype) if grad is None else tf.convert_to_tensor(grad)
 
 
@@ -218,21 +178,12 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return gathered
 
 
-def weigh(step: Any, rows: Rows) -> Any:
-
-    def train_step(data: Any) -> Any:
-        rows.now = _count(data)
-        return step(data)
-
-    return train_step
-
-
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(data: Any) -> Any:
         data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights
-        rows.now = count = _count(data)
+        rows.now = count = row_count(data)
         some = tf.cond(count > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
         for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):
             part.set_shape([None, *like.shape[1:]])
@@ -251,23 +202,7 @@ def model_metrics(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def _apply(apply: Any, means: Means, rows: Rows) -> Any:
-    def shared(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        return apply(_exchanged(list(grads), means, rows), trainable_variables)
-
-    return shared
-
-
-def _apply_gradients(apply: Any, means: Means, rows: Rows) -> Any:
-    def shared(grads_and_vars: Any, *args: Any, **options: Any) -> Any:
-        pairs = list(grads_and_vars)
-        grads = _exchanged([grad for grad, _ in pairs], means, rows)
-        return apply(list(zip(grads, [v for _, v in pairs], strict=True)), *args, **options)
-
-    return shared
-
-
-def _exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
     if not present:
         return grads
@@ -284,7 +219,7 @@ def _exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
     return whole
 
 
-def _count(data: Any) -> Any:
+def row_count(data: Any) -> Any:
     return tf.shape(tf.nest.flatten(data)[0])[0]
 
 

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, instead, replaced, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, scaled_loss
 from kindler.frameworks.row_gather import RowGather
-from kindler.frameworks.torch.device import resolve_device, taken_bytes
+from kindler.frameworks.torch.device import resolve_device
+from kindler.frameworks.torch.device import taken_bytes as taken_bytes
 from kindler.frameworks.torch.gather import Gather
-
-__all__ = [
-    "apply",
-    "as_array",
-    "called",
-    "gather",
-    "gradients",
-    "idle_step",
-    "noting",
-    "on_gpu",
-    "randomness",
-    "reseed",
-    "restore_randomness",
-    "send_gradients",
-    "settle",
-    "share_gradients",
-    "taken_bytes",
-    "weigh",
-]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,7 +71,7 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
     loss = model.compute_loss(inputs, targets, outputs, weights)
     scaled_loss(model, loss).backward()
     with torch.no_grad():
-        count(model, loss.detach(), _count(inputs), inputs, targets, outputs, weights)
+        count(model, loss.detach(), row_count(inputs), inputs, targets, outputs, weights)
     found = [variable.value.grad for variable in model.trainable_variables]
     return [None if grad is None else as_array(grad) for grad in found]
 
@@ -101,11 +82,6 @@ def called(model: Any, step: Any, data: Any) -> None:
     model.zero_grad()
 
 
-def noting(optimizers: Sequence[Any], note: Callable[[Sequence[Any]], None]) -> AbstractContextManager[None]:
-    """Only note the gradients that optimizers are given meanwhile."""
-    return instead(optimizers, "apply", lambda grads, *args: note(list(grads)))
-
-
 def apply(model: Any, gradients: Sequence[Array]) -> None:
     pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
     grads = [torch.from_numpy(array).to(v.value) for array, v in pairs]
@@ -113,24 +89,8 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
         model.optimizer.apply(grads, [v for _, v in pairs])
 
 
-def share_gradients(optimizer: Any, means: Means, rows: Rows) -> None:
-    """Let the optimizer apply the mean over the rows of all ranks."""
-    replaced(optimizer, "apply", lambda apply: _apply(apply, means, rows))
-
-
-def send_gradients(optimizer: Any, learn: Means, rows: Rows, model: Any) -> None:
-    """Let `learn` move the trained variables in the place of the optimizer, which only counts steps."""
-
-    def apply(grads: Any, trainable_variables: Any = None) -> None:
-        variables = list(trainable_variables or model.trainable_variables)
-        found = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
-        trained = model.trainable_variables
-        whole = [torch.zeros_like(v.value) if found.get(id(v)) is None else found[id(v)] for v in trained]
-        for variable, value in zip(trained, _exchanged(whole, learn, rows.now), strict=True):
-            variable.assign(value)
-        optimizer.iterations.assign(optimizer.iterations + 1)
-
-    replaced(optimizer, "apply", lambda _: apply)
+def dense(grad: Any, variable: Any) -> Any:
+    return torch.zeros_like(variable.value) if grad is None else grad
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
@@ -144,20 +104,11 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return gathered
 
 
-def weigh(step: Any, rows: Rows) -> Any:
-
-    def train_step(data: Any) -> Any:
-        rows.now = _count(data)
-        return step(data)
-
-    return train_step
-
-
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
 
     def train_step(data: Any) -> Any:
-        rows.now = _count(data)
+        rows.now = row_count(data)
         if rows.now:
             return step(data)
         kept = [*model.non_trainable_variables, *model.metrics_variables]
@@ -170,16 +121,9 @@ def idle_step(step: Any, rows: Rows, model: Any) -> Any:
     return train_step
 
 
-def _apply(apply: Any, means: Means, rows: Rows) -> Any:
-    def shared(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(_exchanged(list(grads), means, rows.now), trainable_variables)
-
-    return shared
-
-
-def _exchanged(grads: list[Any], means: Means, weight: int) -> list[Any]:
+def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
     present = [i for i, grad in enumerate(grads) if grad is not None]
-    shared = means([as_array(grads[i]) for i in present], float(weight))
+    shared = means([as_array(grads[i]) for i in present], float(rows.now))
     whole = list(grads)
     for i, mean in zip(present, shared, strict=True):
         whole[i] = torch.from_numpy(mean).to(grads[i])
@@ -202,5 +146,5 @@ def _one_row(part: Any) -> Any:
     return part.new_zeros((1, *part.shape[1:])) if isinstance(part, torch.Tensor) else part
 
 
-def _count(data: Any) -> int:
+def row_count(data: Any) -> int:
     return int(torch.utils._pytree.tree_leaves(data)[0].shape[0])

@@ -18,7 +18,7 @@ import numpy as np
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
-from kindler.frameworks.keras.gradient_hook import alone, losses_of, optimizers
+from kindler.frameworks.keras.gradient_hook import alone, losses_of, noting, optimizers
 from kindler.frameworks.keras.label_rules import kind_of
 from kindler.frameworks.loss_trial import LossTrial, refusal
 from kindler.frameworks.rng import Drawing
@@ -153,7 +153,7 @@ def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list
             noted.append(sum(float(np.vdot(draws.normal(size=array.shape), array)) for array in arrays))
 
         step = alone(lambda *args: type(model).train_step(model, *args))
-        with on.noting(optimizers(model), note):
+        with noting(optimizers(model), backend, note):
             on.called(model, step, tuple(_taken(part, chosen) for part in batch))
         return [(number * len(chosen), float(len(chosen))) for number in noted]
 
