@@ -73,4 +73,4 @@ def _watched_torch(monkeypatch: pytest.MonkeyPatch, gpus: int) -> tuple[Any, lis
 def _settle(device: str) -> None:
     from kindler.frameworks.keras import on_torch
 
-    on_torch.settle(device=device, local_rank=1, threads=None)
+    on_torch.configure(device=device, local_rank=1, threads=None)

@@ -258,7 +258,7 @@ def test_layers_unfrozen_after_a_state_was_made_join_the_optimizer_that_goes_on(
     optimizer = _optimizer([p for p in unfrozen.parameters() if p.requires_grad])
     again = TorchReplica(TorchSpec(model=unfrozen, optimizer=optimizer, loss=Scaled()), device="cpu")
     again.load_state(replica.state())
-    again.as_given()
+    again.restore_requires_grad()
     before = unfrozen.first.weight.detach().clone()
     again.train_step(batch(*_data(2)))
 

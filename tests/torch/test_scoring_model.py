@@ -13,7 +13,7 @@ from torch import nn
 
 from kindler import Estimator
 from kindler.estimator.model import LiveModel
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 WIDE = 20_000

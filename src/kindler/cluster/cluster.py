@@ -42,7 +42,7 @@ from kindler.errors import (
     MissingExtraError,
     StartTimeoutError,
 )
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -651,7 +651,7 @@ def _check(
 
 
 def _program(main_fun: Any, args: Any) -> bytes:
-    travelling({"main_fun": main_fun, "args": args})  # says which part cannot travel
+    pickle_for_workers({"main_fun": main_fun, "args": args})  # says which part cannot travel
     data: bytes = cloudpickle.dumps((main_fun, args))
     return data
 

@@ -54,9 +54,9 @@ from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.files import beside, folder_at, place, split
 from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
 from kindler.frameworks.creators import title
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 from kindler.html import card
 from kindler.sync.contract import SyncConfig
 from kindler.train import estimator_file
@@ -1333,7 +1333,7 @@ class Estimator(metaclass=_Makers):
             "history": list(self.history),
         }
         prepared = self._preparation.functions or self._preparation.active
-        packed = travelling(self._preparation) if prepared else b""
+        packed = pickle_for_workers(self._preparation) if prepared else b""
         return estimator_file.Saved(facts, self._model.packed, self._live.state, packed)
 
     @classmethod

@@ -25,7 +25,7 @@ from kindler.estimator.inputs.samples import PROBE_ROWS, few_rows
 from kindler.estimator.model import FrameworkModel
 from kindler.files import beside
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.predictor import Recipe
 from kindler.temporary import Folder
 

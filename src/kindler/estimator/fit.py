@@ -28,7 +28,7 @@ from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, session_for
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
@@ -225,9 +225,9 @@ def _prepared(plan: RunPlan, item: Input, name: str, spark: SparkSession | None,
 
 def _packed(task: Task) -> bytes:
     try:
-        return travelling(task)
+        return pickle_for_workers(task)
     except ConfigError:
-        travelling(task.options)  # complains in the words of `fit`, if it is one of its arguments
+        pickle_for_workers(task.options)  # complains in the words of `fit`, if it is one of its arguments
         raise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.predictor import forget_model
 from kindler.train.joining import LOOPS
 

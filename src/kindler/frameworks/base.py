@@ -19,10 +19,9 @@ from kindler.collective import Array, Batch, Collective, Gradients, share_bytes
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Scored, Use, Variables
 from kindler.frameworks.merged_buffers import mean_by_name, merge_over_ranks, merge_parts
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.rng import own_states, restore_own, seed_own
-from kindler.frameworks.scoring_model import ScoringModel
-from kindler.frameworks.state_format import Buffer, pack, unpack
+from kindler.frameworks.state_format import Buffer, ScoringModel, pack, unpack
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
@@ -97,7 +96,7 @@ class BaseReplica:
     @classmethod
     def dumps(cls, spec: Any) -> bytes:
         """A pickle, with the code that the user's own modules hold."""
-        return travelling(spec)
+        return pickle_for_workers(spec)
 
     @classmethod
     def loads(cls, data: bytes) -> Any:
@@ -193,7 +192,7 @@ class BaseReplica:
     def expect(self, features: Sequence[Array]) -> None:
         """Inputs of these shapes will come; the arrays have no rows. Called before states are loaded."""
 
-    def as_given(self) -> None:
+    def restore_requires_grad(self) -> None:
         """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
 
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
@@ -379,7 +378,7 @@ class BaseReplica:
         fields, variables = {"epoch": self.epoch, "step": self.step}, self.variables()
         return lambda: packed(fields, variables)
 
-    def settle(self) -> None:
+    def wait_for_copy(self) -> None:
         """Wait until what was frozen is copied, before anybody but the replica itself changes weights."""
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:

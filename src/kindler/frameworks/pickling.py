@@ -16,7 +16,7 @@ from kindler.frameworks.creators import title
 _DEEPEST = 8
 
 
-def travelling(value: Any) -> bytes:
+def pickle_for_workers(value: Any) -> bytes:
     """A dataclass, or a dict of options, as a pickle."""
     try:
         data: bytes = cloudpickle.dumps(value)

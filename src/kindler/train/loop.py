@@ -69,7 +69,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         data.held_by(replica.hold)
         start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
         if len(states) == 1:  # a new run: what its user has frozen since the last one counts
-            replica.as_given()
+            replica.restore_requires_grad()
         del states  # as large as the model
         with closing(data):
             if task.trains:
@@ -212,7 +212,7 @@ class _Fit:
                     asked = self._asked_for_checkpoint()
                     self._keeper.after_step(replica, step_in_epoch=done, seconds=seconds, asked=asked)
                 if self._hooks:  # they may do with the weights what they like
-                    replica.settle()
+                    replica.wait_for_copy()
         self._guard.look()
         if self._halted and done and self._sync.in_step:
             seconds = time.perf_counter() - started
@@ -296,7 +296,7 @@ class _Fit:
         asked = self._agree()
         progress = end_of_epoch(replica.epoch, replica.step, row)
         self._keeper.after_epoch(replica, progress, row, stopped=view.stopping, asked=asked)
-        replica.settle()
+        replica.wait_for_copy()
         self._sync.next_epoch(replica, row)
         if self._worker.leads:
             self._worker.report("epoch", row=row, step=replica.step)

@@ -24,7 +24,7 @@ from kindler.engine.wire import connect
 from kindler.errors import ConfigError
 from kindler.frame import ChannelClosed
 from kindler.frameworks.contract import Scored
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 from kindler.inference import host_model, predictor
 from kindler.inference.host_model import HostModel, Sharing, gpu_of, sharing
 from kindler.inference.predictor import Predictor, Recipe
@@ -55,7 +55,7 @@ class Noting:
 
 
 def recipe(folder: Path, factor: float = 2.0) -> Recipe:
-    spec = travelling({"model": Noting(folder, factor), "lr": 0.1, "momentum": 0.0})
+    spec = pickle_for_workers({"model": Noting(folder, factor), "lr": 0.1, "momentum": 0.0})
     return Recipe(framework="toy", spec=spec, state=b"", feature_names=("x",), device="cpu", seed=0)
 
 

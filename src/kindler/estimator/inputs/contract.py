@@ -13,7 +13,7 @@ from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation
 from kindler.data.sources import Source
 from kindler.engine.job import Job
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loader_source import StreamSource

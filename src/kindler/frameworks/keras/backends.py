@@ -90,7 +90,7 @@ def load(backend: str) -> Any:
 
 @contextmanager
 def without_devices() -> Iterator[None]:
-    """Keep Keras on PyTorch from asking for a GPU while it is imported; `settle` chooses its device later.
+    """Keep Keras on PyTorch from asking for a GPU while it is imported; `configure` chooses its device later.
 
     CUDA does not work in the forks of a process that has asked. The other backends ask on their first use.
     """
@@ -116,15 +116,15 @@ def _import_on(backend: str) -> Any:
             os.environ["KERAS_BACKEND"] = before
 
 
-def settle(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:
+def configure(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:
     """Give the backend its threads and its device; must come before its first operation."""
-    importlib.import_module(f"kindler.frameworks.keras.on_{backend}").settle(
+    importlib.import_module(f"kindler.frameworks.keras.on_{backend}").configure(
         device=device, local_rank=local_rank, threads=threads
     )
 
 
 def on_gpu(backend: str) -> bool:
-    """Whether the backend computes on a GPU, once it was settled."""
+    """Whether the backend computes on a GPU, once it was configured."""
     return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
 
 

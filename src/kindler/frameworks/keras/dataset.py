@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras.error_relay import HostCode
+from kindler.frameworks.keras.gradient_hook import HostCode
 from kindler.frameworks.keras.label_rules import label_rules
 from kindler.frameworks.labels import LabelSource
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from kindler.collective import Array, Collective, gathering
 from kindler.errors import ConfigError
-from kindler.frameworks.keras.error_relay import HostCode
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 
 Means = Callable[[Sequence[Array], float], list[Array]]
@@ -30,6 +29,35 @@ class Rows:
 
     now: Any = 0
     turn: Any = None
+
+
+class HostCode:
+    """Something that is called from within a backend.
+
+    A backend raises an exception of host code as one of its own, without type or fields.
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            self._error = exc
+            raise
+
+    @contextmanager
+    def unwrapped(self) -> Iterator[None]:
+        """Raise what was remembered as it was, while the block runs."""
+        try:
+            yield
+        except Exception:
+            error, self._error = self._error, None  # what fails later has a reason of its own
+            if error is None:
+                raise
+            raise error from None
 
 
 class Exchange(HostCode):

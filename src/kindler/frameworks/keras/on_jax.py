@@ -24,7 +24,7 @@ jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
 
 
-def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+def configure(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
     if threads is not None:
         os.environ["NPROC"] = str(threads)

@@ -21,7 +21,7 @@ from kindler.frameworks.row_gather import RowGather
 _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 
-def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+def configure(*, device: str, local_rank: int, threads: int | None) -> None:
     """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
     gpus: list[Any] | None = None
     try:

@@ -20,7 +20,7 @@ from kindler.frameworks.torch.gather import Gather
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def settle(*, device: str, local_rank: int, threads: int | None) -> None:
+def configure(*, device: str, local_rank: int, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = _device(device, local_rank)

@@ -59,8 +59,7 @@ from kindler.frameworks.keras.state import (
 from kindler.frameworks.keras.tried_loss import is_own, try_loss
 from kindler.frameworks.merged_buffers import merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
-from kindler.frameworks.scoring_model import ScoringModel
-from kindler.frameworks.state_format import Buffer
+from kindler.frameworks.state_format import Buffer, ScoringModel
 
 
 def preload() -> None:
@@ -94,7 +93,7 @@ class KerasReplica(BaseReplica):
     ) -> None:
         super().__init__(spec, device=device, **options)
         if threads is not None:
-            backends.settle(spec.backend, device=device, local_rank=local_rank, threads=threads)
+            backends.configure(spec.backend, device=device, local_rank=local_rank, threads=threads)
         if spec.model_creator is not None:
             backends.seed_everything(spec.backend, self.seed)
         self.model = build_model(spec)
@@ -326,12 +325,12 @@ class KerasReplica(BaseReplica):
 
     def variables(self, *groups: str) -> Variables:
         """Parameters and buffers; what the optimizer has is in `state`."""
-        self._settle()
+        self._sync_jax()
         named = self._named(*groups).items()
         return {group: {name: value_of(v) for name, v in part.items()} for group, part in named}
 
     def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
-        self._settle()
+        self._sync_jax()
         named = self._named(*variables)
         for group, arrays in variables.items():
             for name, array in arrays.items():
@@ -341,11 +340,11 @@ class KerasReplica(BaseReplica):
         return [_path(v) for v in self.model.trainable_variables]
 
     def read(self) -> list[Array]:
-        self._settle()
+        self._sync_jax()
         return [value_of(v) for v in self.model.trainable_variables]
 
     def write(self, arrays: Sequence[Array]) -> None:
-        self._settle()
+        self._sync_jax()
         for variable, array in zip(self.model.trainable_variables, arrays, strict=True):
             variable.assign(array)
 
@@ -357,7 +356,7 @@ class KerasReplica(BaseReplica):
     def gradients(self, batch: Batch) -> Gradients:
         """The gradient of the loss that the model was compiled with."""
         refuse_own_step(self.model, self.keras)
-        self._settle()
+        self._sync_jax()
         self.look_at(batch)
         like = self.read()
         if not batch.rows:
@@ -370,7 +369,7 @@ class KerasReplica(BaseReplica):
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
         """One step of the optimizer that the model was compiled with."""
-        self._settle()
+        self._sync_jax()
         self._on_backend.apply(self.model, gradients)
         self.step += 1
 
@@ -479,7 +478,7 @@ class KerasReplica(BaseReplica):
 
     def keep_step(self) -> None:
         """Copy everything that a step changes; what the step before has made is known already."""
-        self._settle()
+        self._sync_jax()
         counted = [value_of(variable) for variable in self.tallies.variables]
         self._kept = (self._variables.read(), counted)
 
@@ -488,7 +487,7 @@ class KerasReplica(BaseReplica):
 
     def undo_step(self) -> None:
         """Weights, optimizer, buffers, seeds and metrics as they were."""
-        self._settle()
+        self._sync_jax()
         arrays, counted = self._kept
         self._variables.assign(arrays)
         for variable, value in zip(self.tallies.variables, counted, strict=True):
@@ -537,7 +536,7 @@ class KerasReplica(BaseReplica):
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         """A copy of all that the next step depends on; the function makes bytes of it later."""
-        self._settle()
+        self._sync_jax()
         if self._compiled and self.model.built:
             self._build_optimizers()  # the user may have compiled the model anew
         variables = self._variables
@@ -570,7 +569,7 @@ class KerasReplica(BaseReplica):
 
     def local_state(self) -> bytes:
         """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
-        self._settle()
+        self._sync_jax()
         buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
         arrays = [value_of(variable) for variable in [*buffers, *self.tallies.variables]]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
@@ -606,7 +605,7 @@ class KerasReplica(BaseReplica):
 
     def save(self, path: str) -> None:
         """Write the model as Keras does: `.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
-        self._settle()
+        self._sync_jax()
         files.save(self.model, path, flavour=self.flavour)
 
     def load(self, path: str) -> None:
@@ -624,12 +623,12 @@ class KerasReplica(BaseReplica):
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
         """Write the model as "onnx" or "openvino"; a few rows of its inputs were predicted before."""
-        self._settle()
+        self._sync_jax()
         backend = "tf_keras" if self.flavour == "tf_keras" else self.spec.backend
         export(self.model, form, path, backend=backend, features=features)
 
     def trained_model(self) -> Any:
-        self._settle()
+        self._sync_jax()
         return self.model
 
     def weights(self) -> bytes:
@@ -656,7 +655,7 @@ class KerasReplica(BaseReplica):
     def _on_torch(self) -> Any:
         return importlib.import_module("kindler.frameworks.keras.on_torch")
 
-    def _settle(self) -> None:
+    def _sync_jax(self) -> None:
         """JAX trains on a copy of the variables; bring them up to date."""
         if self.spec.backend == "jax" and getattr(self.model, "_jax_state", None):
             self.model.jax_state_sync()

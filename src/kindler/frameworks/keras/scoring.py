@@ -16,7 +16,7 @@ from typing import Any
 
 from kindler.frameworks.keras.spec import Archive, KerasSpec, dumps, with_archive
 from kindler.frameworks.keras.state import pack, unpack
-from kindler.frameworks.scoring_model import ScoringModel
+from kindler.frameworks.state_format import ScoringModel
 
 _WEIGHTS = "model.weights.h5"
 _WHOLE = ("Functional", "Sequential")  # read from an archive, these have all their variables

@@ -20,7 +20,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.keras.backends import flavour_of, is_compiled, load
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def build_model(spec: KerasSpec) -> Any:
 def dumps(spec: KerasSpec) -> bytes:
     spec = with_archive(spec)
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
-    return spec.backend.encode() + b"\n" + travelling(spec)
+    return spec.backend.encode() + b"\n" + pickle_for_workers(spec)
 
 
 def with_archive(spec: KerasSpec) -> KerasSpec:

@@ -158,12 +158,12 @@ class _Copied:
         """How many rows to take at once; see `Batches.held_by`."""
         return _together(self._rows)
 
-    def split(self, taken: OnItsWay, start: int, stop: int) -> OnItsWay | None:
+    def split(self, taken: PendingCopy, start: int, stop: int) -> PendingCopy | None:
         """Some of the rows that were taken at once; None where they do not begin as a batch of its own."""
         part = _split(taken.tensor, start, stop)
-        return None if part is None else OnItsWay(part, taken.copied)
+        return None if part is None else PendingCopy(part, taken.copied)
 
-    def __call__(self, rows: slice | Array) -> OnItsWay:
+    def __call__(self, rows: slice | Array) -> PendingCopy:
         if isinstance(rows, slice):
             pinned = self._rows[rows].pin_memory()
         else:
@@ -172,7 +172,7 @@ class _Copied:
             torch.index_select(self._rows, 0, places, out=pinned)
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
-            return OnItsWay(tensor, self._stream.record_event())
+            return PendingCopy(tensor, self._stream.record_event())
 
 
 def _together(rows: torch.Tensor) -> int:
@@ -186,13 +186,13 @@ def _split(taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class OnItsWay:
+class PendingCopy:
     """Rows that another stream copies to a GPU."""
 
     tensor: torch.Tensor
     copied: Any
 
-    def arrived(self) -> torch.Tensor:
+    def wait(self) -> torch.Tensor:
         """The rows; whatever the current stream does next is done after they were copied."""
         stream = torch.cuda.current_stream(self.tensor.device)
         stream.wait_event(self.copied)
@@ -204,8 +204,8 @@ def _tensor(array: Any, device: torch.device) -> torch.Tensor:
     """The array on the device; what may not be written is copied, since a model may write its input."""
     if isinstance(array, torch.Tensor):
         return array  # held there
-    if isinstance(array, OnItsWay):
-        return array.arrived()
+    if isinstance(array, PendingCopy):
+        return array.wait()
     if device.type != "cpu" and array.nbytes > _SMALL_BYTES:
         # From any other memory, a copy to a GPU is waited for unless it is small.
         return _lent(array).pin_memory().to(device, non_blocking=True)
@@ -222,7 +222,7 @@ def _lent(array: Array) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-class Conveyor:
+class PinnedStager:
     """Carries one batch after the other to a GPU, through pinned memory that is kept.
 
     Pinned memory takes milliseconds to get, which is more than a batch takes to be copied. So there are a few
@@ -235,7 +235,7 @@ class Conveyor:
         self._stages: list[_Stage] = []
         self._next = 0
 
-    def carry(self, columns: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    def to_device(self, columns: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """The batch on the GPU; whatever the current stream does next is done after it was copied."""
         size = sum(column.nbytes for column in columns)
         if not all(isinstance(column, np.ndarray) for column in columns) or not 0 < size <= _MOST_STAGED:
@@ -287,7 +287,7 @@ class _Stage:
         return [place[: len(column)].copy_(column) for place, column in pairs]
 
 
-class OnTheirWay:
+class PendingOutputs:
     """A model's outputs, which are copied from a GPU."""
 
     def __init__(self, outputs: Any) -> None:
@@ -299,7 +299,7 @@ class OnTheirWay:
                 self._here.append(here.copy_(wide, non_blocking=True))
         self._copied = torch.cuda.current_stream().record_event()
 
-    def arrived(self) -> list[Array]:
+    def wait(self) -> list[Array]:
         self._copied.synchronize()
         return [np.array(here.numpy()) for here in self._here]
 

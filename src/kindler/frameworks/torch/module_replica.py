@@ -1,8 +1,8 @@
 """A replica of a PyTorch module: all but its training steps, which `replica.py` and `step_replica.py` make.
 
 Building from what the user handed in is in `spec.py` and `optim.py`, the rule of each loss in `loss.py`,
-counting in `metrics.py`; which parameters are trained in `parameters.py`, which modules are in training mode
-in `modes.py`.
+counting in `metrics.py`; which parameters are trained and which modules are in training mode in
+`parameters.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from kindler.frameworks.contract import Facts, Scored, Variables
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.merged_buffers import merge_over_ranks, merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
-from kindler.frameworks.scoring_model import ScoringModel
-from kindler.frameworks.state_format import Buffer
+from kindler.frameworks.state_format import Buffer, ScoringModel
 from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import (
-    Conveyor,
-    OnTheirWay,
+    PendingOutputs,
+    PinnedStager,
     arrays,
     has_gpu_build,
     held,
@@ -41,10 +40,9 @@ from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
 from kindler.frameworks.torch.metrics import Counter, named_metrics
 from kindler.frameworks.torch.model_loss import ModelLoss, Trial, label_arguments
-from kindler.frameworks.torch.modes import Modes
 from kindler.frameworks.torch.optim import bytes_to_come, refuse_several, with_rate
 from kindler.frameworks.torch.outputs import names_of, without_loss
-from kindler.frameworks.torch.parameters import Parameters, named_parameters, recall_trained, trained
+from kindler.frameworks.torch.parameters import Modes, Parameters, named_parameters, recall_trained, trained
 from kindler.frameworks.torch.row_weights import RowWeights, against_row_weights
 from kindler.frameworks.torch.scoring import scoring_model
 from kindler.frameworks.torch.spec import (
@@ -228,7 +226,7 @@ class ModuleReplica(BaseReplica):
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
         return held(columns, self.device, self.spec.device_cache)
 
-    def as_given(self) -> None:
+    def restore_requires_grad(self) -> None:
         if isinstance(self.spec.model, torch.nn.Module):
             for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
@@ -363,7 +361,7 @@ class ModuleReplica(BaseReplica):
         return [to_array(parameter) for parameter in self._trained().values()]
 
     def write(self, arrays: Sequence[Array]) -> None:
-        self._freezer.settle()
+        self._freezer.wait()
         with torch.no_grad():
             for parameter, array in zip(self.parameters.trained, arrays, strict=True):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array)))
@@ -425,13 +423,13 @@ class ModuleReplica(BaseReplica):
         self.assign({"buffers": merge_over_ranks(others, moved, self.epoch_rows, self._means_of_variances())})
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
-        return self._freezer.freeze(self._fields(), restless=self.tracked.buffers())
+        return self._freezer.freeze(self._fields(), copy_now=self.tracked.buffers())
 
     def state(self) -> bytes:
         return dump(self._fields())
 
-    def settle(self) -> None:
-        self._freezer.settle()
+    def wait_for_copy(self) -> None:
+        self._freezer.wait()
 
     def _fields(self) -> dict[str, Any]:
         loss = self._learning_loss()
@@ -466,7 +464,7 @@ class ModuleReplica(BaseReplica):
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         fields = parse(data)
-        self._freezer.settle()
+        self._freezer.wait()
         self.model.load_state_dict(fields["model"])
         if weights_only_model:
             return
@@ -541,7 +539,7 @@ class ModuleReplica(BaseReplica):
 
     def load_weights(self, data: bytes) -> None:
         """Take the weights of a state dict's file, or of a checkpoint."""
-        self._freezer.settle()
+        self._freezer.wait()
         self.model.load_state_dict(parse_weights(data))
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
@@ -556,27 +554,27 @@ class ModuleReplica(BaseReplica):
         if not self.on_gpu:
             yield from super().predict_all(batches)
             return
-        waiting: deque[tuple[int, OnTheirWay, tuple[str, ...] | None]] = deque()
+        waiting: deque[tuple[int, PendingOutputs, tuple[str, ...] | None]] = deque()
         for batch in batches:
             self._modes.evaluate()
             with torch.inference_mode(), self._precision():
                 outputs = self._scored(batch)
-            waiting.append((len(batch[0]), OnTheirWay(outputs), names_of(outputs)))
+            waiting.append((len(batch[0]), PendingOutputs(outputs), names_of(outputs)))
             if len(waiting) > _UNDER_WAY:
                 yield self._arrived(*waiting.popleft())
         while waiting:
             yield self._arrived(*waiting.popleft())
 
-    def _arrived(self, rows: int, outputs: OnTheirWay, names: tuple[str, ...] | None) -> Scored:
+    def _arrived(self, rows: int, outputs: PendingOutputs, names: tuple[str, ...] | None) -> Scored:
         self.output_names = names
-        return Scored(rows, outputs.arrived(), names)
+        return Scored(rows, outputs.wait(), names)
 
     @cached_property
-    def _conveyor(self) -> Conveyor:
-        return Conveyor(self.device)
+    def _stager(self) -> PinnedStager:
+        return PinnedStager(self.device)
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
-        carried = self._conveyor.carry(features) if self.on_gpu else self._tensors(features)
+        carried = self._stager.to_device(features) if self.on_gpu else self._tensors(features)
         outputs = self._forward(carried)
         own = self.spec.inputs == "kwargs" or self.spec.loss == "model"
         return without_loss(outputs) if own else outputs

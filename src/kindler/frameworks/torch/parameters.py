@@ -1,4 +1,4 @@
-"""The parameters that training moves, which may change while it runs.
+"""The parameters that training moves, which may change while it runs, and the modules that train.
 
 A callback may unfreeze a layer, or give the optimizer more parameters; a loss may have some of its own. What
 counts is what the optimizer holds at the moment, and it is looked at before each step.
@@ -84,7 +84,7 @@ def _any(collective: Collective, flag: bool) -> bool:
     return bool(collective.sum([np.array([flag], np.int64)])[0][0])
 
 
-def lone_change() -> ConfigError:
+def unshared_change_error() -> ConfigError:
     """The complaint that this rank has begun to train parameters and another has not."""
     return ConfigError(
         "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and others"
@@ -153,3 +153,53 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
     """The parameters of these modules, each name after its module's prefix."""
     return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}
+
+
+class Modes:
+    """Switches a model between training and evaluation.
+
+    A module that was in evaluation mode when the model was handed over, the model itself being in training
+    mode, rests for the whole run, as a BatchNorm that is kept frozen. All others train in every training
+    step, whatever callbacks did to them in between. A model that is in evaluation mode as a whole says
+    nothing about its parts.
+
+    Attributes:
+        resting: Names of the modules that stay in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._said = model.training
+        self.resting = _resting(model)
+        self._expected: list[tuple[nn.Module, bool]] = []
+        self._trains: bool | None = None
+        self._begun = False
+
+    def recall(self, resting: Iterable[str]) -> None:
+        """Take over which modules rested in an earlier run, unless this model says so itself."""
+        if not self._said:
+            self.resting = set(resting)
+
+    def train(self) -> None:
+        if not self._begun:  # what `on_run_begin` has put to rest belongs to the beginning too
+            self._begun = True
+            self.resting |= _resting(self._model)
+        if self._trains and all(module.training is mode for module, mode in self._expected):
+            return
+        self._model.train()  # first: a model may have its own idea of it
+        modules = dict(self._model.named_modules())
+        for name in self.resting & modules.keys():
+            modules[name].training = False
+        self._expected = [(module, module.training) for module in modules.values()]
+        self._trains = True
+
+    def evaluate(self) -> None:
+        if self._trains is not False or self._model.training:
+            self._model.eval()
+            self._trains = False
+
+
+def _resting(model: nn.Module) -> set[str]:
+    if not model.training:
+        return set()
+    return {name for name, module in model.named_modules() if not module.training}

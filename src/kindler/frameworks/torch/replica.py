@@ -33,7 +33,7 @@ from kindler.frameworks.torch.loss_list import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, step_optimizer, step_scheduler
 from kindler.frameworks.torch.outputs import flat
-from kindler.frameworks.torch.parameters import agree_on, group_names, load_optimizer, lone_change
+from kindler.frameworks.torch.parameters import agree_on, group_names, load_optimizer, unshared_change_error
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, dumps, loads, missing
 from kindler.frameworks.torch.state import Exchange, GradientExchange, dump, parse, parse_weights, to_array
 
@@ -223,7 +223,7 @@ class TorchReplica(ModuleReplica):
 
     def _replayed(self, graphs: GraphedStep, batch: Batch) -> None:
         self.loss.look(self._label_source(batch))
-        self._freezer.settle()
+        self._freezer.wait()
         self._now = batch
         if graphs.run(self._tensors(batch.features), self._tensors(batch.labels)):
             self.counter.count(batch.rows)  # the rest of what `add` does is in the graph
@@ -297,9 +297,9 @@ class TorchReplica(ModuleReplica):
     def _begin_step(self) -> list[torch.nn.Parameter]:
         _ = self.optimizer, self.tracked  # built before anything runs in training mode
         if self._divided is not None:
-            self._freezer.settle()  # once they have this rank's gradients, others may move parameters
+            self._freezer.wait()  # once they have this rank's gradients, others may move parameters
         if self._fully is not None:
-            self._freezer.settle()  # what it copies is let go
+            self._freezer.wait()  # what it copies is let go
             self._fully.begin_step()
         self._modes.train()
         if self._guard is not None:
@@ -318,7 +318,7 @@ class TorchReplica(ModuleReplica):
             self.step += 1
             return
         if self._divided is not None:
-            self._freezer.settle()
+            self._freezer.wait()
             clips = {"clip_norm": self.spec.clip_norm, "clip_value": self.spec.clip_value}
             self._divided.update(step_optimizer, **clips)
         else:
@@ -326,7 +326,7 @@ class TorchReplica(ModuleReplica):
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             self._clip(self.parameters.held)
-            self._freezer.settle()
+            self._freezer.wait()
             step_optimizer(self.optimizer, scaler)
         self._step_schedule()
         self.step += 1
@@ -371,7 +371,7 @@ class TorchReplica(ModuleReplica):
         return state
 
     def load_weights(self, data: bytes) -> None:
-        self._freezer.settle()
+        self._freezer.wait()
         if self._fully is not None:
             self._fully.load_model(parse_weights(data))
         else:
@@ -391,7 +391,7 @@ class TorchReplica(ModuleReplica):
         assert self._exchange is not None, "without other ranks nothing is fresh"
         assert self._collective is not None, "join comes before fuse"
         if not self._exchange.all_announced():
-            raise lone_change()
+            raise unshared_change_error()
         agree_on(self._collective, fresh)
         self._exchange.extend(fresh)
         if self._divided is not None:

@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.frameworks.pickling import travelling
-from kindler.frameworks.scoring_model import ScoringModel
-from kindler.frameworks.state_format import pack, unpack
+from kindler.frameworks.pickling import pickle_for_workers
+from kindler.frameworks.state_format import ScoringModel, pack, unpack
 from kindler.frameworks.torch.spec import TorchSpec
-from kindler.frameworks.torch.state import dump, parse
-from kindler.frameworks.torch.tensor_pickle import TensorPickler
+from kindler.frameworks.torch.state import TensorPickler, dump, parse
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -35,7 +33,7 @@ def scoring_model(
     slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler_creator=None)
     if isinstance(spec.model, torch.nn.Module):  # which has its trained weights
         return _with_tensors(slim, before)
-    packed = travelling(slim)
+    packed = pickle_for_workers(slim)
     if live is not None:
         return ScoringModel.of(packed, dump({"model": live.state_dict()}), before)
     if not state:
@@ -51,7 +49,7 @@ def _with_tensors(spec: TorchSpec, before: ScoringModel | None) -> ScoringModel:
     try:
         pickler.dump(spec)
     except Exception:
-        travelling(spec)  # says which part of it cannot be sent
+        pickle_for_workers(spec)  # says which part of it cannot be sent
         raise
     storages: list[Any] = [storage.cpu() for storage in pickler.storages]
     head = file.getvalue()

@@ -16,9 +16,9 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.state_format import is_packed, unpack
-from kindler.frameworks.torch.tensor_pickle import TensorUnpickler
+from kindler.frameworks.torch.state import TensorUnpickler
 
 CLOSURE = (
     "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
@@ -95,7 +95,7 @@ class TorchSpec:
 
 def dumps(spec: TorchSpec) -> bytes:
     """The spec as bytes; a model and an optimizer over its parameters stay together."""
-    return travelling(spec)
+    return pickle_for_workers(spec)
 
 
 def loads(data: bytes) -> TorchSpec:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -18,6 +20,10 @@ from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
+
+# Neither is annotated by torch.
+_typed_storage: Any = torch.storage.TypedStorage
+_untyped_storage: Any = torch.UntypedStorage
 
 
 class GradientExchange(Protocol):
@@ -59,7 +65,7 @@ def dump(fields: Mapping[str, Any]) -> bytes:
 class Freezer:
     """Copies a replica's tensors, and makes bytes of the copies later.
 
-    Large tensors are copied by a thread: `settle` waits for it, and must be called before they change. The
+    Large tensors are copied by a thread: `wait` waits for it, and must be called before they change. The
     memory of the copies is used again, since taking fresh memory costs more than the copying; so what one
     `freeze` returned must be done with before the next.
     """
@@ -69,11 +75,11 @@ class Freezer:
         self._copying: threading.Thread | None = None
 
     def freeze(
-        self, fields: Mapping[str, Any], *, restless: Iterable[torch.Tensor] = ()
+        self, fields: Mapping[str, Any], *, copy_now: Iterable[torch.Tensor] = ()
     ) -> Callable[[], list[Buffer]]:
         """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined."""
-        self.settle()
-        at_once = {tensor.data_ptr() for tensor in restless}
+        self.wait()
+        at_once = {tensor.data_ptr() for tensor in copy_now}
         large: list[torch.Tensor] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -100,7 +106,7 @@ class Freezer:
 
         return pieces
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all is copied: tensors may change again."""
         if self._copying is not None:
             self._copying.join()
@@ -233,3 +239,47 @@ def _plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_plain(part) for part in value)
     return value
+
+
+class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Leaves out the memory of tensors, which is kept beside the pickle: once, however many share it.
+
+    Attributes:
+        storages: What it has left out.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.storages: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage, dtype = obj._untyped_storage, obj.dtype  # its method for that is deprecated
+        elif isinstance(obj, torch.UntypedStorage):
+            storage, dtype = obj, None
+        else:
+            return None
+        place = self._places.setdefault(storage._cdata, len(self.storages))
+        if place == len(self.storages):
+            self.storages.append(storage)
+        return place, dtype
+
+
+class TensorUnpickler(pickle.Unpickler):
+    def __init__(self, head: bytes, buffers: Sequence[memoryview]) -> None:
+        super().__init__(io.BytesIO(head))
+        self._storages = [_storage(buffer) for buffer in buffers]
+
+    def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
+        place, dtype = pid
+        storage = self._storages[place]
+        if dtype is None:
+            return storage
+        return _typed_storage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _storage(buffer: memoryview) -> Any:
+    if not len(buffer):
+        return _untyped_storage(0)
+    return torch.frombuffer(bytearray(buffer), dtype=torch.uint8).untyped_storage()

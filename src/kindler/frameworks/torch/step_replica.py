@@ -157,7 +157,7 @@ class StepReplica(ModuleReplica):
     def train_step(self, batch: Batch) -> None:
         if not batch.global_rows:
             return
-        self._freezer.settle()  # the step may move parameters at any time
+        self._freezer.wait()  # the step may move parameters at any time
         _ = self.tracked
         if not self._watches:
             self._watches = True

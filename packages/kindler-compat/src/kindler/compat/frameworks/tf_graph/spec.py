@@ -21,7 +21,7 @@ from kindler.compat.frameworks.tf_graph.randomness import make_stateless, reseed
 from kindler.compat.frameworks.tf_graph.reach import needed
 from kindler.compat.frameworks.tf_graph.variables import Values
 from kindler.errors import ConfigError
-from kindler.frameworks.pickling import travelling
+from kindler.frameworks.pickling import pickle_for_workers
 
 _HOST_CODE = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
@@ -93,7 +93,7 @@ def dumps(spec: GraphSpec) -> bytes:
             "config": dict(spec.config),
         },
     )
-    return travelling(packed)
+    return pickle_for_workers(packed)
 
 
 def unpacked(data: bytes) -> PackedGraph:
