@@ -221,8 +221,9 @@ class _Follower:
         start, replica, options = self._start, self._replica, self._options
         if start.stopped is not None or over_already(self._task, start):
             return
-        here = replica.own_callbacks(options.callbacks)
-        hooks = replica.hooks(here, self, size=self._worker.size, epochs=self._last, steps=self._steps)
+        hooks = replica.hooks(
+            options.callbacks, self, size=self._worker.size, epochs=self._last, steps=self._steps
+        )
         epoch = start.epoch
         if not self._goes_on(epoch if start.step_in_epoch else epoch + 1):
             return
@@ -269,7 +270,7 @@ class _Follower:
         self._first_step = self._replica.step - self._done
         self._opening = True
         self._guard.begin_epoch()
-        self._mean = self._replica.figures().get("loss", 0.0) if goes_on else 0.0
+        self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
         epochs = None if self._options.endless else self._last
         self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
 
@@ -435,9 +436,10 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(worker: Worker, replica: KerasReplica) -> dict[str, float]:
     """The metrics over all ranks, whose variables hold the merged state afterwards."""
+    tallies = replica.tallies
     if worker.outlives:  # the first one may die: everybody merges what came
-        came = [part for part in worker.all_gather(replica.metric_states()) if part]
-        return replica.load_metric_states(replica.join_metric_states(came))
-    states = to_first(worker, replica.metric_states())
-    joined_states = replica.join_metric_states(states) if worker.rank == 0 else b""
-    return replica.load_metric_states(from_first(worker, joined_states))
+        came = [part for part in worker.all_gather(tallies.take()) if part]
+        return tallies.load(tallies.joined(came))
+    states = to_first(worker, tallies.take())
+    joined_states = tallies.joined(states) if worker.rank == 0 else b""
+    return tallies.load(from_first(worker, joined_states))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -194,3 +195,18 @@ def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
         f"rows of this column have shape {array.shape[1:]}, and the model's input has {shape}.\n"
         "Hint: shapes={column: (...)} gives a column its shape; feature_cols says which columns are inputs."
     )
+
+
+def with_text(batch: Any) -> Any:
+    """The same with text as TensorFlow's tensors, which alone say that it is text."""
+    if isinstance(batch, dict):
+        return {name: with_text(part) for name, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(with_text(part) for part in batch)
+    if not isinstance(batch, np.ndarray) or batch.dtype != object:
+        return batch
+    return importlib.import_module("tensorflow").constant(batch)
+
+
+def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+    return np.full(shape, "", object) if np.dtype(dtype) == object else np.zeros(shape, dtype)

@@ -10,7 +10,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.keras import backends, callbacks, files
-from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset
+from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset, with_text, zeros
 from kindler.frameworks.keras.export import export
 from kindler.frameworks.keras.gradient_hook import (
     Exchange,
     alone,
     install,
     install_remote,
+    instead,
     refuse_own_step,
     replaced,
 )
@@ -123,8 +124,7 @@ class KerasReplica(BaseReplica):
     @property
     def runs_ahead(self) -> bool:
         """On a GPU, and with JAX, which only waits for other ranks."""
-        alone = self._collective is None or self._collective.size == 1
-        return self.on_gpu or (self.spec.backend == "jax" and alone)
+        return self.on_gpu or (self.spec.backend == "jax" and self._others is None)
 
     @classmethod
     def scoring_model(
@@ -199,7 +199,7 @@ class KerasReplica(BaseReplica):
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
         self.may_idle = may_idle
-        sample = [_zeros((1, *array.shape[1:]), array.dtype) for array in features]
+        sample = [zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
         if not self._compiled:
             raise ConfigError(
@@ -208,7 +208,7 @@ class KerasReplica(BaseReplica):
                 " Estimator.from_keras."
             )
         targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]
-        batch = _with_text(self._arranged.batch(sample, targets))
+        batch = with_text(self._arranged.batch(sample, targets))
         if self.flavour == "tf_keras":
             importlib.import_module("kindler.frameworks.keras.on_tensorflow").judge_once(self.model, batch)
         else:
@@ -249,8 +249,7 @@ class KerasReplica(BaseReplica):
         """Let every optimizer of the model apply the mean over the rows of all ranks, in `fit` too."""
         if collective.size == 1:
             return
-        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
-            self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
+        self._leave_graphs()
         self._meets = collective is self._collective
         self._exchange = install(
             self.model, collective, self.spec.backend, may_idle=self.may_idle, gathers=self._meets
@@ -259,23 +258,23 @@ class KerasReplica(BaseReplica):
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
         """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
         refuse_own_step(self.model, self.keras)
-        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
-            self.model.jit_compile = False  # XLA cannot leave the graph
+        self._leave_graphs()
         self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
 
-    def own_callbacks(self, callbacks_given: Sequence[Any]) -> list[Any]:
-        """All of them on the first rank, and on the others those that do more than write."""
-        return [c for c in callbacks_given if self.rank == 0 or not callbacks.writes(self.keras, c)]
+    def _leave_graphs(self) -> None:
+        if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
+            self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
 
     def remembering(self, callback: Any) -> callbacks.Remembering:
         return callbacks.Remembering(callback)
 
     def hooks(
-        self, callbacks_here: Sequence[Any], watch: callbacks.Watch, *, size: int, epochs: int, steps: int
+        self, given: Sequence[Any], watch: callbacks.Watch, *, size: int, epochs: int, steps: int
     ) -> Any:
+        """Around the user's callbacks: all on the first rank, on others those that do more than write."""
         return callbacks.make_hooks(
             self.keras,
-            callbacks_here,
+            [c for c in given if self.rank == 0 or not callbacks.writes(self.keras, c)],
             model=self.model,
             watch=watch,
             several=size > 1,
@@ -301,15 +300,19 @@ class KerasReplica(BaseReplica):
     def train_step(self, batch: Batch) -> None:
         self.look_at(batch)
         if batch.global_rows:
-            with _kept_metrics(self.model):
+            with self._counting_on():
                 self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self._count(batch)
             self.step += 1
 
+    def _counting_on(self) -> AbstractContextManager[None]:
+        """Keep Keras from forgetting metrics with every batch, as it does where batches come one by one."""
+        return instead([self.model], "reset_metrics", lambda: None)
+
     def eval_step(self, batch: Batch) -> None:
         self.look_at(batch)
         if batch.rows:
-            with _kept_metrics(self.model):
+            with self._counting_on():
                 self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self.tallies.rows += batch.rows
 
@@ -420,7 +423,9 @@ class KerasReplica(BaseReplica):
         self._try_loss(feed)
         exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
         told = Remembering(feed)
-        ending = nullcontext() if ends else _unfinished(self.model.optimizer)
+        name, optimizer = "finalize_variable_values", self.model.optimizer
+        # At its end, `fit` replaces weights by their moving averages.
+        ending = instead([optimizer] if hasattr(optimizer, name) and not ends else [], name, lambda _: None)
         with exchange, told.unwrapped(), ending, backends.fitting(self.spec.backend):
             self.model.fit(
                 dataset(self.keras, self.spec.backend, told, self._arranged),
@@ -434,7 +439,7 @@ class KerasReplica(BaseReplica):
 
     def _try_loss(self, feed: Feed) -> None:
         """Whether a loss of the user's own can be put together from those of several workers' rows."""
-        if self._tried or self._collective is None or self._collective.size == 1:
+        if self._tried or self._others is None:
             return
         self._tried = True
         if not is_own(self.model, self.keras):
@@ -504,24 +509,11 @@ class KerasReplica(BaseReplica):
         self.tallies.reset()
         return figures
 
-    def metric_states(self) -> bytes:
-        return self.tallies.take()
-
-    def join_metric_states(self, states: Sequence[bytes]) -> bytes:
-        return self.tallies.joined(states)
-
-    def load_metric_states(self, joined: bytes) -> dict[str, Any]:
-        """The metrics over all ranks, whose variables hold the merged state afterwards."""
-        return self.tallies.load(joined)
-
-    def figures(self) -> dict[str, Any]:
-        return self.tallies.figures()
-
     def running_loss(self) -> float:
-        return float(self.figures().get("loss", float("nan"))) if self.tallies.rows else float("nan")
+        return float(self.tallies.figures().get("loss", float("nan"))) if self.tallies.rows else float("nan")
 
     def running_metrics(self) -> dict[str, float]:
-        figures = self.figures().items()
+        figures = self.tallies.figures().items()
         return {name: v for name, v in figures if name != "loss" and isinstance(v, int | float)}
 
     def loss_sums(self) -> tuple[float, float]:
@@ -551,10 +543,6 @@ class KerasReplica(BaseReplica):
         }
         return lambda: [pack(fields, arrays)]
 
-    def state(self) -> bytes:
-        """Weights, optimizer, randomness, epoch and step."""
-        return b"".join(self.freeze()())
-
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         """Go on from `state`, or take only the model's own variables from it."""
         fields, arrays = unpack(data)
@@ -567,11 +555,14 @@ class KerasReplica(BaseReplica):
         variables.assign(arrays, fields["names"])
         self.epoch, self.step = fields["epoch"], fields["step"]
 
+    def _local_variables(self) -> list[Any]:
+        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
+        return [*buffers, *self.tallies.variables]
+
     def local_state(self) -> bytes:
         """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
         self._sync_jax()
-        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
-        arrays = [value_of(variable) for variable in [*buffers, *self.tallies.variables]]
+        arrays = [value_of(variable) for variable in self._local_variables()]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
         return pack({"own": own_states(), "rows": self.epoch_rows}, [*arrays, *drawn])
 
@@ -580,8 +571,7 @@ class KerasReplica(BaseReplica):
         fields, arrays = unpack(data)
         if "own" in fields:
             restore_own(fields["own"])
-        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
-        variables = [*buffers, *self.tallies.variables]
+        variables = self._local_variables()
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
             variable.assign(array)
         self._drawn = arrays[len(variables) :]
@@ -612,11 +602,11 @@ class KerasReplica(BaseReplica):
         """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
         if self._compiled and self.model.built:
             self._build_optimizers()  # so that the state has all that workers will look for
-        files.load_into(self.model, path, self.keras, self._custom_objects())
+        files.load_into(self.model, path, self.keras, custom_objects(self.model, self.flavour))
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         """The outputs for these rows; several outputs in the model's order."""
-        outputs = self.model.predict_on_batch(_with_text(self._arranged.inputs(features)))
+        outputs = self.model.predict_on_batch(with_text(self._arranged.inputs(features)))
         named = list(_leaves(outputs))
         self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
         return [np.asarray(part) for _, part in named]
@@ -663,9 +653,9 @@ class KerasReplica(BaseReplica):
     def _build_from(self, signature: Sequence[Sequence[Any]], features: Sequence[str]) -> None:
         self._features = list(features)
         if signature and not (self.model.built and self.model.variables):
-            arrays = [_zeros((1, *shape), dtype) for dtype, shape in signature]
+            arrays = [zeros((1, *shape), dtype) for dtype, shape in signature]
             arranged = Arranged(self.model, inputs=self.spec.inputs, features=features, labels=())
-            self.model(_with_text(arranged.inputs(arrays)))
+            self.model(with_text(arranged.inputs(arrays)))
         self._signature = [(dtype, tuple(shape)) for dtype, shape in signature]
         if self._compiled:
             self._build_optimizers()
@@ -674,9 +664,6 @@ class KerasReplica(BaseReplica):
         for optimizer in self._variables.optimizers:
             if not getattr(optimizer, "built", False):
                 optimizer.build(self.model.trainable_variables)
-
-    def _custom_objects(self) -> dict[str, Any]:
-        return custom_objects(self.model, self.flavour)
 
 
 def _path(variable: Any) -> str:
@@ -699,29 +686,6 @@ class _Parts:
         return [array[part] for array in whole.features], [array[part] for array in whole.labels]
 
 
-@contextmanager
-def _unfinished(optimizer: Any) -> Iterator[None]:
-    """Keep `fit` from replacing weights by their moving averages, which it does at its end."""
-    if not hasattr(optimizer, "finalize_variable_values"):
-        yield
-        return
-    object.__setattr__(optimizer, "finalize_variable_values", lambda variables: None)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "finalize_variable_values")
-
-
-@contextmanager
-def _kept_metrics(model: Any) -> Iterator[None]:
-    """Keep Keras from forgetting metrics with every batch, which it does where batches come one by one."""
-    object.__setattr__(model, "reset_metrics", lambda: None)
-    try:
-        yield
-    finally:
-        object.__delattr__(model, "reset_metrics")
-
-
 def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Each output with its name; those of nested outputs are joined."""
     if isinstance(outputs, Mapping):
@@ -733,18 +697,3 @@ def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, part in parts:
         yield from _leaves(part, f"{name}_{key}" if name else str(key))
-
-
-def _with_text(batch: Any) -> Any:
-    """The same with text as TensorFlow's tensors, which alone say that it is text."""
-    if isinstance(batch, dict):
-        return {name: _with_text(part) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_with_text(part) for part in batch)
-    if not isinstance(batch, np.ndarray) or batch.dtype != object:
-        return batch
-    return importlib.import_module("tensorflow").constant(batch)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
-    return np.full(shape, "", object) if np.dtype(dtype) == object else np.zeros(shape, dtype)
