@@ -35,7 +35,7 @@ from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, ste
 from kindler.frameworks.torch.outputs import flat
 from kindler.frameworks.torch.parameters import agree_on, group_names, load_optimizer, unshared_change_error
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, dumps, loads, missing
-from kindler.frameworks.torch.state import Exchange, GradientExchange, dump, parse, parse_weights, to_array
+from kindler.frameworks.torch.state import GradientExchange, dump, parse, parse_weights, to_array
 
 _MOST_BEGINS = 64
 
@@ -101,7 +101,7 @@ class TorchReplica(ModuleReplica):
             self._scheduler = build_scheduler(self.spec, self._optimizer)
         return self._optimizer
 
-    def fuse(self, exchange: Exchange) -> None:
+    def fuse(self, exchange: Any) -> None:
         wanted = self.parameters.unexchanged()
         self._exchange = exchange.gradients(wanted)
         self.parameters.exchange(wanted)

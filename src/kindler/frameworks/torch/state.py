@@ -16,6 +16,7 @@ import torch
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
+from kindler.frameworks.torch.buffers import Tracked
 
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
@@ -42,20 +43,6 @@ class GradientExchange(Protocol):
     def all_announced(self) -> bool: ...
 
     def extend(self, parameters: Any) -> None: ...
-
-
-class Buffered(Protocol):
-    """What has buffers: a module, or several taken together."""
-
-    def buffers(self) -> Iterable[torch.Tensor]: ...
-
-    def modules(self) -> Iterable[torch.nn.Module]: ...
-
-
-class Exchange(Protocol):
-    """What a replica's step is fused with."""
-
-    def gradients(self, parameters: Any) -> GradientExchange: ...
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
@@ -211,14 +198,14 @@ def fork_seed(seed: int, *path: int) -> int:
     return int(state[0]) << 31 | int(state[1]) >> 1
 
 
-def snapshot(model: Buffered) -> list[torch.Tensor]:
+def snapshot(tracked: Tracked) -> list[torch.Tensor]:
     """Copies of the model's buffers, to see later which of them training changes."""
-    return [buffer.detach().clone() for buffer in model.buffers()]
+    return [buffer.detach().clone() for buffer in tracked.buffers()]
 
 
-def changes(model: Buffered, before: Sequence[torch.Tensor]) -> list[bool]:
+def changes(tracked: Tracked, before: Sequence[torch.Tensor]) -> list[bool]:
     """Which buffers are not what they were when `before` was taken with `snapshot`."""
-    return [not torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True)]
+    return [not torch.equal(now, then) for now, then in zip(tracked.buffers(), before, strict=True)]
 
 
 def to_array(tensor: torch.Tensor) -> Array:
