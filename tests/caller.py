@@ -17,7 +17,7 @@ import numpy as np
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.train.options import PredictOptions
+from kindler.train.options import FitOptions, PredictOptions
 
 
 def public_entries() -> set[str]:
@@ -50,6 +50,9 @@ def entries(
             for name in ("config", "inputs", "model_dir", "preparation", "settings", "workers")
         },
         "preparer": est.preparer,
+        "replica": lambda: est.replica,
+        "observers": lambda: est.observers(FitOptions()),
+        "continue_from": lambda: make().continue_from(est),
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,

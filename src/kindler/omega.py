@@ -114,7 +114,11 @@ class Omega:
         """What runs stored models and functions elsewhere."""
         from kindler.runtime.runtime import Runtime
 
-        return Runtime(self.store, self.bucket, self._opened.engine)
+        return Runtime(self.store, self.bucket, self.engine)
+
+    def engine(self) -> Engine:
+        """What runs the tasks of `runtime`, started if it was not yet."""
+        return self._opened.engine()
 
     @property
     def buckets(self) -> list[str]:

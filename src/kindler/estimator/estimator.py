@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from os import PathLike
@@ -46,7 +47,7 @@ from kindler.estimator.checks import (
     warn_caller,
 )
 from kindler.estimator.exporting import Example, example_of, in_openvino, write_onnx, write_openvino
-from kindler.estimator.fit import RunPlan, RunResults, job_of, run
+from kindler.estimator.fit import RunObserver, RunPlan, RunResults, job_of, run
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
 from kindler.estimator.inputs.sql_function import SqlFunction, SqlFunctionInput
@@ -1169,6 +1170,21 @@ class Estimator(metaclass=_Makers):
             "layout": self._layout,
         }
 
+    @property
+    def replica(self) -> Any:
+        """The model in this process as its framework holds it: the model, its optimizer, epoch and step."""
+        return self._live.replica
+
+    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+        """What follows a run that begins; for subclasses that hear more of it than callbacks do."""
+        return ()
+
+    def continue_from(self, other: Estimator) -> None:
+        """Take over what another estimator of the same model has learned, its columns and its history."""
+        if other._live.state:
+            self._live.state = other._live.state
+            self.restore_columns(other.signature, list(other.history))
+
     def restore_columns(
         self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()
     ) -> Estimator:
@@ -1409,6 +1425,13 @@ class Estimator(metaclass=_Makers):
         watched: bool = False,
         hear: Hear,
     ) -> RunResults:
+        observers = self.observers(options)
+
+        def heard(fields: Mapping[str, Any]) -> None:
+            hear(fields)
+            for observer in observers:
+                observer.hear(fields)
+
         plan = RunPlan(
             model=self._model,
             options=options,
@@ -1422,11 +1445,17 @@ class Estimator(metaclass=_Makers):
             settings=self._settings,
             share_gpus=self._share_gpus,
             model_dir=model_dir,
-            log_steps=log_steps,
+            log_steps=log_steps or bool(observers),
             watched=watched,
-            hear=hear,
+            hear=heard,
         )
-        return run(plan)
+        with ExitStack() as entered:
+            for observer in observers:
+                entered.enter_context(observer)
+            results = run(plan)
+            for observer in observers:
+                observer.finish(results.rows)
+        return results
 
 
 def _recognised(data: Any) -> Input | None:

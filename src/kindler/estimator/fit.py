@@ -47,6 +47,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class RunObserver:
+    """Follows runs of an estimator whose class returns it from `observers`; entered around each of them."""
+
+    def __enter__(self) -> None:
+        """Called before a run."""
+
+    def __exit__(self, *error: object) -> None:
+        """Called after it, however it has ended."""
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Called with everything that workers report, the losses of all steps included."""
+
+    def finish(self, rows: list[dict[str, Any]]) -> None:
+        """Called with the history of a run that has ended well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """What to run, on what data, and where.

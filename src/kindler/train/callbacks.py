@@ -26,6 +26,7 @@ class Run:
         size: The number of workers.
         model: This worker's replica of the model.
         optimizer: The replica's optimizer.
+        replica: The replica itself, of a class of its framework's.
         epoch: The current epoch, counted from 1.
         step: Optimizer steps since the model was created.
         steps: Steps per epoch; None if not known before the epoch ends.
@@ -41,7 +42,7 @@ class Run:
         self.epoch = 0
         self.step = 0
         self.steps = steps
-        self._replica = replica
+        self.replica = replica
         self._framework = framework
         self._reason: str | None = None
         self._save = False
@@ -49,7 +50,7 @@ class Run:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step, for the first parameter group."""
-        return float(self._replica.learning_rate())
+        return float(self.replica.learning_rate())
 
     def stop(self, reason: str = "requested by a callback") -> None:
         """Stop training after this epoch, on all workers."""
@@ -71,17 +72,17 @@ class Run:
 
     def weights(self) -> bytes:
         """The model's current weights, in the format that `Estimator.load` reads."""
-        weights: bytes = self._replica.weights()
+        weights: bytes = self.replica.weights()
         return weights
 
     def load_weights(self, weights: bytes) -> None:
         """Load weights that `weights` returned; call it with the same weights on every worker."""
-        self._replica.load_weights(weights)
+        self.replica.load_weights(weights)
 
     def write_checkpoint(self, path: str | PathLike[str]) -> None:
         """Write the full training state to a file that `Estimator.load_checkpoint` reads."""
         header = Header(framework=self._framework, epoch=self.epoch, step=self.step)
-        write_checkpoint(path, header, self._replica.state())
+        write_checkpoint(path, header, self.replica.state())
 
 
 class Callback:

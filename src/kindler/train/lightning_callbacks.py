@@ -137,7 +137,7 @@ class _Checkpoints(Callback):
         paths = [path] if wanted else []
         if self._given.save_last:
             paths.append(_last(self._given))
-        data = run._replica.lightning_file(whole=not self._given.save_weights_only) if paths else b""
+        data = run.replica.lightning_file(whole=not self._given.save_weights_only) if paths else b""
         for each in paths:
             folder, name = split(each)
             folder_at(folder).write(name, [data])

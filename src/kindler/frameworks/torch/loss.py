@@ -60,6 +60,9 @@ class Judged:
         return loss if self.scale == 1.0 else loss * self.scale
 
 
+Judge = Callable[..., Judged]  # of features, labels, rows, and where the labels come from
+
+
 class LossRule:
     """A loss with its rule.
 

@@ -36,7 +36,7 @@ from kindler.frameworks.torch.device import (
     tensors,
 )
 from kindler.frameworks.torch.export import export, numbered
-from kindler.frameworks.torch.loss import Judged, LossRule
+from kindler.frameworks.torch.loss import Judge, Judged, LossRule
 from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
 from kindler.frameworks.torch.metrics import Counter, named_metrics
 from kindler.frameworks.torch.model_loss import ModelLoss, Trial, label_arguments
@@ -269,6 +269,10 @@ class ModuleReplica(BaseReplica):
         features, labels = self._tensors(batch.features), self._tensors(batch.labels)
         with torch.inference_mode():
             self._judge(features, labels, batch.rows, self._label_source(batch))
+
+    def judge_through(self, around: Callable[[Judge], Judge]) -> None:
+        """Let a callback see each batch, or compute it: `around` is given what judges one now."""
+        self._judge = around(self._judge)  # type: ignore[method-assign]
 
     def _judge(
         self,

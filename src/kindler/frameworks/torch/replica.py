@@ -66,6 +66,11 @@ class TorchReplica(ModuleReplica):
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._gather: Gather | None = None
 
+    @property
+    def scheduler(self) -> Any:
+        """The schedule of learning rates, or None."""
+        return self._scheduler
+
     @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
         """A spec of these fields of `TorchSpec`; `config` may be None."""

@@ -99,8 +99,7 @@ class Omega:
     def runtime(self) -> Runtime:
         """What runs them elsewhere."""
         settings = TaskSettings(trusted=self._trusted, label=self._label or TaskSettings().label)
-        engine = self._omega._opened.engine
-        return Runtime(self._omega.store, self._omega.bucket, engine, settings, self._require)
+        return Runtime(self._omega.store, self._omega.bucket, self._omega.engine, settings, self._require)
 
     def _require(self, label: str | None) -> None:
         self._label = label

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from kindler.compat.bigdl.optim.validation import tag_of
 from kindler.errors import ConfigError
+from kindler.estimator.fit import RunObserver
 from kindler.train.summaries import BATCH_LOSS, Summaries
 from kindler.train.tensorboard import TensorBoard, log_folder
 from kindler.train.triggers import Progress, Trigger
@@ -93,7 +94,7 @@ class ValidationSummary(Summary):
     part = "validation"
 
 
-class Recorder:
+class Recorder(RunObserver):
     """Writes what workers report to the summaries of a run.
 
     Args:
@@ -109,26 +110,21 @@ class Recorder:
         self._began, self._counted = 0.0, 0.0
         self._epoch = 1
 
-    @property
-    def active(self) -> bool:
-        """Whether anybody wants to know."""
-        return any(self._summaries.values())
-
-    @contextmanager
-    def recording(self) -> Iterator[Recorder]:
-        """Around a run."""
+    def __enter__(self) -> None:
         self._began = time.time()
+        self._merged = Summaries()
         with ExitStack() as stack:
             for part, summary in self._summaries.items():
                 if summary is not None:
                     self._boards[part] = stack.enter_context(TensorBoard(summary.folder))
-            merged = Summaries()
-            stack.enter_context(merged.writing(self))
-            self._merged = merged
-            yield self
+            stack.enter_context(self._merged.writing(self))
+            self._open = stack.pop_all()
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
         self._boards.clear()
 
-    def report(self, fields: Mapping[str, Any]) -> None:
+    def hear(self, fields: Mapping[str, Any]) -> None:
         """Handle a worker's report."""
         if fields["name"] == "steps":
             for place, rows in enumerate(fields["rows"]):

@@ -68,9 +68,8 @@ class KerasGraph:
             sess=self.session,
             tensor_with_value=self._phase(),
             model_dir=model_dir,
-            engine=engine(),
             **training,
-            **options,
+            **{"engine": engine(), **options},
         )
         assert isinstance(made, TFParkEstimator)
         return made

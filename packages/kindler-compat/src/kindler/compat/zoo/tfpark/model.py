@@ -186,6 +186,7 @@ def keras_estimator(
     model: Any, *, model_dir: str | None = None, optimizer: Any = None, **options: Any
 ) -> TFParkEstimator:
     """An estimator of a Keras model: of its graph, where it was made in one."""
+    options.setdefault("engine", engine())
     if is_graph_model(model):
         return KerasGraph(model, optimizer).estimator(model_dir=model_dir, **options)
     options.pop("session_config", None)
@@ -196,7 +197,7 @@ def keras_estimator(
         raise ConfigError(
             f"optimizer must be one of bigdl.optim.optimizer; received {type(optimizer).__qualname__}."
         )
-    made = TFParkEstimator.from_keras(model, model_dir=model_dir, engine=engine(), **options)
+    made = TFParkEstimator.from_keras(model, model_dir=model_dir, **options)
     assert isinstance(made, TFParkEstimator)
     return made
 

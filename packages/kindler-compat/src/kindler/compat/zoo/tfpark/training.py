@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.estimator.estimator import Estimator
-from kindler.estimator.fit import RunResults
-from kindler.estimator.inputs.contract import Input
+from kindler.estimator.fit import RunObserver
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 
 __all__ = ["Since", "TFParkEstimator", "engine", "predicted_rdd"]
-
-Hear = Callable[[Mapping[str, Any]], None]
 
 
 class TFParkEstimator(Estimator):
@@ -30,40 +26,17 @@ class TFParkEstimator(Estimator):
     @property
     def counters(self) -> tuple[int, int]:
         """Epochs and steps since the model was new."""
-        replica = self._live.replica
-        return int(replica.epoch), int(replica.step)
+        return int(self.replica.epoch), int(self.replica.step)
 
     @property
     def optimizer(self) -> Any:
         """The optimizer of a torch model, as the last run left it."""
-        return self._live.replica.optimizer
+        return self.replica.optimizer
 
-    def _run(
-        self,
-        data: Input,
-        options: FitOptions | EvaluateOptions,
-        *,
-        validation: Input | None = None,
-        model_dir: str | None = None,
-        log_steps: bool = False,
-        watched: bool = False,
-        hear: Hear,
-    ) -> RunResults:
-        run = partial(
-            super()._run, data, options, validation=validation, model_dir=model_dir, watched=watched
-        )
-        recorder = Recorder(self.train_summary, self.val_summary)
-        if not recorder.active or isinstance(options, EvaluateOptions):
-            return run(log_steps=log_steps, hear=hear)
-        with recorder.recording():
-
-            def both(fields: Mapping[str, Any]) -> None:
-                hear(fields)
-                recorder.report(fields)
-
-            results = run(log_steps=True, hear=both)
-            recorder.finish(results.rows)
-            return results
+    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+        """The summaries, of training alone."""
+        recorded = isinstance(options, FitOptions) and (self.train_summary or self.val_summary)
+        return [Recorder(self.train_summary, self.val_summary)] if recorded else []
 
 
 class Since(Trigger):

@@ -330,9 +330,7 @@ class BigDLEstimator:
     def _rebuild(self) -> None:
         """Another estimator of the same model that goes on from where this one is."""
         before, self._core = self._core, self._made()
-        if before._live.state:
-            self._core._live.state = before._live.state
-            self._core.restore_columns(before.signature, list(before.history))
+        self._core.continue_from(before)
 
     def _columns(self, data: Any, features: Any, labels: Any) -> dict[str, Any]:
         if not is_spark_frame(data):

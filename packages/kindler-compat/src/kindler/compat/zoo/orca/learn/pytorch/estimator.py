@@ -402,9 +402,7 @@ class PyTorchEstimator:
         """Another estimator of the same model that goes on from where this one is."""
         before, made = self._core, self._made(**changes)
         made.train_summary, made.val_summary = before.train_summary, before.val_summary
-        if before._live.state:
-            made._live.state = before._live.state
-            made.restore_columns(before.signature, list(before.history))
+        made.continue_from(before)
         return made
 
 

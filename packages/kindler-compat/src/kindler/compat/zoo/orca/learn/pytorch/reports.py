@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kindler.compat.zoo.tfpark.training import Hear, TFParkEstimator
-from kindler.estimator.fit import RunResults
-from kindler.estimator.inputs.contract import Input
+from kindler.compat.zoo.tfpark.training import TFParkEstimator
+from kindler.estimator.fit import RunObserver
 from kindler.train.options import EvaluateOptions, FitOptions
 
 __all__ = ["ReportingEstimator", "Reports"]
 
 
-class Reports:
+class Reports(RunObserver):
     """What workers reported of a run: figures of each, and losses of their steps."""
 
     def __init__(self) -> None:
@@ -60,29 +59,7 @@ class ReportingEstimator(TFParkEstimator):
 
     reports: Reports
 
-    def _run(
-        self,
-        data: Input,
-        options: FitOptions | EvaluateOptions,
-        *,
-        validation: Input | None = None,
-        model_dir: str | None = None,
-        log_steps: bool = False,
-        watched: bool = False,
-        hear: Hear,
-    ) -> RunResults:
-        reports = self.reports = Reports()
-
-        def both(fields: Mapping[str, Any]) -> None:
-            reports.hear(fields)
-            hear(fields)
-
-        return super()._run(
-            data,
-            options,
-            validation=validation,
-            model_dir=model_dir,
-            log_steps=True,
-            watched=watched,
-            hear=both,
-        )
+    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+        """The reports, anew for each run."""
+        self.reports = Reports()
+        return [*super().observers(options), self.reports]

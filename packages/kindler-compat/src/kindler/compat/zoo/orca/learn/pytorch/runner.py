@@ -11,7 +11,7 @@ from kindler.compat.zoo.orca.errors import InvalidInput
 from kindler.compat.zoo.orca.learn.pytorch.callbacks.base import Callback
 from kindler.compat.zoo.orca.learn.pytorch.callbacks.maincallback import MainCallback
 from kindler.files import folder_at, split
-from kindler.frameworks.torch.loss import Judged
+from kindler.frameworks.torch.loss import Judge, Judged
 from kindler.train import callbacks as core
 
 __all__ = ["OrcaHooks", "Runner", "epoch_stats", "refuse_fixed"]
@@ -101,7 +101,7 @@ class Runner:
     @property
     def scheduler(self) -> Any:
         """Its schedule of learning rates, or None."""
-        return self._run._replica._scheduler
+        return self._run.replica.scheduler
 
     @property
     def schedulers(self) -> list[Any]:
@@ -111,7 +111,7 @@ class Runner:
     @property
     def criterion(self) -> Any:
         """The loss."""
-        return self._run._replica.loss.function
+        return self._run.replica.loss.function
 
     def put(self, name: str, value: Any) -> None:
         """Keep a value for other hooks."""
@@ -164,7 +164,7 @@ class OrcaHooks(core.Callback):
     def on_run_begin(self, run: core.Run) -> None:
         """Look at batches from now on."""
         self._runner = Runner(run, self._config, self._epochs)
-        self._watch(run._replica, self._runner)
+        self._watch(run.replica, self._runner)
         self._each("before_run", run)
 
     def on_epoch_begin(self, run: core.Run) -> None:
@@ -215,35 +215,39 @@ class OrcaHooks(core.Callback):
         """Let the runner see each batch, and a `MainCallback` compute it."""
         main = next((part for part in self._callbacks if isinstance(part, MainCallback)), None)
         own = main if main is not None and _overrides(main, _FORWARD) else None
-        judge = replica._judge
 
-        def judged(features: tuple[Any, ...], labels: tuple[Any, ...], rows: int, source: Any) -> Judged:
-            runner.batch, runner.target = (*features, *labels), labels[0] if len(labels) == 1 else labels
-            if own is None:
-                found: Judged = judge(features, labels, rows, source)
-                runner.loss = found.loss.detach() * found.scale / max(float(found.weight), 1e-30)
+        def around(judge: Judge) -> Judge:
+            def judged(features: tuple[Any, ...], labels: tuple[Any, ...], rows: int, source: Any) -> Judged:
+                runner.batch, runner.target = (*features, *labels), labels[0] if len(labels) == 1 else labels
+                if own is None:
+                    found = judge(features, labels, rows, source)
+                    runner.loss = found.loss.detach() * found.scale / max(float(found.weight), 1e-30)
+                    return found
+                forward = own.on_train_forward if replica.model.training else own.on_val_forward
+                forward(runner)
+                if not isinstance(runner.loss, torch.Tensor):
+                    raise InvalidInput(
+                        f"on_iter_forward must set runner.loss to a tensor; it is {runner.loss!r}."
+                    )
+                targets = runner.target if isinstance(runner.target, tuple) else (runner.target,)
+                made = Judged(runner.loss, float(rows), float(rows), opaque=True)
+                replica.counter.add(made, runner.output, targets, rows)
+                return made
+
+            def in_turn(*batch: Any) -> Judged:
+                if replica.model.training:
+                    return judged(*batch)
+                for callback in self._callbacks:
+                    callback.before_val_iter(runner)
+                found = judged(*batch)
+                for callback in self._callbacks:
+                    callback.after_val_iter(runner)
+                runner.batch_idx += 1
                 return found
-            forward = own.on_train_forward if replica.model.training else own.on_val_forward
-            forward(runner)
-            if not isinstance(runner.loss, torch.Tensor):
-                raise InvalidInput(
-                    f"on_iter_forward must set runner.loss to a tensor; it is {runner.loss!r}."
-                )
-            targets = runner.target if isinstance(runner.target, tuple) else (runner.target,)
-            made = Judged(runner.loss, float(rows), float(rows), opaque=True)
-            replica.counter.add(made, runner.output, targets, rows)
-            return made
 
-        def evaluated(batch: Any) -> None:
-            for callback in self._callbacks:
-                callback.before_val_iter(runner)
-            step(batch)
-            for callback in self._callbacks:
-                callback.after_val_iter(runner)
-            runner.batch_idx += 1
+            return in_turn
 
-        step = replica.eval_step
-        replica._judge, replica.eval_step = judged, evaluated
+        replica.judge_through(around)
         if own is None:
             replica.model.register_forward_hook(lambda _, __, output: setattr(runner, "output", output))
 

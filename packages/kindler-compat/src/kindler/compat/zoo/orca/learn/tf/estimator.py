@@ -117,8 +117,9 @@ class Estimator:
             raise ConfigError(f"backend={backend!r}: models of TensorFlow 1 have the backend 'bigdl'.")
         directory = None if model_dir is None else str(model_dir)
         options = {"metrics": metrics} if is_graph_model(keras_model) else {}
-        made = keras_estimator(keras_model, model_dir=directory, optimizer=optimizer, **options)
-        made._engine = "auto"
+        made = keras_estimator(
+            keras_model, model_dir=directory, optimizer=optimizer, engine="auto", **options
+        )
         return KerasEstimator(
             keras_model, made, model_dir=model_dir, counts=isinstance(optimizer, OptimMethod)
         )
