@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kindler.compat.frameworks.tf_graph import plain_files
+from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.spec import GraphSpec
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
@@ -36,13 +36,13 @@ class GraphKind(FrameworkKind):
         return isinstance(obj, GraphSpec)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, training: bool = True, **options: Any) -> Any:
-        plain_files.write(obj if training else plain_files.without_training(obj), folder)
+        files.write_plain(obj if training else files.without_training(obj), folder)
         _check(folder, trusted=trusted)
         return {}
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         _check(folder, trusted=trusted)
-        return plain_files.read(folder)
+        return files.read_plain(folder)
 
     def estimator(self, **options: Any) -> Estimator:
         spec, config = options.pop("model"), options.pop("config", None) or {}
@@ -59,7 +59,7 @@ class GraphKind(FrameworkKind):
 
 
 def _check(folder: Path, *, trusted: bool) -> None:
-    found = [] if trusted else graph_dangers(plain_files.meta_graph(folder))
+    found = [] if trusted else graph_dangers(files.meta_graph(folder))
     if found:
         require_trust(trusted, what="the TensorFlow graph", reason=f"it has {', '.join(found)}")
 

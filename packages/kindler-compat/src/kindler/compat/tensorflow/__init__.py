@@ -54,7 +54,7 @@ class _Contrib:
 
 
 def _estimator() -> Any:
-    from kindler.compat.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
+    from kindler.compat.estimators import EstimatorSpec, ModeKeys
     from kindler.compat.zoo.tfpark.estimator import Estimator
 
     return SimpleNamespace(Estimator=Estimator, EstimatorSpec=EstimatorSpec, ModeKeys=ModeKeys)

@@ -44,11 +44,7 @@ class WorkerStore:
 
 
 class Creator:
-    """A function of `(config, kv)` in the form that Kindler calls. Travels without importing MXNet.
-
-    Args:
-        function: The user's function.
-    """
+    """A function of `(config, kv)` in the form that Kindler calls. Travels without importing MXNet."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__qualname__ = title(function).removesuffix("()")
@@ -86,12 +82,7 @@ def open_loader(loader: Any, dealing: Dealing) -> LoaderStream:
 
 
 class LoaderStream:
-    """One rank's batches.
-
-    Args:
-        loader: The loader.
-        dealing: Who asks.
-    """
+    """One rank's batches."""
 
     fresh = True  # arrays are copied out of MXNet's memory
 

@@ -17,12 +17,7 @@ _LOSS = "loss"
 
 
 class MetricTallies:
-    """The loss and the metrics of this rank.
-
-    Args:
-        training: The metrics of training steps.
-        judging: The metrics of evaluation.
-    """
+    """The loss and the metrics of this rank."""
 
     def __init__(self, training: Sequence[Any], judging: Sequence[Any]) -> None:
         self._groups = {True: [_tracked(m) for m in training], False: [_tracked(m) for m in judging]}

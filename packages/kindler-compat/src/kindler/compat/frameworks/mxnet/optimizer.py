@@ -15,12 +15,7 @@ _COUNTS = "optimizer counts"
 
 
 class Steps:
-    """Applies gradients to parameters.
-
-    Args:
-        optimizer: MXNet's optimizer.
-        parameters: The trained parameters, in the order of gradients.
-    """
+    """Applies gradients to parameters."""
 
     def __init__(self, optimizer: Any, parameters: Sequence[Any]) -> None:
         self.optimizer, self._parameters = optimizer, list(parameters)
@@ -63,11 +58,7 @@ class Steps:
         return arrays
 
     def load_variables(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from `variables`.
-
-        Raises:
-            ConfigError: They are those of another optimizer.
-        """
+        """Go on from `variables`."""
         optimizer = self.optimizer
         total, *counts = arrays[_COUNTS].tolist()
         optimizer.num_update = total

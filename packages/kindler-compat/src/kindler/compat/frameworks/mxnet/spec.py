@@ -38,11 +38,7 @@ def make_spec(
     eval_metrics_creator: Any = None,
     validation_metrics_creator: Any = None,
 ) -> MxnetSpec:
-    """A spec of the arguments of `Estimator.from_mxnet`.
-
-    Raises:
-        ConfigError: They cannot work; says all that is wrong with them.
-    """
+    """A spec of the arguments of `Estimator.from_mxnet`."""
     creators = {
         "model_creator": model_creator,
         "loss_creator": loss_creator,

@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.frameworks.tf_graph.ends import Ends, Port, Streamed, Training, ports_of, tensors_of
-from kindler.compat.frameworks.tf_graph.optimizers import title
-from kindler.compat.frameworks.tf_graph.reach import PLACEHOLDERS, needed, op_of
-from kindler.compat.frameworks.tf_graph.session import session_of
+from kindler.compat.frameworks.tf_graph.ends import (
+    PLACEHOLDERS,
+    Ends,
+    Port,
+    Streamed,
+    Training,
+    ends_of,
+    graph_variables,
+    needed,
+    op_of,
+    ports_of,
+    session_of,
+    tensors_of,
+)
 from kindler.compat.frameworks.tf_graph.spec import GraphSpec, fetched
-from kindler.compat.frameworks.tf_graph.training import clip_limits, of_train_op, trained_by
-from kindler.compat.frameworks.tf_graph.variables import ends_of, graph_variables
+from kindler.compat.frameworks.tf_graph.training import clip_limits, of_train_op, title, trained_by
 from kindler.errors import ConfigError
 
 _LEARNING_PHASE = "keras_learning_phase"
@@ -38,11 +47,7 @@ def make_spec(
     session_config: Any = None,
     config: Mapping[str, Any] | None = None,
 ) -> GraphSpec:
-    """A spec of these arguments, which `Estimator.from_graph` explains.
-
-    Raises:
-        ConfigError: The graph cannot be used as they say.
-    """
+    """A spec of these arguments, which `Estimator.from_graph` explains."""
     graph = _one_graph(inputs, outputs, labels, loss)
     with graph.as_default():
         input_ports, named_inputs = ports_of(inputs, "inputs")

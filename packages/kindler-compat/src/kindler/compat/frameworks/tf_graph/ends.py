@@ -1,12 +1,21 @@
-"""The ends of a graph: what is fed and fetched, as names, so that they mean the same in every process."""
+"""The ends of a graph: what is fed and fetched, as names, so that they mean the same in every process.
+
+With it: what a tensor depends on, the values of variables in a session, and which session that is. Nothing
+of it adds to a graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from kindler.collective import Array
 from kindler.errors import ConfigError
+from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +148,7 @@ class Ends:
 
 
 def ports_of(structure: Any, what: str) -> tuple[tuple[Port, ...], bool]:
-    """The tensors of an argument in their order, and whether it names them.
-
-    Args:
-        structure: A tensor; or a list, tuple or dict of them, nested if need be. None for none.
-        what: The argument's name.
-
-    Raises:
-        ConfigError: Something in it is not a tensor of a graph, or is there twice.
-    """
+    """The tensors of an argument in their order, and whether it names them."""
     found = list(_leaves(structure, "", what))
     ports = tuple(Port(name, str(tensor.name)) for name, tensor in found)
     names = [port.tensor for port in ports]
@@ -192,3 +193,195 @@ def _tensor(item: Any, what: str) -> Any:
             " the start of the program, where tf is tensorflow.compat.v1."
         )
     return item
+
+
+PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
+VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+
+
+def needed(targets: Iterable[Any], *, fed: Collection[str] = ()) -> dict[str, Any]:
+    """Every operation that must run to get the targets, by name, the targets' own included."""
+    given = frozenset(fed)
+    found: dict[str, Any] = {}
+    waiting = [op_of(target) for target in targets if getattr(target, "name", "") not in given]
+    while waiting:
+        op = waiting.pop()
+        if op.name in found:
+            continue
+        found[op.name] = op
+        waiting.extend(tensor.op for tensor in op.inputs if tensor.name not in given)
+        waiting.extend(op.control_inputs)
+    return found
+
+
+def op_of(target: Any) -> Any:
+    """The operation of a tensor; an operation itself."""
+    return getattr(target, "op", target)
+
+
+_COLLECTIONS = ("variables", "trainable_variables", "local_variables", "model_variables", "metric_variables")
+
+
+def graph_variables(graph: Any) -> dict[str, Any]:
+    """Every variable that the graph's collections know, by the name of its operation."""
+    found = [variable for name in _COLLECTIONS for variable in graph.get_collection(name)]
+    return {variable.op.name: variable for variable in found if hasattr(variable, "initializer")}
+
+
+def ends_of(graph: Any, reached: Mapping[str, Any]) -> tuple[VariableEnds, ...]:
+    """How to read and write those variables of a graph that are among the operations reached."""
+    known = graph_variables(graph)
+    trainable = {variable.op.name for variable in graph.get_collection("trainable_variables")}
+    names = [op.name for op in reached.values() if op.type in VARIABLES]
+    lost = sorted(set(names) - set(known))
+    if lost:
+        raise ConfigError(
+            f"the graph uses the variable {lost[0]!r}, which is in none of its collections, so its value"
+            " cannot be carried to workers.\nHint: make variables without collections=[]."
+        )
+    order = [name for name in known if name in set(names)]
+    return tuple(_ends(known[name], trainable=name in trainable) for name in order)
+
+
+def _ends(variable: Any, *, trainable: bool) -> VariableEnds:
+    assign = variable.initializer
+    if assign.type not in ("Assign", "AssignVariableOp"):
+        raise ConfigError(
+            f"the variable {variable.name!r} is initialized by {assign.type} ({assign.name!r}); only plain"
+            " assignments of a first value are understood."
+        )
+    if variable.dtype.base_dtype == tf.string:
+        raise ConfigError(f"the variable {variable.name!r} holds strings, which cannot be trained or saved.")
+    shape = variable.shape
+    return VariableEnds(
+        name=variable.name,
+        read=variable.to_proto().snapshot_name,
+        assign=assign.name,
+        value=assign.inputs[1].name,
+        dtype=np.dtype(variable.dtype.base_dtype.as_numpy_dtype).name,
+        shape=tuple(shape.as_list()) if shape.is_fully_defined() else None,
+        trainable=trainable,
+    )
+
+
+def initialized(sess: Any, variables: Iterable[Any]) -> None:
+    """Give those of a graph's variables that have no value yet their first one."""
+    missing = [variable for variable in variables if not _has_value(sess, variable)]
+    # One at a time and again: the first value of one may depend on another.
+    while missing:
+        left = []
+        for variable in missing:
+            try:
+                sess.run(variable.initializer)
+            except tf.errors.FailedPreconditionError:
+                left.append(variable)
+        if len(left) == len(missing):
+            raise ConfigError(f"the variables {[v.name for v in left]} cannot be initialized.")
+        missing = left
+
+
+def _has_value(sess: Any, variable: Any) -> bool:
+    try:
+        sess.run(variable.to_proto().snapshot_name)
+    except tf.errors.FailedPreconditionError:
+        return False
+    return True
+
+
+class Values:
+    """The values of variables in a session."""
+
+    def __init__(self, sess: Any, variables: Sequence[VariableEnds]) -> None:
+        self._sess = sess
+        self.variables = list(variables)
+        self._by_name = {variable.name: variable for variable in variables}
+
+    def read(self, names: Sequence[str] | None = None) -> list[Array]:
+        """Copies of the values of these variables, or of all."""
+        chosen = self.variables if names is None else [self._by_name[name] for name in names]
+        try:
+            # Old-style variables are changed in place, under arrays that were fetched.
+            return [np.array(value) for value in self._sess.run([variable.read for variable in chosen])]
+        except tf.errors.FailedPreconditionError as exc:
+            raise ConfigError(
+                f"the session has no value for {self._empty(chosen)}.\n"
+                "Hint: run tf.global_variables_initializer() in the session, or restore a checkpoint, before"
+                " it is used; or pass no sess."
+            ) from exc
+        except RuntimeError as exc:
+            if "closed" not in str(exc):
+                raise
+            raise ConfigError(
+                "the session of this graph is closed.\nHint: keep it open as long as the estimator is used."
+            ) from exc
+
+    def assign(self, values: Mapping[str, Array]) -> None:
+        """Give variables these values; arrays must not change afterwards, for TensorFlow may keep them."""
+        feeds: dict[str, Array] = {}
+        ops: list[str] = []
+        for name, value in values.items():
+            variable = self._by_name[name]
+            array = np.asarray(value, np.dtype(variable.dtype))
+            if variable.shape is not None and array.shape != variable.shape:
+                raise ConfigError(
+                    f"the variable {name!r} has the shape {variable.shape} in the graph and {array.shape}"
+                    " here; they are not the same model."
+                )
+            if variable.value in feeds:  # variables that share their first value
+                self._sess.run(ops, feeds)
+                feeds, ops = {}, []
+            feeds[variable.value] = array
+            ops.append(variable.assign)
+        if ops:
+            self._sess.run(ops, feeds)
+
+    def _empty(self, chosen: Sequence[VariableEnds]) -> str:
+        names = []
+        for variable in chosen:
+            try:
+                self._sess.run(variable.read)
+            except tf.errors.FailedPreconditionError:
+                names.append(variable.name)
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more variables" if len(names) > 5 else "")
+
+
+def session_of(graph: Any, sess: Any, *, known: set[str]) -> Any:
+    """The session of a graph's values; what was added to the graph since `known` gets its first value."""
+    variables = graph_variables(graph)
+    if sess is None:
+        current = tf.get_default_session()
+        sess = current if current is not None and current.graph is graph else None
+    if sess is None:
+        sess = tf.Session(graph=graph)
+        initialized(sess, variables.values())
+        tables = graph.get_collection("table_initializer")
+        if tables:
+            sess.run(tables)
+        return sess
+    if getattr(sess, "graph", None) is not graph:
+        raise ConfigError(
+            "sess is a session of another graph than the one that the inputs are in.\n"
+            "Hint: tf.Session(graph=inputs.graph) makes one of the same graph."
+        )
+    initialized(sess, (variable for name, variable in variables.items() if name not in known))
+    return sess
+
+
+def worker_config(given: bytes, *, device: str, local_rank: int, threads: int | None) -> Any:
+    """The user's configuration, completed with what the worker was given."""
+    config = tf.ConfigProto.FromString(given) if given else tf.ConfigProto(allow_soft_placement=True)
+    if threads is not None:
+        config.intra_op_parallelism_threads = config.intra_op_parallelism_threads or threads
+        config.inter_op_parallelism_threads = config.inter_op_parallelism_threads or threads
+    if device == "cpu":
+        config.device_count["GPU"] = 0
+    elif not config.gpu_options.visible_device_list:
+        with quiet_without_gpu():
+            gpus = len(tf.config.list_physical_devices("GPU"))
+        if not gpus and device.startswith("cuda"):
+            raise missing_gpu(device, "TensorFlow", "tensorflow[and-cuda]")
+        number = int(device.partition(":")[2]) if ":" in device else local_rank % max(gpus, 1)
+        if gpus:
+            config.gpu_options.visible_device_list = str(number)
+            config.gpu_options.allow_growth = True
+    return config

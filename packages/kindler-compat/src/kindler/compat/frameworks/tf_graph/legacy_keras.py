@@ -18,12 +18,7 @@ _KERAS_1 = "tf_keras.api._v1.keras"
 
 
 class LegacyModule(ModuleType):
-    """A module of `tf_keras`, imported when something of it is used.
-
-    Args:
-        name: What programs call it, for the message where `tf_keras` is not installed.
-        target: The module; it begins with `tf_keras`.
-    """
+    """A module of `tf_keras`, imported when something of it is used."""
 
     def __init__(self, name: str, target: str = _KERAS_1) -> None:
         super().__init__(name)

@@ -1,51 +1,307 @@
-"""Model functions: graphs that a function builds anew for training, judging and predicting.
+"""Model functions: a graph for each of training, judging and predicting, one set of values.
 
-`ModeKeys` and `EstimatorSpec` are what `tf.estimator`, which TensorFlow has no more, had under these names.
-The variables of the three graphs have the same names, and their values go from one to the next by name.
+Each graph is trained and scored by an estimator of its own. Their variables have the same names, and values
+go from one to the next by name.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
-from kindler.collective import Array
+from kindler.compat.estimators import InputData, ModeKeys
+from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.legacy_keras import restore_legacy_keras
-from kindler.errors import ConfigError
-from kindler.frameworks.creators import title
+from kindler.data import parquet
+from kindler.data.arrays import named, values
+from kindler.data.column_options import ColumnOptions
+from kindler.data.columns import Array, conform, to_numpy
+from kindler.errors import ConfigError, NotFittedError
+from kindler.estimator.inputs.contract import Input
+from kindler.estimator.inputs.files import ParquetInput, opener
+from kindler.estimator.inputs.frames import FrameInput
+from kindler.estimator.inputs.loaders import LoaderInput
+from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.inputs.recognise import recognise
+from kindler.frameworks.creators import call, title
 
 
-class ModeKeys:
-    """What a model function is asked to build."""
+class ModelFnEstimator:
+    """Trains, judges and scores what a model function builds; made by `Estimator.from_model_fn`.
 
-    TRAIN = "train"
-    EVAL = "eval"
-    PREDICT = "infer"
-
-
-@dataclass(frozen=True)
-class EstimatorSpec:
-    """What a model function returns.
-
-    Attributes:
-        mode: The mode it was called with.
-        predictions: A tensor, or a dict of them.
-        loss: A scalar: the mean over rows. Needed to train and to judge.
-        train_op: What `minimize` of a `tf.train.Optimizer` returned; None where the estimator has an
-            optimizer.
-        eval_metric_ops: A dict from names to pairs of `tf.metrics`, or to tensors that are means over rows.
+    Each call builds a graph for its mode. Values go from one to the next through checkpoints in `model_dir`,
+    which `tf.train.Saver` reads as well, or in memory where there is none.
     """
 
-    mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Mapping[str, Any] | None = None
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        model_fn: Callable[..., Any],
+        *,
+        optimizer: Any,
+        model_dir: str | PathLike[str] | None,
+        params: Any,
+        config: Any,
+        warm_start_from: str | PathLike[str] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not callable(model_fn):
+            raise ConfigError(f"model_fn must be a function; received {type(model_fn).__qualname__}.")
+        self._make, self._model_fn, self._optimizer = make, model_fn, optimizer
+        self._model_dir = None if model_dir is None else str(model_dir)
+        self._params, self._config, self._options = params, config, dict(options)
+        self._warm = None if warm_start_from is None else str(warm_start_from)
+        self._values: dict[str, Array] | None = None
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def global_step(self) -> int:
+        """Steps that the newest values have been trained for; 0 before any."""
+        known = self._known(None)
+        return int(known["global_step:0"]) if known is not None else 0
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint in `model_dir`, or None."""
+        return None if self._model_dir is None else files.checkpoint_of(self._model_dir)
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        *,
+        epochs: int | None = None,
+        **options: Any,
+    ) -> ModelFnEstimator:
+        """Train, from where the newest checkpoint left off, and write a checkpoint.
+
+        Args:
+            input_fn: Called with the mode if it takes it; returns data of any kind that `Estimator.fit`
+                takes, or an `InputData`.
+            steps: Optimizer steps to make. None makes one epoch, or `epochs`.
+            epochs: Passes over the data.
+            options: Options of `Estimator.fit`.
+        """
+        given, features, labels = self._read(input_fn, ModeKeys.TRAIN)
+        built = self._built(ModeKeys.TRAIN, features, labels)
+        if built.train_op is None and self._optimizer is None:
+            raise ConfigError(
+                "there is no optimizer.\nHint: pass optimizer=... to from_model_fn, or let the model function"
+                " return an EstimatorSpec with train_op=optimizer.minimize(loss)."
+            )
+        run_dir = None if self._model_dir is None else f"{self._model_dir.rstrip('/')}/run"
+        estimator = self._estimator(
+            built, loss=built.loss, optimizer=self._optimizer, train_op=built.train_op, model_dir=run_dir
+        )
+        session = estimator.get_model()
+        self._start(session)
+        before = self.global_step
+        rows = estimator.fit(
+            given.data, epochs, given.batch_size, max_steps=steps, **self._columns(given), **options
+        )
+        self.history += rows
+        found = values_of(session)
+        if int(found["global_step:0"]) == before:  # a train op of the user's that does not count steps
+            found["global_step:0"] = np.asarray(before + sum(row["steps"] for row in rows), np.int64)
+        self._values = found
+        if self._model_dir is not None:
+            files.write_checkpoint(self._model_dir, found, int(found["global_step:0"]))
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        eval_methods: Sequence[str] | None = None,
+        checkpoint_path: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """Judge every row.
+
+        Args:
+            input_fn: As in `train`.
+            eval_methods: Names of metrics besides those of the model function's spec: "acc" (or "accuracy"),
+                "top5acc", "mae", "mse", "auc", "loss".
+            checkpoint_path: The checkpoint to judge. None is the newest.
+            options: Options of `Estimator.evaluate`.
+
+        Returns:
+            The loss, each metric by its name, `num_samples` and `global_step`.
+        """
+        given, features, labels = self._read(input_fn, ModeKeys.EVAL)
+        built = self._built(ModeKeys.EVAL, features, labels, methods=tuple(eval_methods or ()))
+        estimator = self._estimator(built, loss=built.loss, metrics=built.metrics)
+        known = self._required(checkpoint_path)
+        restore(estimator.get_model(), known)
+        figures = estimator.evaluate(given.data, given.batch_size, **self._columns(given), **options)
+        return {**figures, "global_step": int(known.get("global_step:0", 0))}
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | str | None = None,
+        checkpoint_path: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Score every row; see `Estimator.predict` for what comes back.
+
+        Args:
+            input_fn: As in `train`; labels are not read.
+            predict_keys: Those of the predictions to return, where the model function predicts a dict.
+            checkpoint_path: The checkpoint to predict with. None is the newest.
+            options: Options of `Estimator.predict`.
+        """
+        given, features, _ = self._read(input_fn, ModeKeys.PREDICT)
+        built = self._built(ModeKeys.PREDICT, features, ())
+        outputs = _chosen(built.predictions, predict_keys)
+        estimator = self._estimator(built, outputs=outputs)
+        restore(estimator.get_model(), self._required(checkpoint_path))
+        columns = {name: value for name, value in self._columns(given).items() if name != "label_cols"}
+        return estimator.predict(given.data, **columns, **options)
+
+    def _read(self, input_fn: Callable[..., Any], mode: str) -> tuple[InputData, Any, Any]:
+        made = call(input_fn, mode)
+        given = made if isinstance(made, InputData) else InputData(data=made)
+        columns = ColumnOptions(
+            feature_cols=given.feature_cols,
+            label_cols=given.label_cols,
+            need_labels=mode != ModeKeys.PREDICT,
+            **{name: given.options[name] for name in ("shapes", "dtypes") if name in given.options},
+        )
+        features, labels = _described(recognise(given.data), columns)
+        return given, features, labels
+
+    def _columns(self, given: InputData) -> dict[str, Any]:
+        named = {"feature_cols": given.feature_cols, "label_cols": given.label_cols}
+        return {**{name: value for name, value in named.items() if value is not None}, **given.options}
+
+    def _built(self, mode: str, features: Any, labels: Any, methods: Sequence[str] = ()) -> Any:
+        return build(
+            self._model_fn,
+            mode,
+            features=features,
+            labels=labels,
+            params=self._params,
+            config=self._config,
+            methods=methods,
+        )
+
+    def _estimator(self, built: Any, **arguments: Any) -> Any:
+        needs_labels = arguments.get("loss") is not None
+        return self._make(
+            inputs=built.inputs,
+            labels=built.labels if needs_labels else None,
+            **{**self._options, **arguments},
+        )
+
+    def _start(self, session: Any) -> None:
+        """Values to train from: the newest, or those of `warm_start_from` for variables that it has."""
+        known = self._known(None)
+        if known is not None:
+            restore(session, known, needs="trainable")
+        elif self._warm is not None:
+            prefix = files.checkpoint_of(self._warm)
+            if prefix is None:
+                raise ConfigError(f"warm_start_from={self._warm!r}: there is no checkpoint.")
+            found = files.read_checkpoint(prefix)
+            taken = restore(
+                session,
+                {name: value for name, value in found.items() if name != "global_step:0"},
+                needs="nothing",
+            )
+            if not taken:
+                raise ConfigError(f"warm_start_from={self._warm!r} has none of the model's variables.")
+
+    def _known(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array] | None:
+        if checkpoint_path is not None:
+            prefix = files.checkpoint_of(str(checkpoint_path))
+            if prefix is None:
+                raise ConfigError(f"checkpoint_path={str(checkpoint_path)!r}: there is no checkpoint.")
+            return files.read_checkpoint(prefix)
+        newest = self.latest_checkpoint()
+        return self._values if newest is None else files.read_checkpoint(newest)
+
+    def _required(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array]:
+        known = self._known(checkpoint_path)
+        if known is None:
+            raise NotFittedError("nothing was trained yet; call train() first, or pass checkpoint_path=...")
+        return known
+
+
+def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
+    if keys is None:
+        return predictions
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ConfigError(f"predict_keys={wanted}: the model function predicts one tensor, without ModeKeys.")
+    missing = [key for key in wanted if key not in predictions]
+    if missing:
+        raise ConfigError(f"predict_keys: there is no {missing[0]!r} among {sorted(predictions)}.")
+    return {key: predictions[key] for key in wanted}
+
+
+def _described(given: Input, options: ColumnOptions) -> tuple[list[Column], list[Column]]:
+    """The columns of some data, each with dtype and row shape, from one row of it."""
+    if isinstance(given, LoaderInput):
+        return _of_batches(given.data)
+    asked, found = options, named(_one_row(given))
+    found = found.called(asked.features, asked.labels)
+    if asked.feature_cols is None:
+        asked = replace(asked, feature_cols=found.features)
+    if asked.label_cols is None and asked.need_labels:
+        asked = replace(asked, label_cols=found.labels)
+    planned = asked.plan(found.types)
+
+    def described(each: Any) -> Any:
+        part = values(found.columns[each.name], each.name)[:1]
+        row = (
+            conform(part, each, where=str)
+            if isinstance(part, np.ndarray)
+            else to_numpy(part, each, where=str)
+        )
+        return Column(each.name, row.dtype.name, tuple(row.shape[1:]))
+
+    return [described(each) for each in planned.features], [described(each) for each in planned.labels]
+
+
+def _one_row(given: Input) -> Any:
+    """Local data that has at least one row, with the same columns."""
+    if isinstance(given, FrameInput):
+        from kindler.spark.frames import collected
+
+        return collected(given.data, given.data.columns, rows=1)
+    if isinstance(given, ParquetInput):
+        files = parquet.inspect(given.data, opener(None))
+        return next(iter(parquet.scan(files, parquet.schema(files).names, 0, 1)))
+    return given.rows if isinstance(given, MemoryInput) else given.data.head(1)
+
+
+def _of_batches(data: Any) -> tuple[list[Column], list[Column]]:
+    """The same of a `tf.data.Dataset`, which says what its batches are."""
+    spec = getattr(data, "element_spec", None)
+    if spec is None:
+        raise ConfigError(
+            f"input_fn returned {type(data).__qualname__}, whose batches are known only once it runs.\n"
+            "Hint: return a tf.data.Dataset, arrays, an XShards or a DataFrame."
+        )
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    sides = []
+    for role, part in zip(("x", "y"), (*parts, None)[:2], strict=True):
+        leaves = dict(part) if isinstance(part, Mapping) else {} if part is None else {role: part}
+        for name, leaf in leaves.items():
+            if leaf.shape.rank == 0:
+                raise ConfigError(
+                    f"the dataset's {name!r} is a single value: its elements are rows, not batches of them.\n"
+                    "Hint: dataset.batch(n)."
+                )
+        sides.append(
+            [Column(name, leaf.dtype.name, tuple(leaf.shape.as_list()[1:])) for name, leaf in leaves.items()]
+        )
+    return sides[0], sides[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +346,7 @@ def build(
     config: Any = None,
     methods: Sequence[str] = (),
 ) -> Built:
-    """Call a model function in a graph of its own, which has a global step.
-
-    Args:
-        model_fn: Called with `features` (a tensor, or a dict of several by name), `labels` likewise (None in
-            prediction), `mode`, and with `params` and `config` where it takes them.
-        mode: One of `ModeKeys`.
-        features: The columns that are fed.
-        labels: The same for labels.
-        params: What the user gave for it.
-        config: The same.
-        methods: Names of metrics to make of predictions and labels: "acc", "top5acc", "mae", "mse", "auc".
-
-    Raises:
-        ConfigError: The function returned something else than a spec, or one without what the mode needs.
-    """
-    import tensorflow.compat.v1 as tf
-
+    """Call a model function in a graph of its own, which has a global step."""
     restore_legacy_keras()
     graph = tf.Graph()
     with graph.as_default():
@@ -131,18 +371,8 @@ def build(
 def restore(
     sess: Any, values: Mapping[str, Array], *, needs: Literal["all", "trainable", "nothing"] = "all"
 ) -> list[str]:
-    """Give a session's variables these values, by name; returns the names of those that got one.
-
-    Args:
-        sess: The session.
-        values: What was trained.
-        needs: Which of its variables must have a value among them. Slots of another optimizer begin anew.
-
-    Raises:
-        ConfigError: One of these has none.
-    """
-    from kindler.compat.frameworks.tf_graph.reach import needed
-    from kindler.compat.frameworks.tf_graph.variables import Values, ends_of
+    """Give a session's variables these values, by name; returns the names of those that got one."""
+    from kindler.compat.frameworks.tf_graph.ends import Values, ends_of, needed
 
     with sess.graph.as_default():
         kept = sess.graph.get_collection("variables")
@@ -168,49 +398,7 @@ def values_of(sess: Any) -> dict[str, Array]:
     return {variable.name: np.array(value) for variable, value in zip(variables, read, strict=True)}
 
 
-def checkpoint_of(place: str) -> str | None:
-    """The prefix of a checkpoint: that of a file, or of the newest in a folder; None where there is none."""
-    import tensorflow.compat.v1 as tf
-
-    if Path(f"{place}.index").exists():
-        return place
-    newest = tf.train.latest_checkpoint(place)
-    return None if newest is None else str(newest)
-
-
-def read_checkpoint(prefix: str) -> dict[str, Array]:
-    """The variables of a checkpoint, named as in a graph."""
-    import tensorflow.compat.v1 as tf
-
-    reader = tf.train.load_checkpoint(prefix)
-    return {f"{name}:0": np.asarray(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map()}
-
-
-def write_checkpoint(folder: str, values: Mapping[str, Array], step: int) -> str:
-    """Write `model-<step>` as the folder's newest checkpoint; like `tf.train.Saver`, keep the last five."""
-    import tensorflow.compat.v1 as tf
-
-    place = Path(folder).absolute()
-    place.mkdir(parents=True, exist_ok=True)
-    with tf.Graph().as_default(), tf.Session() as sess:
-        variables = [
-            tf.Variable(
-                tf.placeholder(value.dtype, value.shape), name=name.partition(":")[0], use_resource=True
-            )
-            for name, value in values.items()
-        ]
-        for variable, value in zip(variables, values.values(), strict=True):
-            sess.run(variable.initializer, {variable.initializer.inputs[1]: value})
-        saver = tf.train.Saver(variables)
-        state = tf.train.get_checkpoint_state(str(place))
-        older = state.all_model_checkpoint_paths if state is not None else []
-        saver.recover_last_checkpoints([path for path in older if path != f"{place}/model-{step}"])
-        return str(saver.save(sess, str(place / "model"), global_step=step, write_meta_graph=False))
-
-
 def _placeholder(column: Column, *, feature: bool) -> Any:
-    import tensorflow.compat.v1 as tf
-
     dtype = "float32" if feature and column.dtype == "float64" else column.dtype
     name = "".join(letter if letter.isalnum() else "_" for letter in column.name)
     role = "features" if feature else "labels"
@@ -248,8 +436,6 @@ def _check(spec: Any, model_fn: Any, mode: str) -> None:
 
 def _metric(name: str, predictions: Any, labels: Mapping[str, Any]) -> Any:
     """A metric of the first of the predictions and the first of the labels."""
-    import tensorflow.compat.v1 as tf
-
     known = ("acc", "accuracy", "top5acc", "mae", "mse", "auc", "loss")
     if name not in known:
         raise ConfigError(f"eval_methods: there is no {name!r}; there are {', '.join(known)}.")
@@ -277,8 +463,6 @@ def _metric(name: str, predictions: Any, labels: Mapping[str, Any]) -> Any:
 
 def _classes(targets: Any, outputs: Any) -> Any:
     """Labels as class numbers: given as such, in a column of one, or as one 1 among zeros."""
-    import tensorflow.compat.v1 as tf
-
     if targets.shape.rank == 2 and targets.shape[-1] != 1 and outputs.shape.rank == 2:
         return tf.argmax(targets, -1, output_type=tf.int32)
     return tf.cast(tf.reshape(targets, (-1,)), tf.int32)

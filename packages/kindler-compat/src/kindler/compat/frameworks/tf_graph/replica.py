@@ -16,12 +16,9 @@ import numpy as np
 from kindler.collective import Array, Batch, Gradients
 from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.build import make_spec
-from kindler.compat.frameworks.tf_graph.calls import Calls
-from kindler.compat.frameworks.tf_graph.feeds import Feeds, unbatched
-from kindler.compat.frameworks.tf_graph.randomness import draw_of, seed_of
-from kindler.compat.frameworks.tf_graph.session import worker_config
-from kindler.compat.frameworks.tf_graph.spec import GraphSpec, dumps, opened, unpacked
-from kindler.compat.frameworks.tf_graph.variables import Values
+from kindler.compat.frameworks.tf_graph.calls import Calls, Feeds, unbatched
+from kindler.compat.frameworks.tf_graph.ends import Values, worker_config
+from kindler.compat.frameworks.tf_graph.spec import GraphSpec, draw_of, dumps, opened, seed_of, unpacked
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, packed
 from kindler.frameworks.base import unpacked as unpacked_variables

@@ -8,15 +8,21 @@ alone makes both in a single call.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.frameworks.tf_graph.ends import Parameter, Training
-from kindler.compat.frameworks.tf_graph.optimizers import Counters, assigned
-from kindler.compat.frameworks.tf_graph.reach import PLACEHOLDERS, VARIABLES, needed, op_of
+from kindler.compat.frameworks.tf_graph.ends import (
+    PLACEHOLDERS,
+    VARIABLES,
+    Parameter,
+    Training,
+    needed,
+    op_of,
+)
 from kindler.errors import ConfigError
 
 # How the types of all operations begin that change a variable.
@@ -41,20 +47,7 @@ def trained_by(
     clip_value: Any = None,
     global_step: Any = None,
 ) -> Training:
-    """Add to the loss's graph what an optimizer needs, slots included.
-
-    Args:
-        optimizer: See `Estimator.from_graph`.
-        loss: A scalar.
-        updates: Operations to run with every step.
-        judged: Tensors that are fetched with every step: they are computed before variables change.
-        clip_norm: The norm that all gradients together are clipped to, after ranks have agreed on them.
-        clip_value: The bounds of each value of a gradient, before the norm.
-        global_step: A variable that counts steps; None takes the graph's, if it has one.
-
-    Raises:
-        ConfigError: The loss depends on no variable that can be trained, or the optimizer cannot be used.
-    """
+    """Add to the loss's graph what an optimizer needs, slots included."""
     graph = loss.graph
     variables = _trainable(loss)
     with _root(graph):
@@ -90,9 +83,6 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
     depends on it, such as `slim.learning.create_train_op`. The tensors are what the optimizer's operations
     take: after clipping, if the program clips. Gradients of some rows only (`tf.IndexedSlices`) are given as
     such where the optimizer has an operation for them.
-
-    Raises:
-        ConfigError: It applies no gradient, or changes a trainable variable in another way.
     """
     graph = train_op.graph
     by_op = {variable.op.name: variable for variable in graph.get_collection("trainable_variables")}
@@ -127,9 +117,6 @@ def of_train_op(train_op: Any, *, updates: Sequence[Any] = ()) -> Training:
 
     What the train op does besides with the rows of a batch (updates of BatchNorm, which most programs tie to
     it with `tf.control_dependencies`) is untied, and runs with the computation of gradients.
-
-    Raises:
-        ConfigError: Its gradients are not found, or it needs rows again after they were applied.
     """
     parameters = tuple(_parameter(gradient, variable) for gradient, variable in gradients_of(train_op))
     fed = _fed(parameters)
@@ -158,11 +145,7 @@ def of_train_op(train_op: Any, *, updates: Sequence[Any] = ()) -> Training:
 
 
 def clip_limits(clip_value: Any) -> tuple[float, float] | None:
-    """The bounds of a gradient's values: a number v stands for -v and v.
-
-    Raises:
-        ConfigError: It is neither a positive number nor a pair of a lower and an upper bound.
-    """
+    """The bounds of a gradient's values: a number v stands for -v and v."""
     if clip_value is None:
         return None
     if isinstance(clip_value, int | float) and not isinstance(clip_value, bool) and clip_value > 0:
@@ -337,3 +320,93 @@ def _rate(ops: Any) -> str:
             if rate is not None:
                 return str(rate.name)
     return ""
+
+
+_NAMES = {
+    "adadelta": "AdadeltaOptimizer",
+    "adagrad": "AdagradOptimizer",
+    "adam": "AdamOptimizer",
+    "ftrl": "FtrlOptimizer",
+    "momentum": "MomentumOptimizer",
+    "rmsprop": "RMSPropOptimizer",
+    "sgd": "GradientDescentOptimizer",
+}
+_NEEDED = {
+    "adagrad": {"learning_rate": 0.01},
+    "ftrl": {"learning_rate": 0.01},
+    "momentum": {"learning_rate": 0.01, "momentum": 0.9},
+    "rmsprop": {"learning_rate": 0.001},
+    "sgd": {"learning_rate": 0.01},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a learning rate may depend on, as tensors.
+
+    Attributes:
+        step: Steps of the optimizer so far, the graph's global step.
+        epoch: The number of the epoch that runs, from 1 on.
+    """
+
+    step: Any
+    epoch: Any
+
+
+def assigned(
+    optimizer: Any, variables: Sequence[Any], counters: Callable[[], Counters]
+) -> list[tuple[Any, list[Any]]]:
+    """Each optimizer with the variables that it trains."""
+    if not isinstance(optimizer, Mapping):
+        return [(_made(optimizer, counters), list(variables))]
+    by_prefix: dict[str, list[Any]] = {str(prefix): [] for prefix in optimizer}
+    left: list[Any] = []
+    for variable in variables:
+        owner = _owner(variable.op.name, by_prefix)
+        (left if owner is None else by_prefix[owner]).append(variable)
+    names = [variable.op.name for variable in variables]
+    for prefix, members in by_prefix.items():
+        if not members:
+            raise ConfigError(f"optimizer: no variable's name begins with {prefix!r}; there are {names}.")
+    if left:
+        warnings.warn(
+            "these variables are not trained, because no prefix of optimizer= is theirs:"
+            f" {[variable.op.name for variable in left]}.",
+            stacklevel=2,
+        )
+    return [(_made(optimizer[prefix], counters), members) for prefix, members in by_prefix.items()]
+
+
+def title(optimizer: Any) -> Any:
+    """What to call it in records of a run."""
+    if isinstance(optimizer, Mapping):
+        return ", ".join(f"{prefix}: {title(part)}" for prefix, part in optimizer.items())
+    return optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__
+
+
+def _owner(name: str, prefixes: Mapping[str, Any]) -> str | None:
+    """The longest prefix of a variable's name; "dense" is none of "dense_1/kernel" if "dense_1" is one."""
+    fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
+    return max(fitting, key=len, default=None)
+
+
+def _made(optimizer: Any, counters: Callable[[], Counters]) -> Any:
+    import tensorflow.compat.v1 as tf
+
+    if isinstance(optimizer, str):
+        name = optimizer.lower()
+        if name not in _NAMES:
+            raise ConfigError(f"optimizer={optimizer!r}: there are {', '.join(sorted(_NAMES))}.")
+        return getattr(tf.train, _NAMES[name])(**_NEEDED.get(name, {}))
+    if isinstance(optimizer, type) or (callable(optimizer) and not isinstance(optimizer, tf.train.Optimizer)):
+        made = optimizer() if isinstance(optimizer, type) else optimizer(counters())
+    else:
+        made = optimizer
+    if isinstance(made, tf.train.Optimizer):
+        return made
+    raise ConfigError(
+        f"optimizer must be a tf.compat.v1.train.Optimizer; received {type(made).__qualname__}.\n"
+        "Hint: it may also be a name such as 'adam', a dict from prefixes of variables' names to optimizers,"
+        " or a function of counters (with step and epoch) that returns an optimizer. Keras's own optimizers"
+        " go with Estimator.from_keras."
+    )

@@ -14,8 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.validation import Scores, named_all
-from kindler.compat.estimators import from_graph
-from kindler.compat.frameworks.tf_graph.model_fn import EstimatorSpec, ModeKeys
+from kindler.compat.estimators import EstimatorSpec, ModeKeys, from_graph
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
