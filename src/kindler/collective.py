@@ -92,11 +92,23 @@ class Collective(Protocol):
         """Leave the group. Idempotent."""
 
 
-def share_bytes(collective: Collective, data: bytes) -> bytes:
-    """Rank 0's bytes, on every rank."""
-    [length] = collective.broadcast([np.array([len(data)], np.int64)])
-    mine = np.frombuffer(data, np.uint8) if collective.rank == 0 else np.empty(int(length[0]), np.uint8)
-    [whole] = collective.broadcast([mine])
+class GradientExchange:
+    """Along which a replica exchanges gradients within its own steps; of this one nothing is open."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far."""
+        return 0.0
+
+    def close(self) -> None:
+        """Leave the others. Idempotent."""
+
+
+def share_bytes(collective: Collective, data: bytes, src: int = 0) -> bytes:
+    """The bytes of the rank `src`, on every rank."""
+    [length] = collective.broadcast([np.array([len(data)], np.int64)], src)
+    mine = np.frombuffer(data, np.uint8) if collective.rank == src else np.empty(int(length[0]), np.uint8)
+    [whole] = collective.broadcast([mine], src)
     return whole.tobytes()
 
 

@@ -31,7 +31,6 @@ HOMES = {
     "torch": (
         "frameworks.torch",
         "frameworks.keras",
-        "sync",
         "models",
         "cluster.feed",
         "compat.zoo",

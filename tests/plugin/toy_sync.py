@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from kindler.collective import Array, Collective
+from kindler.group import Group
 from kindler.registry import Spec
-from kindler.sync.contract import Lockstep, Replica, Worker
+from kindler.sync.contract import Replica, Sync
 
 GATHER = Spec(name="gather", target="toy_sync:GatherSync")
 APART = Spec(name="apart", target="toy_sync:ApartSync")
@@ -21,7 +22,7 @@ class Gathering:
 
     waited_s = 0.0
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Group) -> None:
         self.rank, self.size, self._worker = worker.rank, worker.size, worker
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
@@ -60,10 +61,10 @@ def _read(data: bytes) -> list[Array]:
         return [file[name] for name in file.files]
 
 
-class GatherSync(Lockstep):
+class GatherSync(Sync):
     """The sync "gather"."""
 
-    def connect(self, worker: Any) -> Collective:
+    def connect(self, worker: Group) -> Collective:
         return Gathering(worker)
 
 

@@ -16,10 +16,10 @@ from torch import nn
 import kindler
 from kindler import Callback, Estimator, Omega, RunSettings
 from kindler.errors import ConfigError
+from kindler.frameworks.torch.fully_sharded import _check_own_gpus
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from kindler.group import Group
 from kindler.models.loaded import load
-from kindler.sync.fsdp import _refuse_shared
-from kindler.sync.sharded import Sharded
 
 pytestmark = pytest.mark.torch
 
@@ -234,31 +234,16 @@ def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_pat
     om.close()
 
 
-class Told:
-    """A worker whose neighbours said this."""
-
-    host = "here"
-
-    def __init__(self, *others: bytes) -> None:
-        self._others = others
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        return [data, *(other or data for other in self._others)]
-
-
-def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    _refuse_shared(Told(b'["here", "1", "cuda:0"]', b'["there", "0", "cuda:0"]'), "cuda:0")
+def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own() -> None:
+    _check_own_gpus([b"here 1", b"here 2", b"there 1"])
     with pytest.raises(ConfigError, match="3 workers share 2 GPUs, and each needs one of its own"):
-        _refuse_shared(Told(b"", b'["here", "1", "cuda:0"]'), "cuda:0")
+        _check_own_gpus([b"here 1", b"here 2", b"here 1"])
 
 
 def test_one_copy_of_the_parameters_is_refused_where_they_are_not_in_the_machines_memory() -> None:
     replica = TorchReplica(TorchSpec(model=network()), device="meta")
     with pytest.raises(ConfigError, match="one_copy=True, but the parameters are on meta"):
-        Sharded(RunSettings(), one_copy=True)._fuse(replica, None)
+        replica.fuse(Group(), RunSettings(), "sharded", divide=None, one_copy=True)
 
 
 def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.WarningsRecorder) -> None:

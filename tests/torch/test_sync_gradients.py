@@ -11,7 +11,7 @@ from gang import GangWorker, run_ranks
 from torch import nn
 
 from kindler.errors import SyncError
-from kindler.sync.allreduce_torch import GradientSync, TorchExchange
+from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
 
 pytestmark = pytest.mark.torch
 
@@ -81,7 +81,7 @@ def _all_sizes(worker: GangWorker, shared_memory: bool) -> list[dict[str, Grads]
 def _steps(worker: GangWorker, shared_memory: bool, bucket_bytes: int) -> dict[str, Grads]:
     group = TorchExchange(worker, device=torch.device("cpu"), timeout_s=60.0, shared_memory=shared_memory)
     model, found = _model(), {}
-    sync = group.gradients(model.parameters(), first_bucket_bytes=bucket_bytes, bucket_bytes=bucket_bytes)
+    sync = GradientSync(model.parameters(), group, first_bucket_bytes=bucket_bytes, bucket_bytes=bucket_bytes)
     rank = worker.rank
 
     def step(name: str) -> None:
@@ -109,9 +109,6 @@ def _steps(worker: GangWorker, shared_memory: bool, bucket_bytes: int) -> dict[s
     model(_rows(rank), _side(rank)).sum().backward()
     sync.finish()
     step("weighed")
-    model(_rows(rank), _side(rank)).sum().backward()
-    sync.finish(torch.tensor(3.0))
-    step("scaled")
     group.close()
     return found
 
@@ -136,7 +133,6 @@ def _assert_all_same(results: Sequence[dict[str, Grads]]) -> None:
         _assert_same(result["idle"], _together(everyone[1:]))
         _assert_same(result["accumulated"], _together(everyone))
         _assert_same(result["weighed"], _together(everyone), 1 / sum(0.5 + rank for rank in everyone))
-        _assert_same(result["scaled"], _together(everyone), 3.0)
         for name, grads in result.items():
             for parameter, grad in grads.items():
                 other = results[0][name][parameter]
@@ -152,12 +148,11 @@ def _alone() -> Any:
 
 def test_a_second_backward_in_one_step_is_refused_rather_than_lost() -> None:
     model = nn.Linear(2, 1)
-    sync = GradientSync(model.parameters(), _alone())
+    GradientSync(model.parameters(), _alone())
     model(torch.ones(1, 2)).sum().backward()
 
     with pytest.raises(SyncError, match="one backward a step"):
         model(torch.ones(1, 2)).sum().backward()
-    sync.close()
 
 
 def test_sparse_gradients_become_dense_sums() -> None:
@@ -168,13 +163,3 @@ def test_sparse_gradients_become_dense_sums() -> None:
 
     assert table.weight.grad is not None
     assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [1, 1], [0, 0]]
-
-
-def test_a_closed_exchange_leaves_autograd_as_it_was() -> None:
-    model = nn.Linear(2, 1)
-    sync = GradientSync(model.parameters(), _alone())
-    sync.close()
-    model(torch.ones(1, 2)).sum().backward()
-
-    assert model.weight.grad is not None
-    assert model.weight.grad.tolist() == [[1.0, 1.0]]

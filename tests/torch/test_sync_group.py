@@ -9,7 +9,7 @@ import torch
 from gang import GangWorker, run_ranks
 
 from kindler.errors import SyncError
-from kindler.sync.allreduce_torch import TorchExchange
+from kindler.frameworks.torch.exchange import TorchExchange
 
 pytestmark = pytest.mark.torch
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from gang import GangWorker, run_ranks
 
-from kindler.errors import SyncError, SyncTimeoutError
-from kindler.sync.arrays_torch import TORCH
-from kindler.sync.shared_memory import Channel, HostRanks, Segment, channels
+from kindler.errors import SyncError
+from kindler.frameworks.torch.exchange_network import TORCH
+from kindler.sync.shared_memory import Channel, Segment, Topology, channels
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +29,8 @@ def _values(rank: int, turn: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(1003, generator=generator) * 10).to(dtype)
 
 
-def _host(worker: GangWorker, timeout_s: float = 30.0) -> HostRanks:
-    return HostRanks(range(worker.size), worker.rank, size=worker.size, timeout_s=timeout_s)
+def _host(worker: GangWorker) -> Topology:
+    return Topology(worker.hosts, worker.rank, timeout_s=30.0)
 
 
 def _sums(worker: GangWorker) -> dict[torch.dtype, list[torch.Tensor]]:
@@ -59,23 +59,6 @@ def test_every_rank_gets_the_sum_in_rank_order_bit_by_bit(size: int) -> None:
             expected = expected + _values(rank, turn, dtype)
         for sums in results:
             assert torch.equal(sums[dtype][turn], expected)
-
-
-def _miss(worker: GangWorker) -> tuple[int, ...]:
-    [channel] = channels(worker, _host(worker, timeout_s=0.3), [64], TORCH)
-    if worker.rank == 1:
-        worker.barrier()
-        return ()
-    channel.slot(torch.float32).zero_()
-    channel.post()
-    worker.barrier()  # the others have come, however late
-    with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
-        channel.sum_into(torch.empty(16))
-    return caught.value.missing
-
-
-def test_a_rank_that_does_not_come_is_named_and_nobody_hangs() -> None:
-    assert run_ranks(3, _miss) == [(1,), (), (1,)]
 
 
 def _names_left(worker: GangWorker) -> list[str]:

@@ -22,8 +22,9 @@ from kindler.data.columns import Columns
 from kindler.data.parquet import ParquetFiles, scan, schema
 from kindler.data.prefetch import ahead
 from kindler.data.row_order import Dealing
-from kindler.data.spool import Member, Spool, SpoolWriter, fresh_folder, shared_spool
+from kindler.data.spool import Spool, SpoolWriter, fresh_folder, shared_spool
 from kindler.errors import ConfigError, DataError
+from kindler.group import Group
 
 ROW_BITS = 33  # as in Spark's monotonically_increasing_id
 
@@ -42,7 +43,7 @@ class Source(Protocol):
     def columns(self) -> Columns:
         """What is read of each row."""
 
-    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
         """The rows of `worker`. All workers call this together, and may exchange messages in it.
 
         The lanes of the spool say how rows were dealt. Without lanes, the rows of a worker are a lane of
@@ -59,7 +60,7 @@ class ParquetSource:
     files: ParquetFiles
     columns: Columns
 
-    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
         if self._is_vast(dealing):
             return self._own_groups(worker, dealing)
         rows = self.files.rows
@@ -71,7 +72,7 @@ class ParquetSource:
         groups = sum(map(len, self.files.row_groups))
         return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
 
-    def _own_groups(self, worker: Member, dealing: Dealing) -> Spool:
+    def _own_groups(self, worker: Group, dealing: Dealing) -> Spool:
         """Whole row groups are dealt, and their rows among the lanes that belong together."""
         sizes = [rows for groups in self.files.row_groups for rows in groups]
         starts = np.cumsum([0, *sizes])
@@ -117,7 +118,7 @@ class FolderSource:
     folder: str
     columns: Columns
 
-    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
         whole = Spool.open(self.folder)
         return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
 
@@ -133,7 +134,7 @@ class DeliveredSource:
     columns: Columns
     name: str
 
-    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
         spool = Spool.open(worker.scratch / self.name)
         ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
         spool.numbers = _numbers(worker, ids) if in_order else None
@@ -146,7 +147,7 @@ def describe_row_id(row_id: int) -> str:
     return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 
-def _numbers(worker: Member, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _numbers(worker: Group, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The places of rows among all rows. Workers exchange the lengths of the partitions they know."""
     partitions, places = ids >> ROW_BITS, ids & ((1 << ROW_BITS) - 1)
     lengths = np.zeros(int(partitions.max(initial=-1)) + 1, np.int64)

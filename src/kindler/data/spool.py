@@ -25,7 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ import pyarrow as pa
 from kindler.data.columns import Array, Column, Where
 from kindler.data.ragged import Ragged, read_column
 from kindler.errors import DataError, naming_full_disk
+from kindler.group import Group
 
 Layout: TypeAlias = dict[str, list[Any]]
 """Column name -> [dtype name or None, shape of a row or None]; None where no row said.
@@ -540,30 +541,13 @@ class _RaggedFile(_ColumnFile):
         return (self.name, self._offsets_name)
 
 
-class Member(Protocol):
-    """What a source needs of the worker that opens it."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def hosts(self) -> Sequence[str]:
-        """The machine of every rank."""
-
-    @property
-    def scratch(self) -> Path: ...
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-
-
 def fresh_folder(scratch: Path) -> Path:
     scratch.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
 
 
 def shared_spool(
-    worker: Member, columns: Sequence[Column], rows: int, write: Callable[[SpoolWriter, int, int], None]
+    worker: Group, columns: Sequence[Column], rows: int, write: Callable[[SpoolWriter, int, int], None]
 ) -> Spool:
     """One spool of all rows on each host: its workers write it together, each a part, and all map the whole.
 
@@ -582,14 +566,14 @@ def shared_spool(
         return writer.whole(rows, agreed([json.loads(layout) for layout in layouts]))
 
 
-def _values_before(worker: Member, folder: Path, mine: list[int]) -> list[int]:
+def _values_before(worker: Group, folder: Path, mine: list[int]) -> list[int]:
     """How many values of each ragged column those have written into this folder whose rows come earlier."""
     gathered = [json.loads(part) for part in worker.all_gather(json.dumps([str(folder), mine]).encode())]
     earlier = [counts for where, counts in gathered[: worker.rank] if where == str(folder)]
     return [sum(counts[i] for counts in earlier) for i in range(len(mine))]
 
 
-def _meet(worker: Member) -> tuple[Path, int, int]:
+def _meet(worker: Group) -> tuple[Path, int, int]:
     """The folder of this worker's spool, its place among those who write there, and how many they are."""
     mine = fresh_folder(worker.scratch)
     # A worker that takes the place of a dead one finds no folder of its neighbours, who may be elsewhere.

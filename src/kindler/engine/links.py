@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
-from typing import Protocol
 
 from kindler import limits
 from kindler.engine.job import GangMember
@@ -20,30 +19,13 @@ from kindler.engine.server import Listener, listen, listen_on
 from kindler.engine.wire import Address, Channel, connect
 from kindler.errors import SyncError, SyncTimeoutError, rank_name
 from kindler.frame import ChannelClosed
+from kindler.group import Group
 
 _BACKLOG = 16
 _FANOUT = 2
 
 
-class LinkableWorker(Protocol):
-    """The part of a worker that is needed to find the others."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def secret(self) -> bytes: ...
-    @property
-    def port_range(self) -> tuple[int, int] | None: ...
-    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
-
-
-def connect_links(
-    worker: LinkableWorker, peers: Collection[int], *, timeout_s: float
-) -> dict[int, socket.socket]:
+def connect_links(worker: Group, peers: Collection[int], *, timeout_s: float) -> dict[int, socket.socket]:
     """A connected, authenticated socket to each of the ranks `peers`.
 
     Every rank of the run calls it, with no peers where it needs none; if one rank names another, that one
@@ -87,14 +69,14 @@ def connect_links(
     return {rank: channel.socket for rank, channel in sorted(channels.items())}
 
 
-def _listen(worker: LinkableWorker, expected: int) -> socket.socket:
+def _listen(worker: Group, expected: int) -> socket.socket:
     try:
         return listen(worker.address, backlog=expected + _BACKLOG, ports=worker.port_range)
     except OSError as exc:
         raise SyncError(f"worker {worker.rank} cannot listen on {worker.address}: {exc}") from exc
 
 
-def _link(worker: LinkableWorker, rank: int, address: Sequence[object], deadline: float) -> Channel:
+def _link(worker: Group, rank: int, address: Sequence[object], deadline: float) -> Channel:
     host, port = address
     try:
         channel = connect((str(host), int(str(port))), worker.secret, timeout_s=_until(deadline))

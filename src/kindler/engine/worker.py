@@ -23,7 +23,7 @@ import numpy as np
 
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, Feeds, FeedWriter, is_feed
 from kindler.engine.fork_server import flush_output
-from kindler.engine.job import GangMember, cluster_spec, members_of
+from kindler.engine.job import cluster_spec, members_of
 from kindler.engine.links import answer_calls, call, connect_links
 from kindler.engine.meeting import (
     Halting,
@@ -47,6 +47,7 @@ from kindler.engine.placement import (
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, KindlerError, SyncError, SyncTimeoutError, plain_fields
 from kindler.frame import ChannelClosed, Frame
+from kindler.group import Group
 
 STACKS = "stacks.txt"  # in the scratch folder
 
@@ -54,53 +55,34 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 _stacks: IO[str] | None = None  # the fault handler keeps its number, not the file
 
 
-class Worker:
-    """One member of a gang.
+class Worker(Group):
+    """A group whose ranks meet at the hub.
 
     Attributes:
-        rank: Its number, from 0.
-        size: How many there are, without those that run beside them.
-        lost: The ranks that have gone while the others went on, as the last gather found it.
-        outlives: Whether ranks go on without each other (`become_optional`).
-        replaceable: Whether another process takes the place of a rank that dies; see `opened`.
         role: What it is to the others, such as "worker", "chief" or "ps".
         index: Its number among those of its role.
-        members: The role, machine, address and held ports of every rank.
-        host: Its machine.
-        hosts: The machine of every rank.
-        address: The IP address under which the other workers reach it.
         ports: The ports that are held for its program.
-        local_rank: Its number among those of the same machine.
-        local_size: How many are on this machine.
-        scratch: A folder of its own that goes away with the run.
-        run_id: The run's name.
-        secret: What members of this run prove themselves with.
-        port_range: The ports that may be listened on; None is any.
         others_ended: Of a service with a grace: set once every other rank has a result; it should return.
     """
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
-        self.rank: int = fields["rank"]
+        self.rank = fields["rank"]
         hosts: tuple[str, ...] = tuple(fields["hosts"])
         self.hosts = hosts[: fields.get("crew")]
         self.size = len(self.hosts)
-        self.lost: frozenset[int] = frozenset()
-        self.outlives = False
-        self.replaceable: bool = fields.get("replaceable", False)
-        self.host: str = hosts[self.rank]
-        self.members: tuple[GangMember, ...] = members_of(
-            fields["roles"], hosts, fields["addresses"], fields["ports"]
-        )
+        self.replaceable = fields.get("replaceable", False)
+        self.host = hosts[self.rank]
+        self.members = members_of(fields["roles"], hosts, fields["addresses"], fields["ports"])
         me = self.members[self.rank]
         self.role, self.index, self.address, self.ports = me.role, me.index, me.address, me.ports
         self.local_rank = hosts[: self.rank].count(self.host)
         self.local_size = hosts.count(self.host)
         self.scratch = Path(fields["scratch"])
-        self.run_id: str = fields["run_id"]
+        self.run_id = fields["run_id"]
         self.secret = bytes.fromhex(fields["secret"])
         ports = fields.get("port_range")
-        self.port_range: tuple[int, int] | None = (ports[0], ports[1]) if ports else None
-        self.threads: int = fields["threads"] or self._share(fields.get("cores"))
+        self.port_range = (ports[0], ports[1]) if ports else None
+        self.threads = fields["threads"] or self._share(fields.get("cores"))
         self._sync_timeout_s: float = fields["sync_timeout_s"]
         self._channel = channel
         self._is_fed: bool = fields["fed"]
@@ -143,13 +125,6 @@ class Worker:
         return placement
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """The bytes of every rank, in the order of ranks; all ranks call this in the same order.
-
-        Where a rank needs only some of the others' bytes, `gather` moves less.
-
-        Raises:
-            SyncTimeoutError: Some rank did not come.
-        """
         return self._meet(data, "all")
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
@@ -157,40 +132,21 @@ class Worker:
         return dict(zip(wanted, self._meet(data, wanted), strict=True))
 
     def total(self, numbers: Sequence[int]) -> list[int]:
-        """The sums over ranks of as many whole numbers on each; all ranks call this in the same order.
-
-        Raises:
-            SyncTimeoutError: Some rank did not come.
-        """
         return read_numbers(self._meet(write_numbers(numbers), "sum")[0])
 
     def mean(self, arrays: Sequence[np.ndarray[Any, Any]], weight: float) -> list[np.ndarray[Any, Any]]:
-        """The mean over ranks of flat arrays of floats; all ranks call this in the same order.
-
-        A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
-
-        Raises:
-            SyncTimeoutError: Some rank did not come.
-        """
         if self.size == 1:
             self.tick()
             return [array.copy() if weight else np.zeros_like(array) for array in arrays]
         return read_arrays(self._meet(weighted_arrays(arrays, weight), "mean")[0])
 
     def opened(self) -> bytes:
-        """What this rank had kept before its process died and this one took its place; empty in a first one.
-
-        All ranks that can be replaced call it once, when they have prepared themselves. A process that takes
-        the place of another one makes the same gathers until here; then gathers go on from where `keep` was
-        called.
-        """
         self._channel.send("open", turn=self._turn)
         turn, kept = self._answer("opened")
         self._turn = int(turn)
         return kept
 
     def keep(self, data: bytes) -> None:
-        """From now on, a process that takes the place of this one goes on from here, with these bytes."""
         self._channel.send("keep", data, turn=self._turn)
 
     def _meet(self, data: bytes, wants: Wants) -> list[bytes]:
@@ -226,55 +182,22 @@ class Worker:
         self._waiting = waiting
 
     def tick(self) -> None:
-        """Say that this rank got further; a gang in which none does so for too long is stalled."""
         self._ticks += 1
 
     def go_on(self, number: int, *, whole: bool = True) -> bool:
-        """Before each step: whether to make the step of this number; not after the user has interrupted.
-
-        Args:
-            number: The step's, or the epoch's where ranks do not meet in steps. Numbers grow.
-            whole: Whether what has the last number that any rank has begun is still done.
-        """
         return self._halting.go_on(number, whole=whole, timeout_s=self._sync_timeout_s)
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        self.gather(b"", ())
-
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
-        """An authenticated connection to each of the ranks `peers`; all ranks call this in the same order.
-
-        If one rank names another, that one names it too. The sockets are the caller's to close.
-
-        Raises:
-            SyncError: Some peer did not come, or cannot be reached.
-        """
         return connect_links(self, peers, timeout_s=timeout_s)
 
-    @property
-    def leads(self) -> bool:
-        """Whether this is the first of the ranks that are left, as the last gather found it."""
-        return self.rank == min(set(range(self.size)) - self.lost, default=0)
-
     def become_optional(self) -> None:
-        """From now on the others go on when this rank's process dies; gathers have no bytes of it then."""
         self.outlives = True
         self._channel.send("optional")
 
     def call(self, rank: int, timeout_s: float) -> socket.socket:
-        """An authenticated connection to a rank that answers calls on its held port; the caller closes it.
-
-        Raises:
-            SyncError: It does not answer, or not as a member of this run.
-        """
         return call(self.members[rank], self.rank, self.secret, timeout_s=timeout_s)
 
     def answer_calls(self, take: Callable[[int, socket.socket], None], check: Callable[[], None]) -> None:
-        """Let in members of this run on the held port, until `check`, called several times a second, raises.
-
-        `take` gets the caller's rank and the connection, on a thread of its own.
-        """
         answer_calls(self.ports[0], self.address, self.secret, take, check, expected=self.size)
 
     @property
@@ -314,7 +237,6 @@ class Worker:
             )
 
     def report(self, kind: str, **fields: Any) -> None:
-        """Tell the driver something, as JSON."""
         self.tick()
         if self.replaceable:  # a process that takes the place of this one will say it again
             fields["turn"] = self._turn

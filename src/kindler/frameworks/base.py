@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from kindler.collective import Array, Batch, Collective, Gradients, share_bytes
+from kindler.collective import Array, Batch, Collective, GradientExchange, Gradients, share_bytes
+from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Scored, Use, Variables
 from kindler.frameworks.merged_buffers import mean_by_name, merge_over_ranks, merge_parts
 from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel, pack, unpack
+from kindler.group import Group
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
@@ -36,8 +38,6 @@ class BaseReplica:
         device: Where it computes.
         model: What callbacks see as the model.
         optimizer: What they see as the optimizer; None where there is none.
-        fuses: The library whose gradients `train_step` can exchange itself once `fuse` was called: "torch",
-            or "" for none.
         divisible: Whether several parameter servers can share its parameters: `apply` takes None for one that
             is left alone, and there is `join_parts`.
         takes_read_only: Whether `predict` takes arrays that must not be written to, as they are.
@@ -57,7 +57,6 @@ class BaseReplica:
             of each label in the first batch. Otherwise None.
     """
 
-    fuses = ""
     divisible = False
     takes_read_only = False
     model: Any = None
@@ -226,13 +225,19 @@ class BaseReplica:
         """What joins this replica to others; None where there are none."""
         return self._collective if self._collective is not None and self._collective.size > 1 else None
 
-    def fuse(self, exchange: Any) -> None:
-        """From now on let `train_step` exchange gradients itself; only where `fuses` says so."""
-        raise ConfigError(f"{type(self).__name__} exchanges no gradients within its own step.")
+    def fuse(
+        self, worker: Group, settings: RunSettings, strategy: str, **options: Any
+    ) -> GradientExchange | None:
+        """From now on let `train_step` exchange gradients itself; None where the framework cannot.
 
-    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
-        """As `fuse`, and let the optimizer move only what this rank owns."""
-        raise ConfigError(f"the optimizer of {type(self).__name__} cannot be divided between workers.")
+        Args:
+            worker: This worker; every rank calls it.
+            settings: Time limits, and whether workers of one machine exchange through shared memory.
+            strategy: "allreduce"; or "sharded", which divides the optimizer, or "fsdp", which divides the
+                parameters as well, between ranks.
+            options: Those of the sync of that name.
+        """
+        return None
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch, self.epoch_rows = epoch, 0

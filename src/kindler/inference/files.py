@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from kindler.data import parquet
 from kindler.data.rejoin import OutputJoiner
 from kindler.engine.placement import TaskPlace, gpus_of_task
+from kindler.group import Group
 from kindler.inference.outputs import refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 
@@ -29,7 +29,7 @@ class FileTask:
     folder: str
 
 
-def run(worker: Any, task_bytes: bytes) -> Sequence[bytes]:
+def run(worker: Group, task_bytes: bytes) -> Sequence[bytes]:
     """Score this worker's rows into one file of the output folder."""
     task: FileTask = cloudpickle.loads(task_bytes)
     start, stop = parquet.share(task.files.rows, worker.size, worker.rank)

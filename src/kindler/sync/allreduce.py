@@ -1,62 +1,121 @@
-"""All-reduce: at every step each rank applies the mean of all ranks' gradients, so all stay equal bit by bit.
+"""Syncs whose ranks apply the mean of all ranks' gradients at every step, so that all stay equal bit by bit.
 
-Gradients are exchanged as numpy arrays (`allreduce_host.py`). A replica of torch has them exchanged while its
-backward pass still runs (`allreduce_torch.py`), which needs torch and is imported only then.
+Gradients are exchanged as numpy arrays (`host_group.py`), unless the replica's framework exchanges them
+within its own steps: torch does so while its backward pass still runs (`frameworks/torch/exchange.py`), and
+can divide the optimizer ("sharded") or the parameters as well ("fsdp") between ranks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from kindler.collective import Collective
-from kindler.sync.allreduce_host import HostGroup
-from kindler.sync.contract import Lockstep, Replica
+import numpy as np
 
-if TYPE_CHECKING:
-    from kindler.sync.allreduce_torch import TorchExchange
+from kindler.collective import GradientExchange
+from kindler.config import RunSettings
+from kindler.errors import ConfigError
+from kindler.group import Group
+from kindler.sync.contract import Sync
+
+DIVISIONS = ("elements", "parameters")
 
 
-class AllReduce(Lockstep):
+class AllReduce(Sync):
     """The sync "allreduce"."""
 
-    _exchange: TorchExchange | None = None
+    _exchange: GradientExchange | None = None
+    _strategy = "allreduce"
+    _options: Mapping[str, Any] = MappingProxyType({})
 
-    def connect(self, worker: Any) -> Collective:
-        """Shared memory between ranks of one host, a ring between hosts."""
-        settings = self.settings
-        return HostGroup(worker, timeout_s=settings.sync_timeout_s, shared_memory=settings.shared_memory)
-
-    def attach(self, replica: Replica, worker: Any) -> None:
-        """Join the other ranks; a replica of torch exchanges within its own step from now on."""
+    def attach(self, replica: Any, worker: Group) -> None:
         super().attach(replica, worker)
-        if worker.size > 1 and replica.fuses == "torch":
-            self._fuse(replica, worker)
+        if worker.size > 1:
+            self._exchange = replica.fuse(worker, self.settings, self._strategy, **self._options)
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far."""
         return super().waited_s + (self._exchange.waited_s if self._exchange is not None else 0.0)
 
-    def step(self, replica: Replica, batch: Any) -> None:
-        """One step with the mean over the rows of all ranks; one rank alone has nothing to exchange."""
+    def step(self, replica: Any, batch: Any) -> None:
         if self._exchange is not None or self.collective.size == 1:
             replica.train_step(batch)
         else:
             super().step(replica, batch)
 
     def close(self) -> None:
-        """Leave the others. Idempotent."""
         if self._exchange is not None:
             self._exchange.close()
         super().close()
 
-    def _fuse(self, replica: Any, worker: Any) -> None:
-        from kindler.sync.allreduce_torch import TorchExchange
 
-        self._exchange = TorchExchange(
-            worker,
-            device=replica.device,
-            timeout_s=self.settings.sync_timeout_s,
-            shared_memory=self.settings.shared_memory,
-        )
-        replica.fuse(self._exchange)
+class _Divided(AllReduce):
+    """One that divides the optimizer; a replica that cannot do so steps as with all-reduce."""
+
+    _optimizer_bytes = 0
+
+    def catch_up(self, replica: Any) -> None:
+        if self._exchange is not None:
+            mine = np.zeros(self.collective.size, np.int64)
+            mine[self.collective.rank] = replica.optimizer_bytes()
+            self._optimizer_bytes = int(self.collective.sum([mine])[0].max())
+
+    def figures(self) -> dict[str, Any]:
+        """The bytes of the largest share of the optimizer's state."""
+        return {"optimizer_bytes": self._optimizer_bytes} if self._exchange is not None else {}
+
+    def whole(self, replica: Any) -> Any:
+        """The replica; the first rank knows the whole of its state until the next step."""
+        if self._exchange is not None:
+            replica.gather_state()
+        return replica
+
+
+class Sharded(_Divided):
+    """The sync "sharded": each rank owns a slice of the parameters, with the optimizer's state of it.
+
+    The result is that of all-reduce; each rank does 1/N of the optimizer's work and keeps 1/N of its memory.
+
+    Args:
+        settings: Time limits, and whether workers of one machine exchange through shared memory.
+        divide: What the optimizer can be divided into: "elements", if it moves each element of a parameter by
+            itself; "parameters", if it moves each parameter by itself. None for optimizers of torch, of which
+            it is known.
+        one_copy: Whether workers that are all on one machine share one copy of the parameters. That is faster
+            and saves memory, but callbacks and the model must not write weights.
+    """
+
+    _strategy = "sharded"
+
+    def __init__(self, settings: RunSettings, *, divide: str | None = None, one_copy: bool = False) -> None:
+        super().__init__(settings)
+        if divide is not None and divide not in DIVISIONS:
+            raise ConfigError(
+                f"sync='sharded': divide is one of {', '.join(map(repr, DIVISIONS))}, or None; received"
+                f" {divide!r}."
+            )
+        if not isinstance(one_copy, bool):
+            raise ConfigError(f"sync='sharded': one_copy is True or False; received {one_copy!r}.")
+        self._options = {"divide": divide, "one_copy": one_copy}
+
+
+class Fsdp(_Divided):
+    """The sync "fsdp": torch divides the parameters themselves, with gradients and the optimizer's state.
+
+    A forward pass gathers parameters, a backward pass adds up gradients so that each rank gets its part.
+    Torch's own process group carries all of it: gloo between CPUs, NCCL between GPUs.
+
+    Args:
+        settings: Time limits.
+        modules: Names of the model's modules that are gathered by themselves, so that not all of the model's
+            parameters are whole at the same time.
+    """
+
+    _strategy = "fsdp"
+
+    def __init__(self, settings: RunSettings, *, modules: Sequence[str] = ()) -> None:
+        super().__init__(settings)
+        if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
+            raise ConfigError(f"sync='fsdp': modules is a list of names of modules; received {modules!r}.")
+        self._options = {"modules": tuple(modules)}

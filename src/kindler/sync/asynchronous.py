@@ -1,28 +1,41 @@
 """Asynchronous training: workers step by themselves, and a parameter server applies what each of them learns.
 
 A worker pulls weights, computes the gradient of its own rows and pushes it; the answer has the weights as
-they are then. Nobody waits for another worker within an epoch. At its end the workers that are left meet,
-look at the same weights, judge and save. The server is `parameter_server.py`, on ranks of the role "ps".
+they are then. No worker waits for another one within an epoch. At its end the workers that are left meet,
+look at the same weights, evaluate and save. The server is `parameter_server.py`, on ranks of the role "ps".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kindler.collective import Array, Collective
 from kindler.config import RunSettings
-from kindler.errors import ConfigError
-from kindler.sync.contract import Replica
-from kindler.sync.gather_collective import GatherCollective
-from kindler.sync.server_link import ServerLink
-from kindler.sync.server_wire import Op
-from kindler.sync.wait_clock import Waiting
+from kindler.errors import ConfigError, SyncError, SyncTimeoutError
+from kindler.group import Group
+from kindler.sync.contract import Sync
+from kindler.sync.host_group import FlatLayout, GatherCollective
+from kindler.sync.parameter_server import (
+    Header,
+    Op,
+    ProtocolError,
+    read_header,
+    read_into,
+    read_json,
+    read_payload,
+    send,
+    send_json,
+)
+from kindler.sync.shared_memory import Segment, Waiting
 
 
-class Asynchronous:
+class Asynchronous(Sync):
     """The sync "async".
 
     Args:
@@ -36,7 +49,7 @@ class Asynchronous:
     """
 
     in_step = False
-    ends_at: int | None = None
+    _worker: Group
 
     def __init__(
         self,
@@ -48,9 +61,8 @@ class Asynchronous:
         shards: int = 1,
     ) -> None:
         _check(lock=lock, max_staleness=max_staleness, push_every=push_every, shards=shards)
-        self._settings = settings
+        super().__init__(settings)
         self._push_every = push_every
-        self._collective: GatherCollective | None = None
         self._waiting = Waiting()
         self._links: list[ServerLink] = []
         self._owned: list[list[int]] = []
@@ -59,25 +71,19 @@ class Asynchronous:
         self._looked: list[Array] = []
         self._figures: dict[str, Any] = {}
         self._rates: list[float] = []
-        self._worker: Any = None
 
-    @property
-    def collective(self) -> Collective:
-        """What workers meet through between epochs."""
-        assert self._collective is not None, "attach comes first"
-        return self._collective
+    def connect(self, worker: Group) -> Collective:
+        return GatherCollective(worker)
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this worker has waited for the server or for others so far."""
         return self._waiting.seconds + (self._collective.waited_s if self._collective is not None else 0.0)
 
-    def attach(self, replica: Any, worker: Any) -> None:
+    def attach(self, replica: Any, worker: Group) -> None:
         """Join the others from rank 0's state on, and connect to the servers."""
+        super().attach(replica, worker)
         self._worker = worker
         self._waiting = Waiting(worker)
-        self._collective = GatherCollective(worker)
-        replica.join(self._collective)
         arrays = replica.read()
         servers = [member.rank for member in worker.members if member.role == "ps"]
         self._owned = _shares([array.nbytes for array in arrays], len(servers))
@@ -87,8 +93,8 @@ class Asynchronous:
                 server,
                 [arrays[place] for place in owned],
                 waiting=self._waiting,
-                timeout_s=self._settings.sync_timeout_s,
-                memory=self._settings.shared_memory,
+                timeout_s=self.settings.sync_timeout_s,
+                memory=self.settings.shared_memory,
                 ends_at=self.ends_at,
                 owned=owned if len(servers) > 1 else None,
             )
@@ -112,7 +118,7 @@ class Asynchronous:
             link.pull()
         replica.write(self._weights())
 
-    def step(self, replica: Replica, batch: Any) -> None:
+    def step(self, replica: Any, batch: Any) -> None:
         """Push the gradient of this worker's rows, and take the weights that come back."""
         if batch.rows:
             mine = replica.gradients(batch)
@@ -137,16 +143,16 @@ class Asynchronous:
         replica.write(self._weights())
         self._looked = [array.copy() for array in self._weights()]
         replica.step = self._version
-        told = [link.ask(Op.EPOCH, {"epoch": replica.epoch}) for link in self._links]
-        self._rates = told[0]["rates"]
+        figures = [link.ask(Op.EPOCH, {"epoch": replica.epoch}) for link in self._links]
+        self._rates = figures[0]["rates"]
         if self._rates:
             replica.set_rates(self._rates)
             self._rates = replica.rates()  # as this process rounds them
         self._figures = {
-            "updates": told[0]["updates"],
-            "staleness_median": float(np.median([part["staleness_median"] for part in told])),
-            "staleness_max": max(part["staleness_max"] for part in told),
-            "sync_bytes": sum(part["sync_bytes"] for part in told),
+            "updates": figures[0]["updates"],
+            "staleness_median": float(np.median([part["staleness_median"] for part in figures])),
+            "staleness_max": max(part["staleness_max"] for part in figures),
+            "sync_bytes": sum(part["sync_bytes"] for part in figures),
         }
 
     def figures(self) -> dict[str, Any]:
@@ -170,7 +176,6 @@ class Asynchronous:
         return _RunState(replica, self._links, self._owned)
 
     def close(self) -> None:
-        """Leave the others. Idempotent."""
         for link in self._links:
             link.close()
 
@@ -188,11 +193,11 @@ class Asynchronous:
 
     def _weights(self) -> list[Array]:
         """The weights that came last, in their order; the next answer overwrites them."""
-        found: list[Any] = [None] * sum(map(len, self._owned))
+        weights: list[Any] = [None] * sum(map(len, self._owned))
         for link, owned in zip(self._links, self._owned, strict=True):
             for place, array in zip(owned, link.weights, strict=True):
-                found[place] = array
-        return found
+                weights[place] = array
+        return weights
 
     def _learn(self, arrays: Sequence[Array], weight: float, *, copied: bool = True) -> list[Array]:
         """Push gradients, or add them to those of the next push; the weights to go on with."""
@@ -287,3 +292,159 @@ def _check(*, lock: Any, max_staleness: Any, push_every: Any, shards: Any) -> No
 
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+class ServerLink:
+    """One worker's end.
+
+    Args:
+        worker: This worker.
+        server: The server's rank.
+        arrays: The parameters that the server looks after, whose shapes and dtypes count.
+        waiting: Counts the time that the worker waits for the server.
+        timeout_s: The longest time to wait for an answer.
+        memory: Whether to share memory with a server on the same machine.
+        ends_at: The updates after which the server applies no more.
+        owned: The places of `arrays` among all parameters; None where they are all of them.
+
+    Attributes:
+        version: How many updates the weights have seen that came last.
+        gradients: Where to put gradients before `push`.
+        weights: Where weights lie after `pull`, `push` and `look`; the next of these overwrites them.
+    """
+
+    def __init__(
+        self,
+        worker: Group,
+        server: int,
+        arrays: Sequence[Array],
+        *,
+        waiting: Waiting,
+        timeout_s: float,
+        memory: bool,
+        ends_at: int | None,
+        owned: Sequence[int] | None,
+    ) -> None:
+        self._worker, self._server, self._waiting, self._timeout_s = worker, server, waiting, timeout_s
+        layout = FlatLayout(arrays)
+        self._sock: socket.socket = worker.call(server, timeout_s)
+        nbytes = layout.nbytes
+        self._segment: Segment | None = None
+        near = memory and nbytes > 0 and worker.members[server].host == worker.host
+        segment = _shared(worker, 2 * nbytes) if near else None
+        try:
+            hello = {
+                "ends_at": ends_at,
+                "owned": None if owned is None else list(owned),
+                "memory": None if segment is None else segment.path,
+                "nbytes": 2 * nbytes,
+            }
+            with self._talking("greeting"):
+                send_json(self._sock, Op.HELLO, hello)
+                mapped = read_json(self._sock, read_header(self._sock))["memory"]
+        finally:
+            if segment is not None:
+                segment.unlink()
+        if mapped and segment is not None:
+            self._segment = segment
+            whole = np.frombuffer(segment.mapping, np.uint8)
+        else:
+            whole = np.empty(2 * nbytes, np.uint8)
+        self._outgoing, self._incoming = whole[:nbytes], whole[nbytes:]
+        self.gradients, self.weights = layout.views(self._outgoing), layout.views(self._incoming)
+        self.version = 0
+
+    def start_from(self, state: bytes) -> None:
+        """Give the server the state that training begins with."""
+        with self._talking("sending the first state"):
+            send(self._sock, Op.STATE, state)
+            read_header(self._sock)
+
+    def pull(self) -> None:
+        """Fetch weights to compute gradients with; gradients are owed for them."""
+        with self._talking("pulling weights"):
+            send(self._sock, Op.PULL)
+            self._take_weights()
+
+    def look(self) -> None:
+        """Fetch weights without owing gradients for them."""
+        with self._talking("pulling weights"):
+            send(self._sock, Op.LOOK)
+            self._take_weights()
+
+    def push(self) -> None:
+        """Send `gradients`, which were computed with `version`; `receive` takes the answer."""
+        with self._talking("pushing gradients"):
+            shared = self._segment is not None
+            send(self._sock, Op.PUSH, self._outgoing, version=self.version, shared=shared)
+
+    def receive(self) -> bool:
+        """Take the weights that answer a push; whether its gradients were applied."""
+        with self._talking("pushing gradients"):
+            return self._take_weights().op == Op.OK
+
+    def release(self) -> None:
+        """Say that no gradients will come of the weights that were pulled last."""
+        with self._talking("ending an epoch"):
+            send(self._sock, Op.RELEASE)
+
+    def write(self, arrays: Sequence[Array]) -> None:
+        """Replace the server's weights."""
+        for view, array in zip(self.gradients, arrays, strict=True):
+            np.copyto(view, array)
+        with self._talking("writing weights"):
+            send(self._sock, Op.WRITE, self._outgoing, shared=self._segment is not None)
+            read_header(self._sock)
+
+    def ask(self, op: Op, value: Any) -> Any:
+        """Send JSON, and return the JSON that comes back; None where none does."""
+        with self._talking("asking the server"):
+            send_json(self._sock, op, value)
+            header = read_header(self._sock)
+            return read_json(self._sock, header) if header.nbytes else None
+
+    def merge(self, state: bytes, *, epoch: int) -> bytes:
+        """The state of the run, with the model of `state`."""
+        with self._talking("fetching the state"):
+            send(self._sock, Op.MERGE, state, version=epoch)
+            return bytes(read_payload(self._sock, read_header(self._sock)))
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._sock.close()
+
+    def _take_weights(self) -> Header:
+        header = read_header(self._sock)
+        if header.nbytes != self._incoming.nbytes:
+            raise ProtocolError(
+                f"{header.nbytes:,} bytes of weights came instead of {self._incoming.nbytes:,}"
+            )
+        if not header.shared:
+            read_into(self._sock, self._incoming.data)
+        self.version = header.version
+        return header
+
+    @contextmanager
+    def _talking(self, doing: str) -> Iterator[None]:
+        """Around a request: counts the wait, and raises errors that say what was being done."""
+        rank = self._worker.rank
+        try:
+            with self._waiting:
+                yield
+        except TimeoutError:
+            raise SyncTimeoutError(
+                op=f"{doing} (worker {rank})",
+                missing=[self._server],
+                size=self._worker.size,
+                waited_s=self._timeout_s,
+            ) from None
+        except (OSError, ProtocolError) as exc:
+            raise SyncError(f"worker {rank} lost the parameter server while {doing}: {exc}") from exc
+
+
+def _shared(worker: Group, nbytes: int) -> Segment | None:
+    """Memory that the server maps, too; None where there is no room for it."""
+    try:
+        return Segment.create([Path("/dev/shm")], f"kindler-{worker.run_id}", nbytes)
+    except SyncError:
+        return None

@@ -3,40 +3,183 @@
 A thread for each connection reads gradients straight into their place and answers with the weights. Updates
 are applied one after the other, whatever the options: the optimizer of a framework is not made for two at a
 time, and an update that got lost between two would be lost silently. `lock` decides whether workers may read
-weights while an update is being applied. Who may connect is decided before (`engine/peer_sockets.py`); what
-is said is in `server_wire.py`, the workers' side in `asynchronous.py`.
+weights while an update is being applied. Who may connect is decided before (`Group.answer_calls`). A message
+is a header of fixed size, then raw bytes; nothing is unpickled, and text is JSON. The workers' side is
+`asynchronous.py`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import statistics
+import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 
 from kindler.collective import Array
 from kindler.errors import fresh
-from kindler.sync.flat_buffer import FlatLayout
-from kindler.sync.server_wire import (
-    Header,
-    Op,
-    ProtocolError,
-    read_header,
-    read_into,
-    read_json,
-    read_payload,
-    send,
-    send_json,
-)
+from kindler.sync.host_group import FlatLayout
 from kindler.sync.shared_memory import Segment
-from kindler.sync.staleness import Outstanding
 
+_HEADER = struct.Struct("<4sHHqQ")
+_MAGIC = b"KPS1"
+_MOST_JSON_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
+
+
+class Op(IntEnum):
+    """What a message is."""
+
+    HELLO = 1  # JSON: who calls, and the layout of its parameters
+    STATE = 2  # a replica's state: train on from it
+    PULL = 3  # the weights, to compute gradients with
+    LOOK = 4  # the weights, to look at
+    PUSH = 5  # gradients, computed with the weights of that version; the answer is that of PULL
+    RELEASE = 6  # no gradients will come of the weights that were pulled last
+    EPOCH = 7  # JSON: what an epoch brought; the answer has what happened at the server
+    ENDED_EPOCH = 8  # JSON: the figures of an epoch, which a schedule may follow; the answer has the rates
+    RATES = 9  # JSON: learning rates
+    WRITE = 10  # weights, which replace the server's
+    MERGE = 11  # a replica's state: its model counts; the answer is the state of the run
+    OK = 16  # the answer; its version is the server's
+    ENDED = 17  # the gradients were not applied: the run has made all its steps
+
+
+class ProtocolError(Exception):
+    """The other end does not speak this protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The beginning of a message.
+
+    Attributes:
+        op: What it is.
+        version: How many updates the weights have seen that it is about.
+        nbytes: How many bytes follow.
+        shared: Whether they lie in memory that both ends map instead.
+    """
+
+    op: Op
+    version: int
+    nbytes: int
+    shared: bool = False
+
+
+def send(sock: socket.socket, op: Op, *payload: Any, version: int = 0, shared: bool = False) -> None:
+    """Send a message; with `shared` the payload stays where it is."""
+    nbytes = sum(memoryview(part).nbytes for part in payload)
+    parts: list[Any] = [_HEADER.pack(_MAGIC, op, int(shared), version, nbytes)]
+    if not shared:
+        parts += [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
+    _send_all(sock, parts)
+
+
+def send_json(sock: socket.socket, op: Op, value: Any, *, version: int = 0) -> None:
+    send(sock, op, json.dumps(value).encode(), version=version)
+
+
+def read_header(sock: socket.socket) -> Header:
+    """The next message's header."""
+    data = bytearray(_HEADER.size)
+    read_into(sock, memoryview(data))
+    magic, op, flags, version, nbytes = _HEADER.unpack(data)
+    try:
+        if magic != _MAGIC:
+            raise ValueError(f"it begins with {bytes(magic)!r}")
+        return Header(Op(op), version, nbytes, bool(flags))
+    except ValueError as exc:
+        raise ProtocolError(f"not a message of this protocol: {exc}") from None
+
+
+def read_into(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise ConnectionError("the other end closed the connection")
+        view = view[got:]
+
+
+def read_payload(sock: socket.socket, header: Header, *, most: int | None = None) -> bytearray:
+    """The bytes that follow a header, at most `most`."""
+    if most is not None and header.nbytes > most:
+        raise ProtocolError(f"{header.op.name} announces {header.nbytes:,} bytes; {most:,} are possible")
+    try:
+        data = bytearray(header.nbytes)
+    except (MemoryError, OverflowError):
+        raise ProtocolError(f"{header.op.name} announces {header.nbytes:,} bytes") from None
+    read_into(sock, memoryview(data))
+    return data
+
+
+def read_json(sock: socket.socket, header: Header) -> Any:
+    try:
+        return json.loads(read_payload(sock, header, most=_MOST_JSON_BYTES))
+    except ValueError as exc:
+        raise ProtocolError(f"{header.op.name} is not JSON: {exc}") from None
+
+
+def _send_all(sock: socket.socket, parts: list[Any]) -> None:
+    while parts:
+        sent = sock.sendmsg(parts)
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = memoryview(parts[0])[sent:]
+
+
+class Outstanding:
+    """Who may take weights, and whose gradients may be applied, so that none becomes staler than `most`.
+
+    A gradient is as stale as the number of updates between the weights that it was computed with and its own
+    update. A worker that has taken weights and not yet returned gradients is outstanding. With the bound s,
+    the outstanding ones p1 <= p2 <= ... (by the version they took) can still be applied in that order within
+    the bound as long as v + i - 1 - p_i <= s for each of them, where v is the present version. Both rules
+    below keep that true, and the oldest outstanding one can always be applied: none waits for ever, and no
+    work is thrown away.
+
+    >>> out = Outstanding(most=1)
+    >>> out.take("a", 0), out.take("b", 0)
+    (None, None)
+    >>> out.may_take(), out.may_apply("b", 0)
+    (False, True)
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+        self._taken: dict[Hashable, int] = {}  # in the order in which they were taken: versions only grow
+
+    def take(self, who: Hashable, version: int) -> None:
+        """This worker has the weights of this version now."""
+        self._taken.pop(who, None)
+        self._taken[who] = version
+
+    def drop(self, who: Hashable) -> None:
+        """Nothing will come of what it has taken, or it has come."""
+        self._taken.pop(who, None)
+
+    def may_take(self) -> bool:
+        """Whether one more can have the present weights."""
+        return self._most is None or len(self._taken) <= self._most
+
+    def may_apply(self, who: Hashable, version: int) -> bool:
+        """Whether its gradients may be applied to the weights of `version` now."""
+        if self._most is None:
+            return True
+        for place, (other, taken) in enumerate(self._taken.items(), start=1):
+            if other == who:
+                return True
+            if version + place - taken > self._most:
+                return False
+        return True
 
 
 class ServedReplica(Protocol):
@@ -67,7 +210,7 @@ class _Connection:
         self.gradients: list[Array] = []
 
     def make_room(self, layout: FlatLayout) -> None:
-        """Buffers for gradients and weights: in the memory that both ends map, or here."""
+        """Make buffers for gradients and weights: in the memory that both ends map, or here."""
         nbytes = layout.nbytes
         if self.segment is not None:
             whole = np.frombuffer(self.segment.mapping, np.uint8)
@@ -164,7 +307,7 @@ class ParameterServer:
         elif op == Op.MERGE:
             send(sock, Op.OK, self._merge(bytes(read_payload(sock, header)), epoch=header.version))
         else:
-            raise ProtocolError(f"{op.name} is no request")
+            raise ProtocolError(f"{op.name} is not a request")
 
     def _hello(self, connection: _Connection, fields: dict[str, Any]) -> None:
         with self._changed:
@@ -243,7 +386,8 @@ class ParameterServer:
     def _send_weights(self, connection: _Connection, version: int, op: Op = Op.OK) -> None:
         shared = connection.segment is not None
         send(connection.sock, op, connection.outgoing, version=version, shared=shared)
-        self._bytes += connection.outgoing.nbytes
+        with self._changed:
+            self._bytes += connection.outgoing.nbytes
 
     def _push(self, connection: _Connection, header: Header) -> None:
         self._receive(connection, header)
@@ -259,7 +403,8 @@ class ParameterServer:
             raise ProtocolError(f"{header.nbytes:,} bytes came, the weights have {self._layout.nbytes:,}")
         if not header.shared:
             read_into(connection.sock, connection.incoming.data)
-        self._bytes += header.nbytes
+        with self._changed:
+            self._bytes += header.nbytes
 
     def _applied(self, connection: _Connection, version: int) -> bool:
         """Apply what the worker has sent, when its turn has come; False if the run had all its steps."""

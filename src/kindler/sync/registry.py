@@ -33,8 +33,8 @@ SYNCS: Registry[Spec] = Registry(
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
         SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True, together=False),
         SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds", together=False, replaceable=True),
-        SyncSpec(name="fsdp", target="kindler.sync.fsdp:Fsdp", divides=True, cuts=True),
-        SyncSpec(name="sharded", target="kindler.sync.sharded:Sharded", divides=True),
+        SyncSpec(name="fsdp", target="kindler.sync.allreduce:Fsdp", divides=True, cuts=True),
+        SyncSpec(name="sharded", target="kindler.sync.allreduce:Sharded", divides=True),
     ],
     group="kindler.syncs",
 )

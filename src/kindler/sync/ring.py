@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kindler.errors import SyncError, SyncTimeoutError
-from kindler.sync.arrays_numpy import NUMPY
-from kindler.sync.shared_memory import Arrays
-from kindler.sync.wait_clock import Waiting
+from kindler.group import Group
+from kindler.sync.shared_memory import NUMPY, Arrays, Topology
 
 _SMALL_BYTES = 8 << 10  # latency counts more than bytes: half as many hops
 _BLOCK = 64 << 10  # elements that are added and passed on at once, while they are still in the cache
@@ -55,44 +54,40 @@ class Ring:
     """One member's place in the ring.
 
     Args:
-        members: The global ranks that take part, in order; the same on all of them.
-        rank: This rank, one of them.
+        where: This rank and the others; the leaders of hosts are the members.
         links: Connected sockets to its neighbours, by rank; the ring closes them.
-        size: How many ranks the run has, for messages.
-        timeout_s: Seconds to wait for a neighbour in each hop.
-        waiting: Counts the time.
         arrays: What is done with arrays, by their library.
     """
 
-    def __init__(
-        self,
-        members: Sequence[int],
-        rank: int,
-        links: dict[int, socket.socket],
-        *,
-        size: int,
-        timeout_s: float,
-        waiting: Waiting | None = None,
-        arrays: Arrays = NUMPY,
-    ) -> None:
+    def __init__(self, where: Topology, links: dict[int, socket.socket], arrays: Arrays = NUMPY) -> None:
         self._arrays = arrays
-        self._members = tuple(members)
-        self._place = self._members.index(rank)
+        self._members = where.leaders
+        self._place = self._members.index(where.rank)
         self._links = links
-        left, right = neighbours(members, rank)
+        left, right = neighbours(self._members, where.rank)
         self._left, self._right = links[left], links[right]
-        self._size = size
-        self._timeout_s = timeout_s
-        self._waiting = waiting or Waiting()
+        self._size, self._timeout_s, self.waiting = where.size, where.timeout_s, where.waiting
         for link in links.values():
             link.setblocking(False)
+
+    @classmethod
+    def join(cls, worker: Group, where: Topology, arrays: Arrays = NUMPY) -> Ring | None:
+        """Connect the leaders of all hosts; None on the other ranks, which only take part in the meeting."""
+        peers = set(neighbours(where.leaders, where.rank)) if where.leads else set()
+        with where.waiting:
+            links = worker.links(sorted(peers), where.timeout_s)
+        return cls(where, links, arrays) if links else None
 
     def all_reduce(self, flat: Any) -> None:
         """Replace the flat array by its sum over members, the same bits on all of them."""
         if self._arrays.raw(flat).nbytes <= _SMALL_BYTES:
             self._sum_whole(flat)
-        else:
-            self._sum_in_parts(flat)
+            return
+        count, elements = len(self._members), self._arrays.count(flat)
+        bounds = [member * elements // count for member in range(count + 1)]
+        parts = [flat[bounds[member] : bounds[member + 1]] for member in range(count)]
+        hops = [*self._adding(parts), *self._replacing(parts)]
+        self._stream(self._arrays.raw(parts[self._place]), hops, block=self._arrays.empty(_BLOCK, flat))
 
     def reduce_scatter(self, flat: Any, bounds: Sequence[int]) -> None:
         """Replace this member's part of the flat array by its sum over members; the rest is of no more use.
@@ -101,26 +96,30 @@ class Ring:
             flat: The array.
             bounds: Where the part of each member begins, and where the last one ends.
         """
-        arrays, count, place = self._arrays, len(self._members), self._place
         parts = self._parts(flat, bounds)
-        hops = []
-        for step in range(count - 1):
-            part = parts[(place - step - 1) % count]
-            hops.append(_Hop(arrays.raw(part), part, hops=step + 1))
-        block = arrays.empty(_BLOCK, flat)
-        self._stream(arrays.raw(parts[place]), hops, onward=len(hops) - 1, block=block)
+        block = self._arrays.empty(_BLOCK, flat)
+        self._stream(self._arrays.raw(parts[self._place]), self._adding(parts), block=block)
 
     def all_gather(self, flat: Any, bounds: Sequence[int]) -> None:
         """Replace all parts of the flat array but this member's own by those of their members."""
-        arrays, count, place = self._arrays, len(self._members), self._place
         parts = self._parts(flat, bounds)
-        hops = [_Hop(arrays.raw(parts[(place - step) % count]), None, hops=1) for step in range(count - 1)]
-        self._stream(arrays.raw(parts[(place + 1) % count]), hops, onward=len(hops) - 1)
+        own = parts[(self._place + 1) % len(parts)]
+        self._stream(self._arrays.raw(own), self._replacing(parts))
 
     def _parts(self, flat: Any, bounds: Sequence[int]) -> list[Any]:
         """The members' parts in the order of the ring: sums leave each member with the one after its own."""
         count = len(self._members)
         return [flat[bounds[member] : bounds[member + 1]] for member in (count - 1, *range(count - 1))]
+
+    def _adding(self, parts: Sequence[Any]) -> list[_Hop]:
+        incoming = [
+            (step + 1, parts[(self._place - step - 1) % len(parts)]) for step in range(len(parts) - 1)
+        ]
+        return [_Hop(self._arrays.raw(part), part, hops=hops) for hops, part in incoming]
+
+    def _replacing(self, parts: Sequence[Any]) -> list[_Hop]:
+        incoming = [parts[(self._place - step) % len(parts)] for step in range(len(parts) - 1)]
+        return [_Hop(self._arrays.raw(part), None, hops=1) for part in incoming]
 
     def broadcast(self, flat: Any, source: int) -> None:
         """Overwrite the flat array with that of the member in place `source`."""
@@ -131,7 +130,7 @@ class Ring:
         elif distance == len(self._members) - 1:
             self._swap(_NOTHING, data, hops=1)
         else:
-            self._stream(_NOTHING, [_Hop(data, None, hops=1)], onward=1)
+            self._stream(_NOTHING, [_Hop(data, None, hops=1)], last=True)
 
     def close(self) -> None:
         """Close the connections; neighbours that go on notice at once. Idempotent."""
@@ -147,25 +146,15 @@ class Ring:
             self._swap(arrays.raw(outgoing), arrays.raw(incoming), hops=step + 1)
         arrays.add_up(parts, flat)
 
-    def _sum_in_parts(self, flat: Any) -> None:
-        arrays, count, place = self._arrays, len(self._members), self._place
-        elements = arrays.count(flat)
-        bounds = [member * elements // count for member in range(count + 1)]
-        parts = [flat[bounds[member] : bounds[member + 1]] for member in range(count)]
-        hops = []
-        for step in range(count - 1):
-            part = parts[(place - step - 1) % count]
-            hops.append(_Hop(arrays.raw(part), part, hops=step + 1))
-        for step in range(count - 1):
-            hops.append(_Hop(arrays.raw(parts[(place - step) % count]), None, hops=1))
-        self._stream(arrays.raw(parts[place]), hops, onward=len(hops) - 1, block=arrays.empty(_BLOCK, flat))
+    def _stream(
+        self, first: memoryview, hops: Sequence[_Hop], *, block: Any = None, last: bool = False
+    ) -> None:
+        """Receive the hops one after the other while sending `first` and then all of them but the last.
 
-    def _stream(self, first: memoryview, hops: Sequence[_Hop], *, onward: int, block: Any = None) -> None:
-        """Receive the hops one after the other while sending `first` and then the first `onward` of them.
-
-        A member never overwrites what it has yet to send: a byte comes back only after it has gone around.
+        With `last` that one, too. A member never overwrites what it has yet to send: a byte comes back only
+        after it has gone around.
         """
-        outgoing = [first, *(hop.data for hop in hops[:onward])]
+        outgoing = [first, *(hop.data for hop in (hops if last else hops[:-1]))]
         room = _NOTHING if block is None else self._arrays.raw(block)
         sending = receiving = sent = 0
         deadline = time.monotonic() + self._timeout_s
@@ -257,7 +246,7 @@ class Ring:
         poll = select.poll()
         for link, events in wanted.items():
             poll.register(link, events)
-        with self._waiting:
+        with self.waiting:
             return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
 
     def _gone(self, place: int, why: str) -> SyncError:

@@ -14,12 +14,12 @@ import numpy as np
 from kindler.collective import Array, Collective
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
-from kindler.sync.allreduce_host import HostGroup
-from kindler.sync.contract import Lockstep, Replica, Worker
-from kindler.sync.gather_collective import MeanAtHub
+from kindler.group import Group
+from kindler.sync.contract import Sync
+from kindler.sync.host_group import MeanAtHub
 
 
-class Rounds(Lockstep):
+class Rounds(Sync):
     """The sync "rounds".
 
     Args:
@@ -42,17 +42,13 @@ class Rounds(Lockstep):
         self._steps = self._rows = self._rounds = 0
         self._step = 0
 
-    def connect(self, worker: Any) -> Collective:
+    def connect(self, worker: Group) -> Collective:
         """Through the meeting point where ranks can be replaced; otherwise as all-reduce does."""
-        if getattr(worker, "replaceable", False):
-            return MeanAtHub(worker)
-        settings = self.settings
-        return HostGroup(worker, timeout_s=settings.sync_timeout_s, shared_memory=settings.shared_memory)
+        return MeanAtHub(worker) if worker.replaceable else super().connect(worker)
 
-    def attach(self, replica: Replica, worker: Worker) -> None:
-        """Join the other ranks, from rank 0's state on."""
+    def attach(self, replica: Any, worker: Group) -> None:
         super().attach(replica, worker)
-        self._step = int(getattr(replica, "step", 0))
+        self._step = replica.step
 
     def share_steps(self, replica: Any) -> None:
         """The framework's own loop steps by itself, and only needs to know what a step without rows is."""
@@ -60,27 +56,24 @@ class Rounds(Lockstep):
             replica.share_steps(_OwnRows())
 
     def begin_epoch(self, replica: Any) -> None:
-        """Count the rounds of this epoch."""
         self._rounds = 0
-        self._step = int(getattr(replica, "step", 0))
+        self._step = replica.step
 
     def step(self, replica: Any, batch: Any) -> None:
         """One step on this rank's rows alone."""
         if batch.rows:
             replica.apply(replica.gradients(batch).arrays)
-        elif hasattr(replica, "pass_step"):
+        else:
             replica.pass_step()
         self._step += 1
         replica.step = self._step  # all ranks are as far, also those that had no rows
         self._stepped(replica, batch.rows)
 
     def stepped(self, replica: Any, rows: int) -> None:
-        """After a step of the framework's own."""
         self._step = replica.step
         self._stepped(replica, rows)
 
     def catch_up(self, replica: Any) -> None:
-        """End the round."""
         if self._steps:
             self._meet(replica)
 

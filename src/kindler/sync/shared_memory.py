@@ -5,9 +5,9 @@ soon as every rank has mapped it, so that nothing is left behind whatever ends t
 into `Channel`s: one slot for each rank, and three counters of each rank that say how far it is. A rank
 fills its own slot, says so, and adds up all slots in rank order, so that every rank ends with the same bits.
 
-What an array is, numpy's or torch's, is left to the `Arrays` that is handed in. How the ranks of several
-hosts agree is left to the groups (`allreduce_torch.py`, `allreduce_host.py`), which let one rank of each host
-speak for it and bring the result back with `Channel.publish` and `Channel.fetch`.
+`Topology` says which ranks share a host. Ranks of several hosts agree through the groups (`host_group.py`,
+`frameworks/torch/exchange.py`), which let one rank of each host speak for it and bring the result back with
+`Channel.publish` and `Channel.fetch`. What an array is, numpy's or torch's, is left to `Arrays`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from kindler.errors import SyncError, SyncTimeoutError
-from kindler.sync.wait_clock import Waiting
+from kindler.group import Group
 
 _LINE_BYTES = 64  # one cache line: counters of two ranks never share one
-ALIGN_BYTES = 4096
+_PAGE_BYTES = 4096
 _SPIN_S = 0.00005  # looking without a pause before the core is left to others, the awaited rank among them
 _NAP_S = 0.00002
 _LONG_NAP_S = 0.001
@@ -46,85 +48,113 @@ _IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i686"}
 _fence_lock = threading.Lock()
 
 
-def _room(folder: Path) -> str:
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return ""
-    return f" ({usage.free:,} of {usage.total:,} bytes are free)"
-
-
-class Rendezvous(Protocol):
-    """The part of a worker that mappings need: where to put files, and a way to tell the other ranks."""
-
-    @property
-    def scratch(self) -> Path: ...
-
-    @property
-    def run_id(self) -> str: ...
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-
-    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
-
-
-class Member(Rendezvous, Protocol):
-    """The part of a worker that every group needs: who it is, and where all of them are."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def hosts(self) -> tuple[str, ...]: ...
-
-
 class Arrays(Protocol):
-    """What a channel does with the flat arrays of one library; `NUMPY` and `TORCH` are the two there are."""
+    """What is done with the flat arrays of one library, here and in `ring.py`."""
 
     def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:
         """As many whole elements of `dtype` as these bytes of the mapping hold, without a copy."""
 
-    def count(self, array: Any) -> int:
-        """How many elements it has."""
+    def count(self, array: Any) -> int: ...
 
     def add_up(self, parts: Sequence[Any], out: Any) -> None:
         """Write the sum of the parts, two at least, to `out`, adding in their order."""
 
-    def copy(self, source: Any, out: Any) -> None:
-        """Overwrite `out` with `source`."""
+    def copy(self, source: Any, out: Any) -> None: ...
 
-    def empty(self, count: int, like: Any) -> Any:
-        """A fresh flat array of the dtype of `like`."""
+    def empty(self, count: int, like: Any) -> Any: ...
 
     def raw(self, array: Any) -> memoryview:
         """The bytes of a flat array, without a copy; writing to them writes to it."""
 
 
-class HostRanks:
-    """Who shares this host: the global ranks in order, this one's place among them, and its patience."""
+class _NumpyArrays:
+    def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        return np.frombuffer(mapping, dtype, nbytes // dtype.itemsize, offset)
+
+    def count(self, array: Any) -> int:
+        return int(array.size)
+
+    def add_up(self, parts: Sequence[Any], out: Any) -> None:
+        np.add(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            np.add(out, part, out=out)
+
+    def copy(self, source: Any, out: Any) -> None:
+        np.copyto(out, source)
+
+    def empty(self, count: int, like: Any) -> Any:
+        return np.empty(count, like.dtype)
+
+    def raw(self, array: Any) -> memoryview:
+        return memoryview(array.view(np.uint8).data)
+
+
+NUMPY = _NumpyArrays()
+
+
+class Waiting:
+    """`with waiting:` around what blocks until other ranks come; counts the `seconds`.
+
+    While the block runs the worker's `waiting` is True, so that who watches the worker can tell a rank that
+    is held up by others from one that is busy.
+    """
+
+    def __init__(self, worker: Group | None = None) -> None:
+        self.seconds = 0.0
+        self._worker = worker
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+        if self._worker is not None:
+            self._worker.waiting = True
+
+    def __exit__(self, *exc: object) -> None:
+        self.seconds += time.monotonic() - self._since
+        if self._worker is not None:
+            self._worker.waiting = False
+
+
+class Topology:
+    """One rank's view of who is where, decided from the hosts' names alone.
+
+    Args:
+        hosts: A name for each rank; ranks of one name share memory.
+        rank: This rank.
+        timeout_s: The longest time to wait for another rank.
+        waiting: Counts the time spent so.
+
+    Attributes:
+        ranks: The ranks that share memory with this one, itself included.
+        index: This rank's place among them.
+        leaders: The first rank of each host, in rank order; they speak to each other.
+        leader_of: For each rank, the place of its leader among `leaders`.
+
+    >>> view = Topology(["a", "b", "a"], rank=2)
+    >>> view.ranks, view.leaders, view.leader_of, view.leads
+    ((0, 2), (0, 1), (0, 1, 0), False)
+    """
 
     def __init__(
-        self,
-        ranks: Sequence[int],
-        rank: int,
-        *,
-        size: int,
-        timeout_s: float,
-        waiting: Waiting | None = None,
+        self, hosts: Sequence[str], rank: int, *, timeout_s: float = 60.0, waiting: Waiting | None = None
     ) -> None:
-        self.ranks = tuple(ranks)
-        self.index = self.ranks.index(rank)
-        self.size = size
+        self.rank, self.size = rank, len(hosts)
         self.timeout_s = timeout_s
         self.waiting = waiting or Waiting()
+        self.ranks = tuple(other for other, host in enumerate(hosts) if host == hosts[rank])
+        self.index = self.ranks.index(rank)
+        self.leaders = tuple(other for other, host in enumerate(hosts) if hosts.index(host) == other)
+        self.leader_of = tuple(self.leaders.index(hosts.index(host)) for host in hosts)
+        self.leads = self.index == 0
+        self.one_host = len(self.leaders) == 1
+        self.any_shared = len(self.leaders) < self.size  # then all ranks meet to set it up
 
-    @property
-    def leader(self) -> int:
-        """The global rank that speaks for this host."""
-        return self.ranks[0]
+    @classmethod
+    def of(cls, worker: Group, *, timeout_s: float, waiting: Waiting, shared_memory: bool) -> Topology:
+        """Ranks of one host share memory, or none do."""
+        hosts = worker.hosts if shared_memory else [str(rank) for rank in range(worker.size)]
+        return cls(hosts, worker.rank, timeout_s=timeout_s, waiting=waiting)
 
 
 class Segment:
@@ -147,11 +177,7 @@ class Segment:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, nbytes: int) -> Segment:
-        """Make the file in the first folder that has room for it; a warning says which had none.
-
-        Raises:
-            SyncError: None of them has.
-        """
+        """Make the file in the first folder that has room for it; a warning says which had none."""
         problems: list[str] = []
         for folder in folders:
             try:
@@ -181,10 +207,11 @@ class Channel:
     """One exchange at a time between the ranks of a host, repeated round after round.
 
     A round is: `slot` (filled by the caller), `post`, then `sum_into`, or `gather_into` and `publish` on the
-    leader and `fetch` elsewhere. Every wait ends with SyncTimeoutError after the ranks' `timeout_s`.
+    leader and `fetch` elsewhere, or `await_all`, reading `slots` and `skip`. Where these take `parts`, only
+    those elements count. Every wait ends with SyncTimeoutError after the ranks' `timeout_s`.
     """
 
-    def __init__(self, mapping: mmap.mmap, offset: int, nbytes: int, host: HostRanks, arrays: Arrays) -> None:
+    def __init__(self, mapping: mmap.mmap, offset: int, nbytes: int, host: Topology, arrays: Arrays) -> None:
         self._host = host
         self._arrays = arrays
         self._mapping = mapping
@@ -201,109 +228,13 @@ class Channel:
         """Bytes of mapping that a channel for `nbytes` takes."""
         return _aligned(ranks * _LINE_BYTES) + ranks * _aligned(nbytes)
 
-    @property
-    def place(self) -> int:
-        """This rank's place among those of its host."""
-        return self._host.index
-
     def slot(self, dtype: Any) -> Any:
-        """This rank's slot, once nobody reads its last content any more."""
+        """This rank's slot, once no other rank reads its last content any more."""
         self._await(_DONE, self._round, "shared-memory exchange (last round)")
-        return self._slots_as(dtype)[self._host.index]
-
-    def peek(self, dtype: Any) -> Any:
-        """This rank's slot, for making views of it: only `slot` says when it may be written."""
-        return self._slots_as(dtype)[self._host.index]
-
-    def post(self) -> None:
-        """Say that this rank's slot is filled."""
-        self._round += 1
-        self._tell(_ARRIVED)
-
-    def arrived(self) -> bool:
-        """Whether every rank has posted this round; does not wait."""
-        return self._behind(_ARRIVED, self._round) == []
-
-    def sum_into(self, out: Any) -> None:
-        """Write the sum of all slots to `out`, the same bits on every rank."""
-        if len(self._host.ranks) <= _DIRECT_RANKS:
-            self.gather_into(out)
-        else:
-            self._sum_in_parts(out)
-        self._tell(_DONE)
-
-    def sum_parts(self, out: Any, parts: Sequence[slice]) -> None:
-        """Write the sum of these parts of all slots to the same parts of `out`, and end the round."""
-        self._await(_ARRIVED, self._round, "shared-memory exchange")
-        slots = self._slots_as(out.dtype)
-        for part in parts:
-            self._arrays.add_up([slot[part] for slot in slots], out[part])
-        self._tell(_DONE)
-
-    def await_all(self) -> None:
-        """Wait until all ranks have posted: their slots may be read until `skip` ends the round."""
-        self._await(_ARRIVED, self._round, "shared-memory exchange (slices)")
+        return self.slots(dtype)[self._host.index]
 
     def slots(self, dtype: Any) -> list[Any]:
-        """All ranks' slots, for making views of them: only `await_all` says when they may be read."""
-        return self._slots_as(dtype)
-
-    def board(self, dtype: Any) -> Any:
-        """All slots as one array, which they are where a slot's size is a multiple of `ALIGN_BYTES`."""
-        assert self.nbytes % ALIGN_BYTES == 0, "there would be gaps"
-        return self._arrays.view(self._mapping, self._offsets[0], self.nbytes * len(self._offsets), dtype)
-
-    def gather_into(self, out: Any) -> None:
-        """Wait for all ranks and add up their slots in rank order; the round stays open."""
-        self._await(_ARRIVED, self._round, "shared-memory exchange")
-        count = self._arrays.count(out)
-        self._arrays.add_up([slot[:count] for slot in self._slots_as(out.dtype)], out)
-
-    def publish(self, result: Any) -> None:
-        """Give the other ranks of this host the result (the leader only), and end the round."""
-        slot = self._slots_as(result.dtype)[self._host.index]
-        self._arrays.copy(result, slot[: self._arrays.count(result)])
-        self._tell(_SUMMED)
-        self._tell(_DONE)
-
-    def publish_parts(self, result: Any, parts: Sequence[slice]) -> None:
-        """Give the other ranks of this host these parts of the result (the leader only); ends the round."""
-        slot = self._slots_as(result.dtype)[self._host.index]
-        for part in parts:
-            self._arrays.copy(result[part], slot[part])
-        self._tell(_SUMMED)
-        self._tell(_DONE)
-
-    def fetch_parts(self, out: Any, parts: Sequence[slice]) -> None:
-        """Take these parts of what the leader published, and end the round."""
-        self._await(_SUMMED, self._round, "shared-memory exchange (result)", only=0)
-        slot = self._slots_as(out.dtype)[0]
-        for part in parts:
-            self._arrays.copy(slot[part], out[part])
-        self._tell(_DONE)
-
-    def fetch(self, out: Any, *, source: int = 0) -> None:
-        """Take what the rank in place `source` published, and end the round."""
-        self._await(_SUMMED, self._round, "shared-memory exchange (result)", only=source)
-        self._arrays.copy(self._slots_as(out.dtype)[source][: self._arrays.count(out)], out)
-        self._tell(_DONE)
-
-    def skip(self) -> None:
-        """End the round without reading anything."""
-        self._tell(_DONE)
-
-    def _sum_in_parts(self, out: Any) -> None:
-        """Each rank adds up its part into the first slot; then all copy the whole of that."""
-        self._await(_ARRIVED, self._round, "shared-memory exchange")
-        count, ranks, index = self._arrays.count(out), len(self._host.ranks), self._host.index
-        part = slice(index * count // ranks, (index + 1) * count // ranks)
-        slots = self._slots_as(out.dtype)
-        self._arrays.add_up([slot[part] for slot in slots], slots[0][part])
-        self._tell(_SUMMED)
-        self._await(_SUMMED, self._round, "shared-memory exchange (parts)")
-        self._arrays.copy(slots[0][:count], out)
-
-    def _slots_as(self, dtype: Any) -> list[Any]:
+        """All ranks' slots, for making views: `slot` says when one may be written, `await_all` when read."""
         typed = self._typed.get(dtype)
         if typed is None:
             typed = self._typed[dtype] = [
@@ -311,7 +242,70 @@ class Channel:
             ]
         return typed
 
-    def _tell(self, counter: int) -> None:
+    def post(self) -> None:
+        """Say that this rank's slot is filled."""
+        self._round += 1
+        self._set(_ARRIVED)
+
+    def arrived(self) -> bool:
+        """Whether every rank has posted this round; does not wait."""
+        return self._behind(_ARRIVED, self._round) == []
+
+    def await_all(self) -> None:
+        """Wait until all ranks have posted: their slots may be read until `skip` ends the round."""
+        self._await(_ARRIVED, self._round, "shared-memory exchange")
+
+    def skip(self) -> None:
+        """End the round without reading anything."""
+        self._set(_DONE)
+
+    def sum_into(self, out: Any, parts: Sequence[slice] | None = None) -> None:
+        """Write the sum of all slots to `out`, the same bits on every rank."""
+        if parts is not None:
+            self.await_all()
+            slots = self.slots(out.dtype)
+            for part in parts:
+                self._arrays.add_up([slot[part] for slot in slots], out[part])
+        elif len(self._host.ranks) <= _DIRECT_RANKS:
+            self.gather_into(out)
+        else:
+            self._sum_by_shares(out)
+        self._set(_DONE)
+
+    def gather_into(self, out: Any) -> None:
+        """Wait for all ranks and add up their slots in rank order; the round stays open."""
+        self.await_all()
+        count = self._arrays.count(out)
+        self._arrays.add_up([slot[:count] for slot in self.slots(out.dtype)], out)
+
+    def publish(self, result: Any, parts: Sequence[slice] | None = None) -> None:
+        """Give the other ranks of this host the result (the leader only), and end the round."""
+        slot = self.slots(result.dtype)[self._host.index]
+        for part in [slice(self._arrays.count(result))] if parts is None else parts:
+            self._arrays.copy(result[part], slot[part])
+        self._set(_SUMMED)
+        self._set(_DONE)
+
+    def fetch(self, out: Any, parts: Sequence[slice] | None = None, *, source: int = 0) -> None:
+        """Take what the rank in place `source` published, and end the round."""
+        self._await(_SUMMED, self._round, "shared-memory exchange (result)", only=source)
+        slot = self.slots(out.dtype)[source]
+        for part in [slice(self._arrays.count(out))] if parts is None else parts:
+            self._arrays.copy(slot[part], out[part])
+        self._set(_DONE)
+
+    def _sum_by_shares(self, out: Any) -> None:
+        """Each rank adds up its share into the first slot; then all copy the whole of that."""
+        self.await_all()
+        count, ranks, index = self._arrays.count(out), len(self._host.ranks), self._host.index
+        share = slice(index * count // ranks, (index + 1) * count // ranks)
+        slots = self.slots(out.dtype)
+        self._arrays.add_up([slot[share] for slot in slots], slots[0][share])
+        self._set(_SUMMED)
+        self._await(_SUMMED, self._round, "shared-memory exchange (parts)")
+        self._arrays.copy(slots[0][:count], out)
+
+    def _set(self, counter: int) -> None:
         _fence()
         self._counters[self._host.index * (_LINE_BYTES // 8) + counter] = self._round
 
@@ -325,8 +319,7 @@ class Channel:
         if self._behind(counter, wanted, only):
             with self._host.waiting:
                 _wait_until(lambda: not self._behind(counter, wanted, only), self._host.timeout_s)
-        late = self._behind(counter, wanted, only)
-        if late:
+        if late := self._behind(counter, wanted, only):
             missing = [self._host.ranks[place] for place in late]
             raise SyncTimeoutError(
                 op=op, missing=missing, size=self._host.size, waited_s=self._host.timeout_s
@@ -334,7 +327,7 @@ class Channel:
         _fence()
 
 
-def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int], arrays: Arrays) -> list[Channel]:
+def channels(worker: Group, host: Topology, sizes: Sequence[int], arrays: Arrays) -> list[Channel]:
     """Channels of these sizes in bytes between the ranks of this host; every rank of the run calls it.
 
     A rank that is alone on its host gets none.
@@ -342,30 +335,48 @@ def channels(worker: Rendezvous, host: HostRanks, sizes: Sequence[int], arrays: 
     Raises:
         SyncError: The ranks of this host do not see each other's memory, or there is no room for it.
     """
-    count = len(host.ranks)
-    footprints = [Channel.footprint(size, count) for size in sizes]
-    nbytes = max(sum(footprints), mmap.PAGESIZE)
-    leads = host.ranks[host.index] == host.leader and count > 1
-    segment, problem = _attempt(lambda: _create(worker, nbytes)) if leads else (None, "")
-    told = worker.gather(segment.path.encode() if segment else b"", [host.leader])
-    path = told[host.leader].decode()
-    if count > 1 and segment is None and path:
-        segment, problem = _attempt(lambda: Segment(path, nbytes=nbytes, create=False))
-    # The second meeting: all have mapped it (or failed to), so its name can go.
-    complaints = [data.decode() for data in worker.all_gather(problem.encode())]
-    if segment is not None and leads:
-        segment.unlink()
-    _raise_first(complaints)
+    segment, offsets = _mapped(worker, host, [Channel.footprint(size, len(host.ranks)) for size in sizes])
     if segment is None:
         return []
-    offsets = [sum(footprints[:i]) for i in range(len(sizes))]
     return [
         Channel(segment.mapping, offset, size, host, arrays)
         for offset, size in zip(offsets, sizes, strict=True)
     ]
 
 
-def _create(worker: Rendezvous, nbytes: int) -> Segment:
+def shared_array(
+    worker: Group, host: Topology, nbytes: int, dtype: Any, arrays: Arrays
+) -> tuple[Any, Channel]:
+    """Memory that all ranks of a run on one host have in common, and a channel to meet; all ranks call it."""
+    segment, offsets = _mapped(worker, host, [Channel.footprint(0, host.size), _aligned(nbytes)])
+    assert segment is not None, "the ranks of one host share memory"
+    meeting = Channel(segment.mapping, offsets[0], 0, host, arrays)
+    return arrays.view(segment.mapping, offsets[1], nbytes, dtype), meeting
+
+
+def _mapped(worker: Group, host: Topology, sizes: Sequence[int]) -> tuple[Segment | None, list[int]]:
+    """A segment with room for these sizes, and where each begins; None for a rank alone on its host."""
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    nbytes = max(sum(sizes), mmap.PAGESIZE)
+    leader, several = host.ranks[0], len(host.ranks) > 1
+    segment, problem = _attempt(lambda: _create(worker, nbytes)) if host.leads and several else (None, "")
+    path = worker.gather(segment.path.encode() if segment else b"", [leader])[leader].decode()
+    if several and segment is None and path:
+        segment, problem = _attempt(lambda: Segment(path, nbytes=nbytes, create=False))
+    # The second meeting: all have mapped it (or failed to), so its name can go.
+    complaints = [data.decode() for data in worker.all_gather(problem.encode())]
+    if segment is not None and host.leads:
+        segment.unlink()
+    for rank, complaint in enumerate(complaints):
+        if complaint:
+            raise SyncError(
+                f"worker {rank} cannot share memory with the others of its host: {complaint}\n"
+                "Hint: containers of one host need a common /dev/shm; shared_memory=False goes without."
+            )
+    return segment, offsets
+
+
+def _create(worker: Group, nbytes: int) -> Segment:
     folders = [Path("/dev/shm"), Path(worker.scratch)]
     return Segment.create(folders, f"kindler-{worker.run_id}", nbytes)
 
@@ -378,13 +389,12 @@ def _attempt(make: Callable[[], Segment]) -> tuple[Segment | None, str]:
         return None, str(exc) or repr(exc)
 
 
-def _raise_first(complaints: Sequence[str]) -> None:
-    for rank, complaint in enumerate(complaints):
-        if complaint:
-            raise SyncError(
-                f"worker {rank} cannot share memory with the others of its host: {complaint}\n"
-                "Hint: containers of one host need a common /dev/shm; shared_memory=False goes without."
-            )
+def _room(folder: Path) -> str:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return ""
+    return f" ({usage.free:,} of {usage.total:,} bytes are free)"
 
 
 def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
@@ -412,4 +422,4 @@ def _fence() -> None:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+    return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES

@@ -24,6 +24,7 @@ from kindler.engine.job import Job, RankSpec, equal_ranks
 from kindler.engine.outcome import Outcome
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Variables
+from kindler.group import Group
 from kindler.sync.contract import SyncConfig
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
@@ -67,7 +68,7 @@ def _batch(epoch: int, step: int, counts: Sequence[int], rank: int) -> Rows:
     return cut((x,), (x @ _WEIGHTS,), counts, rank)
 
 
-def _serve(worker: Any, facts: bytes) -> list[bytes]:
+def _serve(worker: Group, facts: bytes) -> list[bytes]:
     """What a parameter server of these tests does."""
     options = json.loads(facts)["options"]
     server = ParameterServer(
@@ -77,7 +78,7 @@ def _serve(worker: Any, facts: bytes) -> list[bytes]:
     return []
 
 
-def _train(worker: Any, facts: bytes) -> list[bytes]:
+def _train(worker: Group, facts: bytes) -> list[bytes]:
     """What a worker of these tests does; returns what it saw as JSON."""
     told = json.loads(facts)
     cuts, ends_at = told["cuts"], told["ends_at"]

@@ -7,7 +7,6 @@ returned, by rank; DIED for one that ended without a word.
 from __future__ import annotations
 
 import importlib
-import json
 import multiprocessing
 import socket
 import tempfile
@@ -24,6 +23,7 @@ import cloudpickle
 from kindler.engine.links import connect_links
 from kindler.engine.placement import Placement, own_address
 from kindler.errors import SyncTimeoutError
+from kindler.group import Group
 
 DIED = "died"
 
@@ -33,7 +33,7 @@ _ALWAYS_PRELOADED = ("cloudpickle", "pytest", "kindler.testing.ranks", "kindler.
 
 
 @dataclass
-class GangWorker:
+class GangWorker(Group):
     """What ranks see of the run; `all_gather` passes through the parent, which knows who is gone."""
 
     rank: int
@@ -44,31 +44,13 @@ class GangWorker:
     pipe: Connection
     secret: bytes = b"secret"
     port_range: tuple[int, int] | None = None
-    waiting: bool = False
     reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    lost: frozenset[int] = frozenset()
-    outlives: bool = False
-    replaceable: bool = False
 
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def host(self) -> str:
-        return self.hosts[self.rank]
-
-    @property
-    def address(self) -> str:
-        return own_address(self.hosts, seen="127.0.0.1")
-
-    @property
-    def local_rank(self) -> int:
-        return self.hosts[: self.rank].count(self.host)
-
-    @property
-    def local_size(self) -> int:
-        return self.hosts.count(self.host)
+    def __post_init__(self) -> None:
+        self.host = self.hosts[self.rank]
+        self.address = own_address(self.hosts, seen="127.0.0.1")
+        self.local_rank = self.hosts[: self.rank].count(self.host)
+        self.local_size = self.hosts.count(self.host)
 
     def place(self, device: str, *, share: bool) -> Placement:
         return Placement(device, index=self.local_rank)
@@ -86,18 +68,8 @@ class GangWorker:
         told = self.all_gather(data)
         return {rank: told[rank] for rank in ranks}
 
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        told = [json.loads(part) for part in self.all_gather(json.dumps(list(numbers)).encode())]
-        return [sum(column) for column in zip(*told, strict=True)]
-
-    def barrier(self) -> None:
-        self.all_gather(b"")
-
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
         return connect_links(self, peers, timeout_s=timeout_s)
-
-    def tick(self) -> None:
-        """Nobody watches whether this rank gets further."""
 
     def report(self, kind: str, **fields: Any) -> None:
         self.reports.append((kind, fields))

@@ -8,7 +8,7 @@ A sync's whole test file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from kindler.config import RunSettings
 from kindler.errors import SyncTimeoutError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Variables
+from kindler.group import Group
 from kindler.sync.registry import SYNCS
 from kindler.testing.ranks import GangWorker, run_ranks
 from kindler.testing.replicas import assert_close, assert_equal, cut
@@ -60,7 +61,7 @@ class _Made:
     options: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 60.0
 
-    def attached(self, worker: Any, replica: Any) -> Any:
+    def attached(self, worker: Group, replica: Any) -> Any:
         sync = SYNCS.load(self.name)(RunSettings(sync_timeout_s=self.timeout_s), **self.options)
         sync.attach(replica, worker)
         return sync
@@ -79,7 +80,7 @@ def _values(rank: int) -> list[Array]:
     return [*floats, random.normal(size=(4, 3)).T, random.normal(size=11).astype(np.float32)]
 
 
-def _exchanged(worker: Any, made: _Made) -> dict[str, list[Array]]:
+def _exchanged(worker: Group, made: _Made) -> dict[str, list[Array]]:
     sync = made.attached(worker, _Line())
     group, mine = sync.collective, _values(worker.rank)
     kept = [array.copy() for array in mine]
@@ -123,13 +124,10 @@ def _trained(worker: GangWorker, made: _Made, cuts: Sequence[Sequence[int]]) -> 
     return found
 
 
-class _Alone:
+class _Alone(Group):
     rank, size, hosts, host = 0, 1, ("host",), "host"
 
-    def all_gather(self, data: bytes) -> list[bytes]:
-        return [data]
-
-    def gather(self, data: bytes, ranks: Any) -> dict[int, bytes]:
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
         return dict.fromkeys(ranks, data)
 
 

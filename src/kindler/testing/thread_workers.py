@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TypeVar
 from kindler.data.row_order import Dealing
 from kindler.data.sources import Source
 from kindler.data.spool import Spool
+from kindler.group import Group
 
 T = TypeVar("T")
 
@@ -37,8 +38,8 @@ class _Meeting:
 
 
 @dataclass
-class ThreadWorker:
-    """One worker, as far as a source needs it.
+class ThreadWorker(Group):
+    """One worker.
 
     Attributes:
         gathers: How often it has exchanged bytes with the others.
@@ -46,7 +47,7 @@ class ThreadWorker:
 
     rank: int
     size: int
-    hosts: Sequence[str]
+    hosts: tuple[str, ...]
     scratch: Path
     meeting: _Meeting
     threads: int = 1
@@ -56,14 +57,9 @@ class ThreadWorker:
         self.gathers += 1
         return self.meeting.gather(self.rank, data)
 
-    def barrier(self) -> None:
-        self.all_gather(b"")
-
-    def report(self, kind: str, **fields: object) -> None:
-        pass
-
-    def tick(self) -> None:
-        pass
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
+        gathered = self.all_gather(data)
+        return {rank: gathered[rank] for rank in ranks}
 
 
 def together(

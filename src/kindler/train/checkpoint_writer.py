@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError
-from kindler.train.agreement import to_first
+from kindler.group import Group
 from kindler.train.checkpoint_dir import Checkpoints
 from kindler.train.checkpoint_file import Header, pack
-from kindler.train.run_start import Start, Worker
+from kindler.train.run_start import Start
 from kindler.train.task import Task
 from kindler.train.triggers import EveryEpoch, Progress
 
@@ -52,7 +52,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Group,
         task: Task,
         *,
         counts: Sequence[int],
@@ -109,7 +109,7 @@ class CheckpointWriter:
         if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
             return
         self._look()
-        local_states = to_first(self._worker, replica.local_state())
+        local_states = self._worker.to_first(replica.local_state())
         self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
 
     def after_epoch(

@@ -20,15 +20,14 @@ import numpy as np
 from kindler.collective import Batch
 from kindler.data.batches import Rows
 from kindler.frameworks.devices import explained
+from kindler.group import Group
 from kindler.sync.contract import Sync
-from kindler.train.agreement import from_first, merged_by_first, to_first
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.joining import joined
 from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     Start,
-    Worker,
     begin,
     build_replica,
     last_step,
@@ -47,7 +46,7 @@ _REMEMBERED = 1024  # steps whose rows can be named: more than losses wait to be
 _SHOWN_ROWS = 8
 
 
-def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
+def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
@@ -65,7 +64,7 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
 
 
 def _run(
-    worker: Worker, task: Task, replica: KerasReplica, data: Rows, states: Sequence[bytes]
+    worker: Group, task: Task, replica: KerasReplica, data: Rows, states: Sequence[bytes]
 ) -> tuple[list[dict[str, Any]], bytes]:
     """The history's rows, and on the first worker the state."""
     replica.arrange(data.features, data.labels, by_name=data.by_name)
@@ -86,7 +85,7 @@ def _run(
 
 
 def _fit(
-    worker: Worker,
+    worker: Group,
     task: Task,
     replica: KerasReplica,
     train: Rows,
@@ -103,7 +102,7 @@ def _fit(
         return follower.rows, whole.state() if worker.leads else b""
 
 
-def _judged(worker: Worker, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
+def _judged(worker: Group, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
@@ -117,7 +116,7 @@ _Look: TypeAlias = Callable[[Batch], None]
 class _Picked:
     """Some steps of a pass: those in which this worker has rows."""
 
-    def __init__(self, worker: Worker, data: Rows, numbers: Sequence[int], look_at: _Look) -> None:
+    def __init__(self, worker: Group, data: Rows, numbers: Sequence[int], look_at: _Look) -> None:
         self._worker, self._data, self._numbers, self._look_at = worker, data, numbers, look_at
         self.varies = data.varies
 
@@ -134,7 +133,7 @@ class _Picked:
 class _Stretch:
     """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
 
-    def __init__(self, worker: Worker, data: Rows, reporter: ProgressReporter, look_at: _Look) -> None:
+    def __init__(self, worker: Group, data: Rows, reporter: ProgressReporter, look_at: _Look) -> None:
         self._worker, self._data, self._reporter, self._look_at = worker, data, reporter, look_at
         self.varies = data.varies
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
@@ -167,7 +166,7 @@ class _Follower:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Group,
         task: Task,
         replica: KerasReplica,
         train: Rows,
@@ -420,7 +419,7 @@ def _running(logs: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
     return loss, {name: value for name, value in figures.items() if isinstance(value, int | float)}
 
 
-def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
+def _agreed(worker: Group, figures: dict[str, Any]) -> dict[str, Any]:
     """What a train step of the user's own returns besides metrics: the mean over ranks, so that all agree."""
 
     def means(parts: Sequence[bytes]) -> dict[str, Any]:
@@ -431,15 +430,15 @@ def _agreed(worker: Worker, figures: dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, int | float) and all(name in part for part in told)
         }
 
-    return merged_by_first(worker, json.dumps(figures).encode(), means)
+    return worker.merged_by_first(json.dumps(figures).encode(), means)
 
 
-def _merged(worker: Worker, replica: KerasReplica) -> dict[str, float]:
+def _merged(worker: Group, replica: KerasReplica) -> dict[str, float]:
     """The metrics over all ranks, whose variables hold the merged state afterwards."""
     tallies = replica.tallies
     if worker.outlives:  # the first one may die: everybody merges what came
         came = [part for part in worker.all_gather(tallies.take()) if part]
         return tallies.load(tallies.joined(came))
-    states = to_first(worker, tallies.take())
+    states = worker.to_first(tallies.take())
     joined_states = tallies.joined(states) if worker.rank == 0 else b""
-    return tallies.load(from_first(worker, joined_states))
+    return tallies.load(worker.from_first(joined_states))

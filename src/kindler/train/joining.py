@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+from kindler.group import Group
 from kindler.sync.contract import Sync
 from kindler.sync.registry import SYNCS, servers_of
-from kindler.train.run_start import Worker
 from kindler.train.task import Task
 
 LOOPS = {"step": "kindler.train.loop:run", "fit": "kindler.train.fit_loop:run"}
@@ -19,7 +19,7 @@ SERVER = "kindler.train.server:run"
 
 
 @contextmanager
-def joined(worker: Worker, task: Task, replica: Any, *, ends_at: int | None) -> Iterator[Sync]:
+def joined(worker: Group, task: Task, replica: Any, *, ends_at: int | None) -> Iterator[Sync]:
     """Join the replicas of all workers while the block runs; one alone needs no sync but the default.
 
     Args:

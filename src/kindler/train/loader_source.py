@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +22,9 @@ from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.loaders import Dealing, is_loader, open_stream, packed
 from kindler.frameworks.rng import Drawing, seed_all, seed_own
+from kindler.group import Group
 
 _MOST_BATCHES = 10_000_000  # of one pass, where nobody knows how many there are
-
-
-class Gathers(Protocol):
-    """What a stream needs of the worker."""
-
-    rank: int
-    size: int
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-    def total(self, numbers: Sequence[int]) -> list[int]: ...
-    def tick(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +117,7 @@ class Reader:
     """
 
     def __init__(
-        self, worker: Gathers, source: StreamSource, *, batch_size: int, seed: int, what: str, trains: bool
+        self, worker: Group, source: StreamSource, *, batch_size: int, seed: int, what: str, trains: bool
     ) -> None:
         self._worker, self._source, self._what = worker, source, what
         self.form: Form | None = None
@@ -245,7 +235,7 @@ class Agreed:
         return Batch(tuple(arrays[:cut]), tuple(arrays[cut:]), 0, global_rows)
 
 
-def agree(worker: Gathers, reader: Reader, first: Part | None, *, what: str) -> Agreed:
+def agree(worker: Group, reader: Reader, first: Part | None, *, what: str) -> Agreed:
     """What every worker found in its first batch, made known to all; all call it together.
 
     Args:

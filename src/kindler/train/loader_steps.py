@@ -18,7 +18,8 @@ from kindler.data.batches import Batch, Rows
 from kindler.data.columns import Array
 from kindler.data.spool import Layout
 from kindler.errors import DataError
-from kindler.train.loader_source import Agreed, Gathers, Peeking, Reader, agree
+from kindler.group import Group
+from kindler.train.loader_source import Agreed, Peeking, Reader, agree
 
 _WINDOW = 8
 
@@ -27,7 +28,7 @@ class _Opened(Rows):
     """What both kinds of steps have in common. Nobody has counted the rows, so that no run can resume in the
     middle of an epoch."""
 
-    def __init__(self, worker: Gathers, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
+    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
         self._worker, self._reader, self._what = worker, reader, what
         self._begun: tuple[int, Peeking] | None = None
         if not bounded:
@@ -79,7 +80,7 @@ class AgreedSteps(_Opened):
 
     steps: int | None = None
 
-    def __init__(self, worker: Gathers, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
+    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
         super().__init__(worker, reader, what=what, bounded=bounded, number=number)
         lengths = self._agreed.lengths
         self.expected = None if lengths is None else max(lengths)
@@ -156,7 +157,7 @@ class NumberedSteps(_Opened):
     """
 
     def __init__(
-        self, worker: Gathers, reader: Reader, *, what: str, trains: bool = True, bounded: int | None = None
+        self, worker: Group, reader: Reader, *, what: str, trains: bool = True, bounded: int | None = None
     ) -> None:
         super().__init__(worker, reader, what=what, bounded=bounded is not None, number=1)
         lengths = self._agreed.lengths

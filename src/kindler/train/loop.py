@@ -21,8 +21,8 @@ from kindler.data.batches import Batch, Rows
 from kindler.engine.placement import Placement
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.devices import explained
+from kindler.group import Group
 from kindler.sync.contract import Sync
-from kindler.train.agreement import merged_by_first
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
 from kindler.train.joining import joined
@@ -30,7 +30,6 @@ from kindler.train.loss_guard import LossGuard
 from kindler.train.reporting import ProgressReporter, StepReporter
 from kindler.train.run_start import (
     Start,
-    Worker,
     begin,
     build_replica,
     last_step,
@@ -42,10 +41,8 @@ from kindler.train.run_start import (
 from kindler.train.task import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
-__all__ = ["Worker", "run"]
 
-
-def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
+def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state.
 
     `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
@@ -86,10 +83,10 @@ def run(worker: Worker, task_bytes: bytes, spec: bytes, *states: bytes) -> Seque
         return [json.dumps(told).encode(), state]
 
 
-def _process_group(worker: Worker, task: Task, placed: Placement) -> AbstractContextManager[None]:
+def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:
     if not task.process_group:
         return nullcontext()
-    from kindler.sync.process_group import process_group
+    from kindler.frameworks.torch.exchange_network import process_group
 
     return process_group(worker, shared_gpus=placed.shared, timeout_s=task.settings.sync_timeout_s)
 
@@ -107,7 +104,7 @@ class _Fit:
     """Training, from where it stands to its end."""
 
     def __init__(
-        self, worker: Worker, task: Task, replica: BaseReplica, train: Rows, start: Start, sync: Sync
+        self, worker: Group, task: Task, replica: BaseReplica, train: Rows, start: Start, sync: Sync
     ) -> None:
         self._worker, self._replica, self._train = worker, replica, train
         self._sync = sync
@@ -338,7 +335,7 @@ class _Fit:
 
 
 def _judged(
-    worker: Worker, replica: BaseReplica, data: Rows, *, show: bool = False, tell: str | None = None
+    worker: Group, replica: BaseReplica, data: Rows, *, show: bool = False, tell: str | None = None
 ) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     progress = ProgressReporter(worker, show=show)
@@ -353,13 +350,13 @@ def _judged(
     return _merged(worker, replica, tell=tell)
 
 
-def _merged(worker: Worker, replica: BaseReplica, *, tell: str | None = None) -> dict[str, Any]:
+def _merged(worker: Group, replica: BaseReplica, *, tell: str | None = None) -> dict[str, Any]:
     """The figures over all workers; with `tell`, the driver also hears those of each."""
     tallies = replica.take_tallies()
     if tell is not None:
         own = replica.merge_tallies([tallies])
         worker.report("worker", rank=worker.rank, part=tell, epoch=replica.epoch, figures=own)
-    return merged_by_first(worker, tallies, replica.merge_tallies)
+    return worker.merged_by_first(tallies, replica.merge_tallies)
 
 
 def _look_at_steps(hooks: Sequence[Callback]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,11 @@ from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import Ragged
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError, DataError
+from kindler.group import Group
 from kindler.train.task import Task
 
 _MOST_THREADS = 4
 _SAMPLE_ROWS = 2
-
-
-class Member(Protocol):
-    """What is needed of a worker here."""
-
-    rank: int
-    size: int
-    threads: int
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
 
 
 def preparation_for(task: Task, source: Any) -> Preparation | None:
@@ -48,7 +39,7 @@ def preparation_for(task: Task, source: Any) -> Preparation | None:
 
 
 def prepared_batches(
-    worker: Member,
+    worker: Group,
     spool: Spool,
     columns: Columns,
     preparation: Preparation,
@@ -113,7 +104,7 @@ def _own_places(spool: Spool) -> Array:
 
 
 def _everybody(
-    worker: Member, spool: Spool, own: Array, counts: Sequence[int], names: Sequence[str]
+    worker: Group, spool: Spool, own: Array, counts: Sequence[int], names: Sequence[str]
 ) -> AllRows:
     """The lengths, and the numbers, of the rows of all workers."""
     if not names:
@@ -125,7 +116,7 @@ def _everybody(
     return AllRows(lengths=lengths, numbers=None if (known < 0).any() else known)
 
 
-def _shared(worker: Member, own: Array, counts: Sequence[int]) -> Array:
+def _shared(worker: Group, own: Array, counts: Sequence[int]) -> Array:
     """A number of each row of all workers, those of a lane together, one lane after another."""
     if worker.size == 1:
         return own.astype(np.int64)
@@ -142,7 +133,7 @@ def _shared(worker: Member, own: Array, counts: Sequence[int]) -> Array:
 
 
 def _agreed_layout(
-    worker: Member,
+    worker: Group,
     preparer: Preparer,
     spool: Spool,
     columns: Columns,

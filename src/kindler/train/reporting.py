@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
+
+from kindler.group import Group
 
 _PROGRESS_EVERY_S = 0.1
 _STEPS_EVERY_S = 0.5
-
-
-class ReportingWorker(Protocol):
-    """The part of a worker that reporters use."""
-
-    rank: int
-
-    def report(self, kind: str, **fields: Any) -> None: ...
 
 
 class ProgressReporter:
@@ -30,7 +24,7 @@ class ProgressReporter:
 
     def __init__(
         self,
-        worker: ReportingWorker,
+        worker: Group,
         *,
         show: bool,
         waited_s: Callable[[], float] = lambda: 0.0,
@@ -93,7 +87,7 @@ class ProgressReporter:
 class StepReporter:
     """Reports the loss of every step, from every rank and several steps at a time, if steps are logged."""
 
-    def __init__(self, worker: ReportingWorker, *, active: bool) -> None:
+    def __init__(self, worker: Group, *, active: bool) -> None:
         self.active = active
         self._worker = worker
         self._first = 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.data.batches import Batches, BatchOptions, Rows
@@ -21,6 +20,7 @@ from kindler.engine.placement import Placement, half_of_memory, set_current_work
 from kindler.engine.placement import worker as this_worker
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.group import Group
 from kindler.train.checkpoint_file import Checkpoint, CheckpointWarning, Header, parse
 from kindler.train.loader_source import Reader, StreamSource
 from kindler.train.loader_steps import AgreedSteps, NumberedSteps
@@ -29,35 +29,7 @@ from kindler.train.task import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
 
-class Worker(Protocol):
-    """What training needs of the engine's worker."""
-
-    rank: int
-    size: int
-    address: str
-    run_id: str
-    hosts: tuple[str, ...]
-    threads: int
-    scratch: Path
-    lost: frozenset[int]
-    outlives: bool
-    replaceable: bool
-
-    @property
-    def leads(self) -> bool: ...
-    def place(self, device: str, *, share: bool) -> Placement: ...
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]: ...
-    def total(self, numbers: Sequence[int]) -> list[int]: ...
-    def barrier(self) -> None: ...
-    def opened(self) -> bytes: ...
-    def keep(self, data: bytes) -> None: ...
-    def report(self, kind: str, **fields: Any) -> None: ...
-    def tick(self) -> None: ...
-    def go_on(self, number: int, *, whole: bool = True) -> bool: ...
-
-
-def build_replica(worker: Worker, task: Task, placed: Placement, spec: bytes, **options: Any) -> Any:
+def build_replica(worker: Group, task: Task, placed: Placement, spec: bytes, **options: Any) -> Any:
     """The replica of this worker, on its device.
 
     Args:
@@ -138,7 +110,7 @@ class Start:
 
 
 def open_batch_stream(
-    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
 ) -> Rows:
     """This worker's part of the data, for a loop that takes batches as they come; all workers call it."""
     if not isinstance(source, StreamSource):
@@ -149,7 +121,7 @@ def open_batch_stream(
 
 
 def open_indexed_batches(
-    worker: Worker, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
 ) -> Rows:
     """The same for a loop that asks for batches by number."""
     if not isinstance(source, StreamSource):
@@ -159,13 +131,13 @@ def open_indexed_batches(
     return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
 
 
-def _reader(worker: Worker, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
+def _reader(worker: Group, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
     return Reader(
         worker, source, batch_size=task.options.batch_size, seed=task.seed, what=what, trains=trains
     )
 
 
-def open_batches(worker: Worker, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
+def open_batches(worker: Group, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
     dealing = task.dealing or Dealing.between(worker.size, seed=task.seed)
     shuffle = trains and task.training.shuffle
@@ -205,11 +177,11 @@ def open_batches(worker: Worker, task: Task, source: Source, what: str, *, train
     return prepared_batches(worker, spool, source.columns, preparation, options, trains=trains, stack=stack)
 
 
-def _gathered(worker: Worker, mine: Any) -> list[Any]:
+def _gathered(worker: Group, mine: Any) -> list[Any]:
     return [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
 
 
-def _marks(worker: Worker, spool: Spool, lanes: int) -> list[str]:
+def _marks(worker: Group, spool: Spool, lanes: int) -> list[str]:
     """A fingerprint of the rows of each lane."""
     own = {lane: spool.fingerprint(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
     marks = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
@@ -271,7 +243,7 @@ def begin(
     )
 
 
-def taken_over(worker: Worker, replica: Loads, task: Task, start: Start, data: Rows) -> Start:
+def taken_over(worker: Group, replica: Loads, task: Task, start: Start, data: Rows) -> Start:
     """Where this process goes on: at `start`, or where one had come to whose place it takes.
 
     All workers call it after they have joined each other and opened their data, and before the first epoch.
@@ -303,7 +275,7 @@ def over_already(task: Task, start: Start) -> bool:
     return trigger(Progress(epoch=start.epoch + 1, step=start.step))
 
 
-def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Worker) -> None:
+def load_local_states(replica: LoadsLocal, states: Sequence[bytes], worker: Group) -> None:
     """Let a replica continue in the middle of an epoch, from the states of the ranks there were."""
     if len(states) == worker.size:
         replica.load_local_state(states[worker.rank])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import cloudpickle
 
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.group import Group
 from kindler.sync.parameter_server import ParameterServer
 from kindler.train.task import Task
 
 
-def run(worker: Any, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
+def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Serve until the workers are done and this rank is stopped; what the server starts from comes from them.
 
     Raises:

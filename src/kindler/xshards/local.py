@@ -37,6 +37,7 @@ from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError
+from kindler.group import Group
 from kindler.xshards.shared_value import session, shipping_to
 
 _NEVER_S = 1e9  # how long a user's function may take is the user's business
@@ -201,7 +202,7 @@ def _print(event: Event) -> None:
         print_line(event.fields["line"])
 
 
-def work_on_shards(worker: Any, task_bytes: bytes) -> list[bytes]:
+def work_on_shards(worker: Group, task_bytes: bytes) -> list[bytes]:
     """In each worker: take the next shard that nobody has taken, until none is left or one has failed."""
     task: _ShardTask = cloudpickle.loads(task_bytes)
     done: list[int] = []

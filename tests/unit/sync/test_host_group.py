@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kindler.errors import ConfigError, SyncError, SyncTimeoutError
-from kindler.sync.allreduce_host import HostGroup
+from kindler.sync.host_group import ALIGN_BYTES, HostGroup, plan
 from kindler.testing.ranks import DIED, GangWorker, run_ranks
 
 LARGE = 1_300_000  # elements: several windows of float32
@@ -275,3 +277,34 @@ def test_a_mean_of_whole_numbers_is_refused_with_what_to_do(alone: HostGroup) ->
 def test_python_objects_do_not_travel(alone: HostGroup) -> None:
     with pytest.raises(ConfigError, match="objects"):
         alone.broadcast([np.array([object()])])
+
+
+DTYPES = [np.dtype(name) for name in ("float16", "float32", "float64", "uint8", "complex128")]
+LAYOUTS = st.lists(st.tuples(st.integers(0, 300), st.sampled_from(DTYPES)), max_size=8)
+
+
+def _carrier(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+@given(LAYOUTS, st.sampled_from([64, 256, 1024]), st.sampled_from([0, ALIGN_BYTES]))
+def test_every_element_travels_once_aligned_and_in_windows_that_are_not_too_large(
+    layout: list[tuple[int, np.dtype]], window_bytes: int, lead_bytes: int
+) -> None:
+    made = plan(layout, _carrier, window_bytes=window_bytes, lead_bytes=lead_bytes)
+
+    seen: list[list[int]] = [[] for _ in layout]
+    for window in made.windows:
+        dtype, _ = made.sections[window.section]
+        assert (window.stop - window.start) * dtype.itemsize <= window_bytes
+        for piece in window.pieces:
+            assert window.start + piece.at == made.places[piece.array][1].start + piece.start
+            assert piece.at + piece.stop - piece.start <= window.stop - window.start
+            seen[piece.array] += range(piece.start, piece.stop)
+    assert seen == [list(range(count)) for count, _ in layout]
+    for (count, dtype), (section, place) in zip(layout, made.places, strict=True):
+        carrier, whole = made.sections[section]
+        assert carrier == _carrier(dtype)
+        assert place.start * carrier.itemsize >= lead_bytes
+        assert place.start * carrier.itemsize % ALIGN_BYTES == 0
+        assert (place.stop - place.start, place.stop <= whole) == (count, True)

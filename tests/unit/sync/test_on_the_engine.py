@@ -11,7 +11,7 @@ from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.worker import Worker
-from kindler.sync.allreduce_host import HostGroup
+from kindler.sync.host_group import HostGroup
 
 
 def mean(worker: Worker, settings: bytes) -> list[bytes]:

@@ -18,12 +18,10 @@ from kindler.engine.links import answer_calls, call
 from kindler.errors import SyncError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Variables
-from kindler.sync.gather_collective import GatherCollective
-from kindler.sync.parameter_server import ParameterServer
-from kindler.sync.server_link import ServerLink
-from kindler.sync.server_wire import Op, send
-from kindler.sync.staleness import Outstanding
-from kindler.sync.wait_clock import Waiting
+from kindler.sync.asynchronous import ServerLink
+from kindler.sync.host_group import GatherCollective
+from kindler.sync.parameter_server import Op, Outstanding, ParameterServer, send
+from kindler.sync.shared_memory import Waiting
 from kindler.testing.thread_workers import ThreadWorker, together
 
 SECRET = b"the secret of this run"
@@ -248,7 +246,6 @@ def test_no_order_of_events_breaks_the_bound_or_leaves_everybody_waiting(bound: 
 
 def test_the_collective_over_the_meeting_point_adds_and_means(tmp_path: Any) -> None:
     def exchange(worker: ThreadWorker) -> list[Any]:
-        worker.gather = lambda data, ranks: dict(enumerate(worker.all_gather(data)))  # type: ignore[attr-defined]
         group = GatherCollective(worker)
         mine = [np.full(2, worker.rank, np.float32), np.array([worker.rank + 1])]
         means = group.mean([np.full(2, np.nan if worker.rank == 0 else 4.0)], float(worker.rank))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 
 from kindler.errors import DataError
+from kindler.group import Group
 from kindler.train.loader_source import Reader, StreamSource, share
 from kindler.train.loader_steps import AgreedSteps, NumberedSteps
 
 
-class Worker:
+class Worker(Group):
     """One of a few threads."""
 
     def __init__(self, rank: int, size: int, told: list[bytes], barrier: threading.Barrier) -> None:
@@ -29,13 +29,6 @@ class Worker:
         gathered = list(self._told)
         self._barrier.wait(20)
         return gathered
-
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        told = [json.loads(part) for part in self.all_gather(json.dumps(numbers).encode())]
-        return [sum(column) for column in zip(*told, strict=True)]
-
-    def tick(self) -> None:
-        pass
 
 
 def on_all(size: int, work: Callable[[Worker], Any]) -> list[Any]:

@@ -28,8 +28,9 @@ from kindler.data.row_order import Dealing
 from kindler.data.shards import frames, rows
 from kindler.data.shards.backend import shard_path
 from kindler.data.shards.codec import Info, Packed, column_to_array, leaves, read
-from kindler.data.spool import Member, Spool, SpoolWriter, shared_spool
+from kindler.data.spool import Spool, SpoolWriter, shared_spool
 from kindler.errors import DataError
+from kindler.group import Group
 
 _ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}
 
@@ -148,11 +149,11 @@ class ShardSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keeper": None}
 
-    def open(self, worker: Member, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
         whole = self._whole(worker)
         return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
 
-    def _whole(self, worker: Member) -> Spool:
+    def _whole(self, worker: Group) -> Spool:
         filled = [shard for shard, info in enumerate(self.infos) if info.rows]
         count = sum(info.rows for info in self.infos)
         ready = self._in_place(filled[0]) if len(filled) == 1 else {}

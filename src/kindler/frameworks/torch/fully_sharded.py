@@ -9,18 +9,47 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed import fsdp, tensor
 
-from kindler.collective import Collective
+from kindler.collective import Collective, GradientExchange
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.divided import division_of
+from kindler.frameworks.torch.exchange import gpus_of
+from kindler.frameworks.torch.exchange_network import process_group
+from kindler.frameworks.torch.exchange_slices import division_of
+from kindler.group import Group
 
 dist: Any = tensor  # their stubs leave out much of what is used here
 shard: Any = fsdp
+
+
+class DefaultGroup(GradientExchange):
+    """torch's default process group while a run lasts, and all ranks as its mesh; every rank makes one."""
+
+    def __init__(self, worker: Group, device: torch.device, *, timeout_s: float) -> None:
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            _check_own_gpus(gpus_of(worker, device))
+        self._stack = ExitStack()
+        if not torch.distributed.is_initialized():  # it is, with process_group=True
+            self._stack.enter_context(process_group(worker, shared_gpus=not on_gpu, timeout_s=timeout_s))
+        self.mesh: Any = torch.distributed.device_mesh.init_device_mesh(device.type, (worker.size,))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def _check_own_gpus(gpus: Sequence[bytes]) -> None:
+    """Workers that share a GPU cannot meet: NCCL wants one for each, and gloo cannot do without it."""
+    if len(set(gpus)) < len(gpus):
+        raise ConfigError(
+            f"sync='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs one of its own.\n"
+            "Hint: sync='sharded' lets workers share a GPU."
+        )
 
 
 class FullySharded:

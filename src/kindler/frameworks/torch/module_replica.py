@@ -80,7 +80,6 @@ class ModuleReplica(BaseReplica):
     Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
     """
 
-    fuses = "torch"
     takes_read_only = True
 
     def __init__(

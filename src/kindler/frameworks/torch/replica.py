@@ -15,12 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.collective import Array, Batch, Gradients, gathering
+from kindler.collective import Array, Batch, GradientExchange, Gradients, gathering
+from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.torch.device import backward_on, preload, resolve_device
-from kindler.frameworks.torch.divided import DividedOptimizer, Slices, against_division, division_of
+from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
+from kindler.frameworks.torch.exchange_slices import (
+    DividedOptimizer,
+    SlicedGradients,
+    against_division,
+    division_of,
+)
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.graphs import (
     GraphedStep,
@@ -35,7 +42,8 @@ from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, ste
 from kindler.frameworks.torch.outputs import flat
 from kindler.frameworks.torch.parameters import agree_on, group_names, load_optimizer, unshared_change_error
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, dumps, loads, missing
-from kindler.frameworks.torch.state import GradientExchange, dump, parse, parse_weights, to_array
+from kindler.frameworks.torch.state import dump, parse, parse_weights, to_array
+from kindler.group import Group
 
 _MOST_BEGINS = 64
 
@@ -55,7 +63,7 @@ class TorchReplica(ModuleReplica):
         super().__init__(spec, **options)
         self._optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
-        self._exchange: GradientExchange | None = None
+        self._exchange: GradientSync | None = None
         self._divided: DividedOptimizer | None = None
         self._fully: Any = None
         scales = spec.precision == "fp16"
@@ -106,24 +114,45 @@ class TorchReplica(ModuleReplica):
             self._scheduler = build_scheduler(self.spec, self._optimizer)
         return self._optimizer
 
-    def fuse(self, exchange: Any) -> None:
-        wanted = self.parameters.unexchanged()
-        self._exchange = exchange.gradients(wanted)
-        self.parameters.exchange(wanted)
-        self._meet_in_steps()
+    def fuse(
+        self, worker: Group, settings: RunSettings, strategy: str, **options: Any
+    ) -> GradientExchange | None:
+        """Exchange gradients within `train_step`, while backward still runs.
 
-    def divide(self, exchange: Any, asked: str | None, *, one_copy: bool = False) -> None:
-        """Exchange gradients within `train_step`, and let the optimizer move only what this rank owns."""
-        assert self._collective is not None, "join comes first"
-        self._refuse_scaling("sharded")
-        division = division_of(type(self.optimizer), asked)
+        With "sharded" the optimizer moves only what this rank owns, with "fsdp" a rank has only its part of
+        the parameters between steps.
+        """
+        if strategy == "fsdp":
+            return self._shard_fully(worker, settings, **options)
+        whole = strategy == "sharded" and self._keeps_parameters_whole(**options)
+        exchange = TorchExchange(
+            worker,
+            device=self.device,
+            timeout_s=settings.sync_timeout_s,
+            shared_memory=settings.shared_memory,
+        )
         wanted = self.parameters.unexchanged()
-        whole = division == "parameters"
-        sliced: Slices = exchange.sliced(wanted, whole=whole, one_copy=one_copy)
-        self._exchange = sliced
-        self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
+        if strategy == "sharded":
+            sliced = SlicedGradients(wanted, exchange, whole=whole, one_copy=options["one_copy"])
+            self._exchange = sliced
+            assert self._collective is not None, "join comes first"
+            self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
+        else:
+            self._exchange = GradientSync(wanted, exchange)
         self.parameters.exchange(wanted)
         self._meet_in_steps()
+        return exchange
+
+    def _keeps_parameters_whole(self, *, divide: str | None, one_copy: bool) -> bool:
+        """Whether the optimizer is divided between parameters only; complains where it cannot be divided."""
+        if one_copy and self.device.type != "cpu":
+            raise ConfigError(
+                f"sync='sharded': one_copy=True, but the parameters are on {self.device}, and only those"
+                " in the memory of the machine can be shared.\nHint: leave one_copy out of sync_options; or"
+                " device='cpu'."
+            )
+        self._refuse_scaling("sharded")
+        return division_of(type(self.optimizer), divide) == "parameters"
 
     def _meet_in_steps(self) -> None:
         """Ranks make steps together: losses may gather rows, and know what all of several divide by."""
@@ -134,9 +163,10 @@ class TorchReplica(ModuleReplica):
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
             rule.total_of = lambda own: [float(x) for x in collective.sum([np.array(own, np.float64)])[0]]
 
-    def shard_fully(self, mesh: Any, modules: Sequence[str]) -> None:
-        """Keep only this rank's part of the parameters between steps."""
-        from kindler.frameworks.torch.fully_sharded import FullySharded
+    def _shard_fully(
+        self, worker: Group, settings: RunSettings, *, modules: Sequence[str]
+    ) -> GradientExchange:
+        from kindler.frameworks.torch.fully_sharded import DefaultGroup, FullySharded
 
         assert self._collective is not None, "join comes first"
         self._refuse_scaling("fsdp")
@@ -145,9 +175,11 @@ class TorchReplica(ModuleReplica):
                 "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
                 " and may have different numbers of rows.\nHint: sync='sharded' allows more."
             )
+        group = DefaultGroup(worker, self.device, timeout_s=settings.sync_timeout_s)
         self._meet_in_steps()
-        self._fully = FullySharded(self.model, self.optimizer, mesh, self._collective, modules)
+        self._fully = FullySharded(self.model, self.optimizer, group.mesh, self._collective, modules)
         self._parameters = None
+        return group
 
     def _refuse_scaling(self, sync: str) -> None:
         if self._scaler is not None:

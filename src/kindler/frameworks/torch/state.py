@@ -7,7 +7,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -25,24 +25,6 @@ _LARGE_BYTES = 1 << 16
 # Neither is annotated by torch.
 _typed_storage: Any = torch.storage.TypedStorage
 _untyped_storage: Any = torch.UntypedStorage
-
-
-class GradientExchange(Protocol):
-    """The exchange of gradients while backward runs."""
-
-    def paused(self) -> Any: ...
-
-    def weigh(self, weight: float | torch.Tensor) -> None: ...
-
-    def finish(self, scale: torch.Tensor | None = None) -> None: ...
-
-    def idle(self, *, weighted: bool = False) -> None: ...
-
-    def announce(self) -> None: ...
-
-    def all_announced(self) -> bool: ...
-
-    def extend(self, parameters: Any) -> None: ...
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:

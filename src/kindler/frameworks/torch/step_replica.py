@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kindler.collective import Array, Batch
+from kindler.collective import Array, Batch, GradientExchange
+from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.labels import LabelSource
@@ -40,6 +41,7 @@ from kindler.frameworks.torch.step_counter import StepCounter
 from kindler.frameworks.torch.step_run import StepRun, logged
 from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
 from kindler.frameworks.torch.tried_step import TriedStep
+from kindler.group import Group
 
 _END = -1  # stands for the end of a step where ranks compare what they do
 _MADE_UP_ROWS = 2  # BatchNorm needs more than one
@@ -145,14 +147,19 @@ class StepReplica(ModuleReplica):
     def _all_optimizers(self) -> Sequence[torch.optim.Optimizer]:
         return list(self.optimizers.named.values())
 
-    def fuse(self, exchange: Any) -> None:
+    def fuse(
+        self, worker: Group, settings: RunSettings, strategy: str, **options: Any
+    ) -> GradientExchange | None:
         """Exchange gradients in each `run.backward`, through what `join` was given."""
+        if strategy != "allreduce":
+            raise ConfigError(self.complaints(self.spec, "division")[0])
         self._shares = True
         self._watch_gradients()
         assert self._collective is not None, "join comes first"
         self._gather = Gather(RowGather(self._collective))
         if not self.spec.process_group:  # where the step may meet those of others by itself
             self._step_trial = TriedStep(self)
+        return GradientExchange()
 
     def train_step(self, batch: Batch) -> None:
         if not batch.global_rows:

@@ -1,31 +1,30 @@
 """Means, sums and broadcasts of numpy arrays over all workers of a run, without any framework.
 
-For replicas whose framework hands its gradients to host code: Keras on TensorFlow, JAX and torch. Ranks of
-one host meet in shared memory (`shared_memory.py`) and the first of them speaks for the host in a ring of TCP
-connections (`ring.py`). Arrays travel in windows of a fixed size (`flat_layout.py`), so what is shared does
-not grow with the model. What the arrays mean is the caller's affair.
+For replicas whose framework hands its gradients to host code: Keras on TensorFlow, JAX and torch. In a
+`HostGroup` ranks of one host meet in shared memory (`shared_memory.py`) and the first of them speaks for the
+host in a ring of TCP connections (`ring.py`). Arrays travel in windows of a fixed size, so what is shared
+does not grow with the model. A `GatherCollective` passes through the workers' own meeting point, for
+exchanges that are few and small. What the arrays mean is the caller's affair.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, TypeAlias
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from kindler.collective import Array
 from kindler.errors import ConfigError, SyncError
-from kindler.sync.arrays_numpy import NUMPY
-from kindler.sync.flat_layout import ALIGN_BYTES, Plan, Window, plan
-from kindler.sync.ring import Ring, neighbours
-from kindler.sync.shared_memory import Channel, HostRanks, Member, channels
-from kindler.sync.topology import Topology
-from kindler.sync.wait_clock import Waiting
+from kindler.group import Group
+from kindler.sync.ring import Ring
+from kindler.sync.shared_memory import NUMPY, Channel, Topology, Waiting, channels
 
-Array: TypeAlias = np.ndarray[Any, Any]
 DType: TypeAlias = np.dtype[Any]
-Layout: TypeAlias = tuple[tuple[tuple[int, ...], DType], ...]
 
+ALIGN_BYTES = 64  # so that frameworks can take the results without a copy
 _WINDOW_BYTES = 2 << 20
 _PART_BYTES = 64 << 10  # of a window, for each host of the ring: with less, the hops cost more than the bytes
 _MOST_WINDOW_BYTES = 32 << 20
@@ -34,12 +33,86 @@ _AHEAD = 1
 _MOST_PLANS = 256  # layouts that change from call to call are not kept for ever
 _FLOAT32 = np.dtype(np.float32)
 _BYTE = np.dtype(np.uint8)
+_WEIGHT = struct.Struct("<d")
 
 
-class Worker(Member, Protocol):
-    """The part of a worker that a group needs."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements `start` to `stop` of the array number `array`, at element `at` of the window."""
 
-    def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]: ...
+    array: int
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Elements `start` to `stop` of the section number `section`."""
+
+    section: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the arrays of one layout travel.
+
+    Arrays of one carrier dtype lie one after the other in a section, a flat buffer of (dtype, elements). It
+    is cut into windows, each small enough for one slot of shared memory; a piece is the part of one array
+    that lies in one window. The place of an array is its section and where it lies there.
+    """
+
+    sections: tuple[tuple[DType, int], ...]
+    windows: tuple[Window, ...]
+    places: tuple[tuple[int, slice], ...]
+
+
+def plan(
+    layout: Sequence[tuple[int, DType]],
+    carrier: Callable[[DType], DType],
+    *,
+    window_bytes: int,
+    lead_bytes: int = 0,
+) -> Plan:
+    """Lay out arrays of these (elements, dtype), each in its carrier dtype.
+
+    A section begins with `lead_bytes` of room for what travels along.
+    """
+    carriers = [carrier(dtype) for _, dtype in layout]
+    sections: list[tuple[DType, int]] = []
+    windows: list[Window] = []
+    places: dict[int, tuple[int, slice]] = {}
+    for number, dtype in enumerate(dict.fromkeys(carriers)):
+        step = max(ALIGN_BYTES // dtype.itemsize, 1)
+        end = lead_bytes // dtype.itemsize
+        members = [index for index, own in enumerate(carriers) if own == dtype]
+        for index in members:
+            start = -(-end // step) * step
+            end = start + layout[index][0]
+            places[index] = number, slice(start, end)
+        sections.append((dtype, end))
+        windows += _cut(number, end, window_bytes // dtype.itemsize, {i: places[i][1] for i in members})
+    return Plan(tuple(sections), tuple(windows), tuple(places[index] for index in range(len(layout))))
+
+
+def _cut(section: int, count: int, step: int, places: dict[int, slice]) -> list[Window]:
+    pieces: list[list[Piece]] = [[] for _ in range(0, count, step)]
+    for index, place in places.items():
+        start = place.start
+        while start < place.stop:
+            number = start // step
+            stop = min(place.stop, (number + 1) * step)
+            pieces[number].append(
+                Piece(index, start - place.start, stop - place.start, start - number * step)
+            )
+            start = stop
+    return [
+        Window(section, number * step, min((number + 1) * step, count), tuple(inside))
+        for number, inside in enumerate(pieces)
+    ]
 
 
 class HostGroup:
@@ -56,43 +129,37 @@ class HostGroup:
         shared_memory: False makes every rank count as a host of its own.
     """
 
-    def __init__(self, worker: Worker, *, timeout_s: float, shared_memory: bool = True) -> None:
+    def __init__(self, worker: Group, *, timeout_s: float, shared_memory: bool = True) -> None:
         self.rank, self.size = worker.rank, worker.size
         self._worker = worker
         self._waiting = Waiting(worker)
-        self._plans: dict[tuple[str, Layout], Plan] = {}
+        self._plans: dict[tuple[str, tuple[Any, ...]], Plan] = {}
         self._channels: list[Channel] = []
         self._turn = 0
         self._closed = False
         self._ring: Ring | None = None
         if self.size == 1:
             return
-        self._where = Topology.of(worker.hosts, self.rank, shared_memory=shared_memory)
-        self._host = HostRanks(
-            self._where.ranks, self.rank, size=self.size, timeout_s=timeout_s, waiting=self._waiting
+        self._where = Topology.of(
+            worker, timeout_s=timeout_s, waiting=self._waiting, shared_memory=shared_memory
         )
         wanted = _PART_BYTES * len(self._where.leaders)
         self._window_bytes = min(max(_WINDOW_BYTES, wanted), _MOST_WINDOW_BYTES)
         if not self._where.one_host:
-            self._ring = self._connect(worker, timeout_s)
+            self._ring = Ring.join(worker, self._where)
         if self._where.any_shared:
             try:
-                self._channels = channels(worker, self._host, [self._window_bytes] * _WINDOWS, NUMPY)
+                self._channels = channels(worker, self._where, [self._window_bytes] * _WINDOWS, NUMPY)
             except BaseException:
                 self.close()
                 raise
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far."""
         return self._waiting.seconds
 
     def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
-        """The mean over ranks, each rank's arrays counting by its weight.
-
-        A rank of weight 0 counts for nothing, whatever its arrays hold. Where no rank weighs anything the
-        result is zero. Floats smaller than float32 are summed in float32.
-        """
+        """As `Collective.mean`; floats smaller than float32 are summed in float32."""
         arrays = [np.asarray(array) for array in arrays]
         _check_kinds(arrays, "fc", "mean")
         if self.size == 1:
@@ -100,13 +167,11 @@ class HostGroup:
         return self._sum("mean", arrays, weight)
 
     def sum(self, arrays: Sequence[Array]) -> list[Array]:
-        """The sum over ranks, in the arrays' own dtypes."""
         arrays = [np.asarray(array) for array in arrays]
         _check_kinds(arrays, "fciub", "sum")
         return [array.copy() for array in arrays] if self.size == 1 else self._sum("sum", arrays, None)
 
     def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
-        """The arrays of the rank `src`, on every rank."""
         arrays = [np.asarray(array) for array in arrays]
         if any(array.dtype.hasobject for array in arrays):
             raise ConfigError("broadcast takes arrays of numbers, not of Python objects.")
@@ -114,7 +179,7 @@ class HostGroup:
             return [array.copy() for array in arrays]
         flats = [np.ascontiguousarray(array).reshape(-1).view(_BYTE) for array in arrays]
         path = self._plan("broadcast", arrays, [(flat.size, _BYTE) for flat in flats], lambda dtype: dtype)
-        buffers = [_empty(section.count, section.dtype) for section in path.sections]
+        buffers = [_empty(count, dtype) for dtype, count in path.sections]
         for window in path.windows:
             data = buffers[window.section][window.start : window.stop]
             if self.rank == src:
@@ -124,7 +189,6 @@ class HostGroup:
         return _results(path, buffers, arrays)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
         self.sum([np.zeros(1, np.uint8)])
 
     def close(self) -> None:
@@ -134,16 +198,6 @@ class HostGroup:
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.close()
-
-    def _connect(self, worker: Worker, timeout_s: float) -> Ring | None:
-        """Join the ring of leaders; other ranks only take part in the meeting."""
-        leaders = self._where.leaders
-        peers = set(neighbours(leaders, self.rank)) if self._where.leads else set()
-        with self._waiting:
-            links = worker.links(sorted(peers), timeout_s)
-        if not links:
-            return None
-        return Ring(leaders, self.rank, links, size=self.size, timeout_s=timeout_s, waiting=self._waiting)
 
     def _plan(
         self,
@@ -178,7 +232,7 @@ class HostGroup:
         lead_bytes = 0 if weight is None else ALIGN_BYTES
         path = self._plan(op, arrays, [(a.size, a.dtype) for a in arrays], _carrier, lead_bytes)
         flats = [array.reshape(-1) for array in arrays]
-        buffers = [_empty(section.count, section.dtype) for section in path.sections]
+        buffers = [_empty(count, dtype) for dtype, count in path.sections]
         first, self._turn = self._turn, self._turn + len(path.windows)
         with np.errstate(all="ignore"):  # infinities and NaN are the caller's affair, as in its framework
             for place in range(len(path.windows) + _AHEAD):
@@ -230,13 +284,13 @@ class HostGroup:
     def _broadcast_window(self, data: Array, src: int) -> None:
         channel = self._channel(self._turn)
         self._turn += 1
-        here = src in self._host.ranks
+        here = src in self._where.ranks
         if channel is not None and here:
             self._hand(channel, data, src)
         if self._ring is not None:
             self._ring.broadcast(data, self._where.leader_of[src])
         if channel is not None and not here:
-            self._hand(channel, data, self._host.leader)
+            self._hand(channel, data, self._where.ranks[0])
 
     def _hand(self, channel: Channel, data: Array, source: int) -> None:
         """Bring one rank's values to the others of this host."""
@@ -245,7 +299,7 @@ class HostGroup:
         if self.rank == source:
             channel.publish(data)
         else:
-            channel.fetch(data, source=self._host.ranks.index(source))
+            channel.fetch(data, source=self._where.ranks.index(source))
 
 
 def _fill(target: Array, window: Window, flats: Sequence[Array], weight: float | None) -> None:
@@ -275,8 +329,8 @@ def _divide(buffer: Array, window: Window) -> None:
 
 def _results(path: Plan, buffers: Sequence[Array], like: Sequence[Array]) -> list[Array]:
     results = []
-    for place, array in zip(path.places, like, strict=True):
-        flat = buffers[place.section][place.start : place.stop]
+    for (section, place), array in zip(path.places, like, strict=True):
+        flat = buffers[section][place]
         if flat.dtype != array.dtype:
             flat = flat.view(array.dtype) if flat.dtype == _BYTE else flat.astype(array.dtype)
         results.append(flat.reshape(array.shape))
@@ -323,3 +377,111 @@ def _difference(first: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
 def _brought(told: Sequence[str], place: int) -> str:
     whole = f"{told[0]} of {len(told) - 1} arrays"
     return f"{whole}, number {place - 1} is {told[place]}" if 0 < place < len(told) else whole
+
+
+class FlatLayout:
+    """Where each of some arrays lies in a buffer of `nbytes` that holds all of them.
+
+    >>> layout = FlatLayout([np.zeros(3, np.float32), np.zeros((2, 2))])
+    >>> layout.nbytes, [view.shape for view in layout.views(np.zeros(layout.nbytes, np.uint8))]
+    (96, [(3,), (2, 2)])
+    """
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self._kinds = [(array.shape, array.dtype) for array in arrays]
+        self._starts: list[int] = []
+        end = 0
+        for array in arrays:
+            self._starts.append(-(-end // ALIGN_BYTES) * ALIGN_BYTES)
+            end = self._starts[-1] + array.nbytes
+        self.nbytes = end
+
+    def views(self, buffer: Any) -> list[Array]:
+        """The arrays that lie in `buffer`, which has at least `nbytes` bytes; they are not copied."""
+        return [
+            np.ndarray(shape, dtype, buffer, offset=start)
+            for (shape, dtype), start in zip(self._kinds, self._starts, strict=True)
+        ]
+
+
+class GatherCollective:
+    """A `Collective` over `Group.gather`. It goes on without ranks that have died, where the engine does."""
+
+    def __init__(self, worker: Group) -> None:
+        self.rank, self.size = worker.rank, worker.size
+        self._worker = worker
+        self._waiting = Waiting()
+
+    @property
+    def waited_s(self) -> float:
+        return self._waiting.seconds
+
+    def sum(self, arrays: Sequence[Array]) -> list[Array]:
+        return self._added(arrays, [1.0] * self.size)
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        with self._waiting:
+            gathered = self._worker.all_gather(_WEIGHT.pack(weight))
+        weights = [_WEIGHT.unpack(part)[0] if part else 0.0 for part in gathered]
+        whole = sum(weights)
+        return self._added(arrays, [part / whole if whole else 0.0 for part in weights])
+
+    def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
+        layout = FlatLayout(arrays)
+        data = _packed(layout, arrays) if self.rank == src else b""
+        with self._waiting:
+            whole = self._worker.gather(data, [src])[src]
+        if not whole and layout.nbytes:
+            raise SyncError(f"worker {src} died while the others waited for what it has.")
+        return [view.copy() for view in layout.views(whole)] if layout.nbytes else list(arrays)
+
+    def barrier(self) -> None:
+        with self._waiting:
+            self._worker.barrier()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _added(self, arrays: Sequence[Array], shares: Sequence[float]) -> list[Array]:
+        layout = FlatLayout(arrays)
+        with self._waiting:
+            gathered = self._worker.all_gather(_packed(layout, arrays))
+        totals = [np.zeros_like(array) for array in arrays]
+        for part, share in zip(gathered, shares, strict=True):
+            if not share or not part:
+                continue
+            for total, view in zip(totals, layout.views(part), strict=True):
+                if share == 1.0:
+                    total += view
+                else:
+                    total += (view * share).astype(total.dtype, copy=False)
+        return totals
+
+
+class MeanAtHub(GatherCollective):
+    """One whose means are made where ranks meet, so that each rank sends its arrays once and gets one answer.
+
+    Another process can take the place of a rank that dies: nothing is exchanged between ranks themselves.
+    """
+
+    def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        kinds = [np.asarray(array) for array in arrays]
+        with self._waiting:
+            means = self._worker.mean([_wide(array) for array in kinds], weight)
+        return [
+            mean.astype(array.dtype).reshape(array.shape)  # also where it was widened
+            for mean, array in zip(means, kinds, strict=True)
+        ]
+
+
+def _wide(array: Array) -> Array:
+    """Flat, and in float32 where its own type is smaller, or not one of numpy's."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat if flat.dtype.kind in "fc" and flat.dtype.itemsize >= 4 else flat.astype(np.float32)
+
+
+def _packed(layout: FlatLayout, arrays: Sequence[Array]) -> bytes:
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    for view, array in zip(layout.views(buffer), arrays, strict=True):
+        np.copyto(view, array)
+    return buffer.tobytes()

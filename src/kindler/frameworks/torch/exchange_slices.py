@@ -1,0 +1,657 @@
+"""The user's own optimizer, on the slice of the parameters that this rank owns (sync="sharded").
+
+At every step a rank adds up all ranks' gradients of its slice (`SlicedGradients`, while backward still runs),
+moves it with the optimizer (`DividedOptimizer`), and all ranks take over each other's slices. Between steps
+the optimizer looks as the user built it: its groups hold whole parameters, and learning rates, schedules and
+hooks work on it as ever. For the time of a step its groups hold this rank's parts instead, and its state is
+that of the parts. The whole state exists only where a checkpoint or the result needs it: ranks send what they
+have to the first one, which puts it together in torch's ordinary format.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kindler.collective import Collective, share_bytes
+from kindler.errors import ConfigError
+from kindler.frameworks.torch.exchange import (
+    Bucket,
+    GradientSync,
+    Load,
+    Member,
+    TorchExchange,
+    is_dense,
+    laid_out_as,
+    reals,
+)
+from kindler.frameworks.torch.exchange_network import TORCH, Network, Wait
+from kindler.frameworks.torch.spec import TorchSpec, optimizer_kind
+from kindler.frameworks.torch.state import dump, parse
+from kindler.sync.shared_memory import Channel, shared_array
+
+_OF_ELEMENTS = (
+    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
+    *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
+)
+_OF_PARAMETERS = ("Adafactor", "Muon")
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Elements `start` to `stop` of the parameter in the place `place`."""
+
+    place: int
+    start: int
+    stop: int
+
+
+def by_elements(sizes: Sequence[int], ranks: int) -> list[list[Share]]:
+    """For each rank its shares of parameters of these sizes: slices that differ by one element at most.
+
+    >>> by_elements([5, 1, 2], 2)
+    [[Share(place=0, start=0, stop=4)], [Share(place=0, start=4, stop=5), Share(place=1, start=0, stop=1), \
+Share(place=2, start=0, stop=2)]]
+    """
+    total = sum(sizes)
+    bounds = [rank * total // ranks for rank in range(ranks + 1)]
+    shares: list[list[Share]] = [[] for _ in range(ranks)]
+    begin = 0
+    for place, size in enumerate(sizes):
+        for rank in range(ranks):
+            start, stop = max(bounds[rank], begin), min(bounds[rank + 1], begin + size)
+            if start < stop:
+                shares[rank].append(Share(place, start - begin, stop - begin))
+        begin += size
+    return shares
+
+
+def by_parameters(sizes: Sequence[int], loads: list[int]) -> list[list[Share]]:
+    """For each rank the parameters that it has as a whole; large ones first, to the rank that has least.
+
+    `loads` is what each rank has so far; these are added.
+
+    >>> by_parameters([3, 9, 4], loads := [0, 0])
+    [[Share(place=1, start=0, stop=9)], [Share(place=0, start=0, stop=3), Share(place=2, start=0, stop=4)]]
+    >>> loads
+    [9, 7]
+    """
+    owners = [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        owner = owners[place] = loads.index(min(loads))
+        loads[owner] += sizes[place]
+    return [
+        [Share(place, 0, size) for place, size in enumerate(sizes) if size and owners[place] == rank]
+        for rank in range(len(loads))
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A part of a parameter, which one rank moves.
+
+    Attributes:
+        parameter: The whole parameter.
+        start: The first of its elements, as they lie in memory.
+        stop: The element after the last.
+        span: Where the part lies in its bucket.
+        result: Where the sum of its gradients comes, on the rank that owns it.
+        part: The part itself, in the parameter's own memory, and on the rank that owns it its gradient. It
+            has the parameter's shape where it is the whole of it, and one dimension otherwise.
+        flat: The part in the parameter's memory, as real numbers.
+    """
+
+    parameter: torch.nn.Parameter
+    start: int
+    stop: int
+    span: slice
+    result: torch.Tensor
+    part: torch.nn.Parameter
+    flat: torch.Tensor
+
+    @classmethod
+    def of(cls, member: Member, share: Share, begin: int) -> Piece:
+        """A share of a parameter whose values begin there in the bucket."""
+        parameter = member.parameter
+        width = 2 if parameter.is_complex() else 1
+        whole = share.stop - share.start == parameter.numel()
+        return cls(
+            parameter=parameter,
+            start=share.start,
+            stop=share.stop,
+            span=slice(begin + share.start * width, begin + share.stop * width),
+            result=member.result if whole else _in_memory(member.result)[share.start : share.stop],
+            part=torch.nn.Parameter(parameter.detach()),
+            flat=parameter.detach(),
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        return self.stop - self.start == self.parameter.numel()
+
+    def find(self) -> None:
+        """Point to where the parameter's memory is now."""
+        if not is_dense(self.parameter):
+            self.parameter.data = self.parameter.data.contiguous()
+        own = _in_memory(self.parameter)[self.start : self.stop]
+        self.part.data = self.parameter.data if self.is_whole else own
+        self.flat = torch.view_as_real(own).view(-1) if own.is_complex() else own
+
+
+class SliceBucket(Bucket):
+    """A bucket of which each rank gets the sum of its own slice, and that then brings slices to all ranks.
+
+    A round of gradients is followed by a round of parameters in the same memory: `publish`, after a rank has
+    moved its slice, and `collect`. On one host each rank reads the others' slots. Between hosts the first
+    rank of each takes part in a reduce-scatter and an all-gather for its host, whose slices lie side by side.
+    """
+
+    by_rank: Sequence[Sequence[Piece]] = ()
+    meeting: Channel | None = None  # where ranks share one copy of the parameters: there is nothing to send
+
+    def divide(self, by_rank: Sequence[Sequence[Piece]], values: int) -> None:
+        """Say what each rank owns of the first `values` elements; all ranks get the sum of the rest.
+
+        Until it is called, all ranks get all sums.
+        """
+        where = self.where
+        of_hosts = [0] * len(where.leaders)
+        for rank, pieces in enumerate(by_rank):
+            of_hosts[where.leader_of[rank]] += sum(piece.span.stop - piece.span.start for piece in pieces)
+        self.by_rank, self._values = by_rank, self.result[:values]
+        shared = self.channel if where.one_host else None
+        slots = None if shared is None else shared.slots(self.fill.dtype)
+        self._incoming = [
+            (piece, (self._values if slots is None else slots[rank])[piece.span])
+            for rank, pieces in enumerate(by_rank)
+            if rank != where.rank
+            for piece in pieces
+        ]
+        self._bounds = [sum(of_hosts[:place]) for place in range(len(of_hosts) + 1)]
+        rest, host = slice(values, len(self.result)), where.leader_of[where.rank]
+        self.parts = [*joined(piece.span for piece in by_rank[where.rank]), rest]
+        self.host_parts = [slice(self._bounds[host], self._bounds[host + 1]), rest]
+
+    def start(self, network: Network) -> list[Wait]:
+        if not self.by_rank:
+            return super().start(network)
+        waits = [network.all_reduce(self.result[len(self._values) :])]
+        if len(self._values):
+            waits.append(network.reduce_scatter(self._values, self._bounds))
+        return waits
+
+    def publish(self) -> None:
+        """Hand out this rank's pieces as they are now."""
+        if self.meeting is not None:
+            self.meeting.post()
+            return
+        self.begin()
+        copy_all((self.fill[piece.span], piece.flat) for piece in self.by_rank[self.where.rank])
+        if self.channel is not None:
+            self.channel.post()
+
+    def collect(self) -> None:
+        """Take over those of the others."""
+        if self.meeting is not None:
+            self.meeting.await_all()
+        elif self.channel is not None and self.where.one_host:
+            self.channel.await_all()
+            copy_all((piece.flat, source) for piece, source in self._incoming)
+            self.channel.skip()
+        else:
+            self._collect_between_hosts()
+            copy_all((piece.flat, source) for piece, source in self._incoming)
+
+    def _collect_between_hosts(self) -> None:
+        channel, values = self.channel, self._values
+        if self.network is None:
+            assert channel is not None, "a rank that does not lead shares memory with one that does"
+            channel.fetch(values)
+            return
+        if channel is not None:
+            channel.await_all()
+            for rank, slot in zip(self.where.ranks, channel.slots(values.dtype), strict=True):
+                copy_all((values[piece.span], slot[piece.span]) for piece in self.by_rank[rank])
+        self.network.all_gather(values, self._bounds)()
+        if channel is not None:
+            channel.publish(values)
+
+
+class SummedSlices:
+    """Slices along any bucket: all ranks get all sums; parameters are sums of zeros and one rank's values."""
+
+    def __init__(self, inner: Any, rank: int) -> None:
+        self.fill, self.result = inner.fill, inner.result
+        self.begin, self.launch, self.push, self.wait = inner.begin, inner.launch, inner.push, inner.wait
+        self._rank = rank
+
+    def divide(self, by_rank: Sequence[Sequence[Piece]], values: int) -> None:
+        self._own = by_rank[self._rank]
+        self._others = [p for rank, pieces in enumerate(by_rank) if rank != self._rank for p in pieces]
+
+    def publish(self) -> None:
+        self.begin()
+        self.fill.zero_()
+        copy_all((self.fill[piece.span], piece.flat) for piece in self._own)
+        self.launch()
+
+    def collect(self) -> None:
+        self.wait()
+        copy_all((piece.flat, self.result[piece.span]) for piece in self._others)
+
+
+class SlicedGradients(GradientSync):
+    """Sums gradients over ranks, each of which gets those of its pieces; see `GradientSync`.
+
+    Args:
+        parameters: Those whose gradients are exchanged; ones that need none are left out.
+        exchange: Where the buckets come from.
+        whole: Whether to cut between parameters only.
+        one_copy: Whether ranks keep one copy of the parameters, where all of them share memory.
+        options: Sizes of buckets.
+
+    Attributes:
+        parameters: All that were taken in, in the order of their numbers.
+        pieces: Those of this rank.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        exchange: TorchExchange,
+        *,
+        whole: bool,
+        one_copy: bool = False,
+        **options: int,
+    ) -> None:
+        self.parameters: list[torch.nn.Parameter] = []
+        self.pieces: list[Piece] = []
+        self._one_copy = one_copy and exchange.device.type == "cpu" and exchange.where.one_host
+        self._whole = whole
+        self._totals = [0] * exchange.size
+        self._all_pieces: list[Piece] = []
+        self._memory: list[int] = []
+        self._own: dict[Load, list[tuple[int, Piece]]] = {}
+        super().__init__(parameters, exchange, **options)
+
+    def spread(self) -> None:
+        """Bring what this rank's pieces are now to all ranks, and take over theirs."""
+        buckets = [load.bucket for load in self._loads if load.members]
+        for bucket in buckets:
+            bucket.publish()
+        for bucket in buckets:
+            bucket.collect()
+
+    def finish(self) -> None:
+        """Send what backward did not, wait for the sums and put them into this rank's pieces."""
+        memory = [parameter.data_ptr() for parameter in self.parameters]
+        if memory != self._memory:  # user code has given a parameter other memory since the last step
+            if self._one_copy:
+                raise ConfigError(
+                    "sync='sharded': the model or a callback has given a parameter other memory, but workers"
+                    " share one copy of the parameters.\nHint: leave one_copy out of sync_options."
+                )
+            self._find_memory()
+        super().finish()
+
+    def _buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Any]:
+        exchange = self.exchange
+
+        def make(elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
+            if exchange.staged or (self._whole and not exchange.where.one_host):
+                return SummedSlices(exchange.bucket(elements, dtype, channel), exchange.rank)
+            return SliceBucket(elements, dtype, exchange.device, exchange.where, channel, exchange.network)
+
+        return exchange.buckets(layouts, make)
+
+    def _made(
+        self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
+    ) -> list[Load]:
+        loads = super()._made(parameters, first_bytes, weigher=weigher)
+        for load in loads:
+            if load.members:
+                self._divide(load)
+        self._find_memory()
+        return loads
+
+    def _divide(self, load: Load) -> None:
+        sizes = [member.parameter.numel() for member in load.members]
+        exchange = self.exchange
+        shares: list[list[Share]] = [[] for _ in range(exchange.size)]
+        if self._whole:
+            shares = by_parameters(sizes, self._totals)
+        else:  # those of one host side by side
+            order = sorted(range(exchange.size), key=lambda rank: (exchange.where.leader_of[rank], rank))
+            for rank, own in zip(order, by_elements(sizes, exchange.size), strict=True):
+                shares[rank] = own
+        begins = [0]
+        for member in load.members:
+            begins.append(begins[-1] + reals(member.parameter))
+        by_rank = [
+            [Piece.of(load.members[share.place], share, begins[share.place]) for share in own]
+            for own in shares
+        ]
+        mine = by_rank[exchange.rank]
+        self._own[load] = [
+            (share.place, piece) for share, piece in zip(shares[exchange.rank], mine, strict=True)
+        ]
+        self.parameters += [member.parameter for member in load.members]
+        self.pieces += mine
+        self._all_pieces += [piece for pieces in by_rank for piece in pieces]
+        load.bucket.divide(by_rank, load.flags.start)
+        if self._one_copy:
+            self._share(load, begins)
+
+    def _share(self, load: Load, begins: Sequence[int]) -> None:
+        """Let all ranks have one memory for the parameters of this load; they have the same values now."""
+        exchange, dtype = self.exchange, load.bucket.fill.dtype
+        nbytes = begins[-1] * dtype.itemsize
+        memory, meeting = shared_array(exchange.worker, exchange.where, nbytes, dtype, TORCH)
+        for member, begin in zip(load.members, begins, strict=False):
+            parameter = member.parameter
+            part = memory[begin : begin + reals(parameter)].view(parameter.dtype)
+            place = laid_out_as(parameter, part)
+            if exchange.rank == 0:
+                place.copy_(parameter.detach())
+            parameter.data = place
+        meeting.post()
+        meeting.await_all()
+        load.bucket.meeting = meeting
+
+    def _find_memory(self) -> None:
+        for piece in self._all_pieces:
+            piece.find()
+        self._memory = [parameter.data_ptr() for parameter in self.parameters]
+
+    def _hand_over(self, load: Load) -> None:
+        if own := self._own.get(load, []):
+            has_gradient = load.has_gradient()
+            for place, piece in own:
+                piece.part.grad = piece.result if has_gradient[place] else None
+            if self._factor is not None:
+                torch._foreach_mul_([piece.result for _, piece in own], self._factor)
+        for member in load.members:
+            member.parameter.grad = None
+
+
+def joined(spans: Iterable[slice]) -> list[slice]:
+    """Spans in their order, those that touch as one.
+
+    >>> joined([slice(0, 2), slice(2, 5), slice(7, 9)])
+    [slice(0, 5, None), slice(7, 9, None)]
+    """
+    merged: list[slice] = []
+    for span in spans:
+        if merged and merged[-1].stop == span.start:
+            merged[-1] = slice(merged[-1].start, span.stop)
+        else:
+            merged.append(span)
+    return merged
+
+
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Overwrite the first of each pair with the second."""
+    if both := list(pairs):
+        torch._foreach_copy_([target for target, _ in both], [source for _, source in both])
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor in the order in which they lie in its memory, without a copy."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def against_division(spec: TorchSpec, asked: str | None) -> list[str]:
+    """Why the optimizer's work cannot be divided, as far as it is known without running a creator."""
+    kind = optimizer_kind(spec.optimizer)
+    if not issubclass(kind, torch.optim.Optimizer):
+        return []
+    try:
+        division_of(kind, asked)
+    except ConfigError as exc:
+        return [str(exc)]
+    return []
+
+
+def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
+    """What the work of such an optimizer can be divided into: "elements" or "parameters".
+
+    Args:
+        kind: Its class.
+        asked: What the user says of it.
+
+    Raises:
+        ConfigError: It is known to need more than that, or not known and nothing is said.
+    """
+    known = _known(kind)
+    if known == "parameters" and asked == "elements":
+        raise ConfigError(
+            f"optimizer {kind.__name__} moves a parameter by what the whole of it looks like (its rows and"
+            " columns), so it cannot be divided into elements.\nHint: sync='sharded' leaves parameters whole"
+            " for it, unless sync_options={'divide': ...} says otherwise."
+        )
+    if (division := asked or known) is None:
+        raise ConfigError(
+            f"whether the work of optimizer {kind.__name__} can be divided is not known: each worker would"
+            " run it on a part of the parameters.\nHint: sync_options={'divide': 'elements'} if it moves each"
+            " element of a parameter by that element's gradients alone, as Adam does;"
+            " sync_options={'divide': 'parameters'} if it moves each parameter by its own gradients alone, as"
+            " Adafactor does; sync='allreduce' otherwise."
+        )
+    return division
+
+
+def _known(kind: type[torch.optim.Optimizer]) -> str | None:
+    for names, division in ((_OF_ELEMENTS, "elements"), (_OF_PARAMETERS, "parameters")):
+        if any(kind is getattr(torch.optim, name, None) for name in names):
+            return division
+    return None
+
+
+class DividedOptimizer:
+    """Moves this rank's pieces with the user's optimizer.
+
+    Args:
+        optimizer: As the user built it, perhaps with state; the state of what is divided leaves it.
+        exchange: What brings gradients to the pieces, and the pieces to all ranks.
+        collective: What the state travels through.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, exchange: SlicedGradients, collective: Collective
+    ) -> None:
+        self._optimizer, self._exchange, self._collective = optimizer, exchange, collective
+        self._parts: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        self._state: defaultdict[Any, Any] = defaultdict(dict)
+        self._taken: set[torch.nn.Parameter] = set()
+        self._gathered: dict[torch.nn.Parameter, dict[str, Any]] | None = None
+        self._unseen = True
+        self.take_in()
+
+    def take_in(self) -> None:
+        """Divide what the exchange has that was not divided yet, with the state that there is of it."""
+        for piece in self._exchange.pieces:
+            if piece.parameter not in self._taken:
+                self._parts[piece.parameter] = piece.part
+                if whole := self._optimizer.state.get(piece.parameter):
+                    self._state[piece.part] = self._cut(whole, piece)
+        for parameter in self._exchange.parameters:
+            if parameter not in self._taken:
+                self._taken.add(parameter)
+                self._optimizer.state.pop(parameter, None)
+        self._gathered = None
+
+    def update(
+        self,
+        step: Callable[[torch.optim.Optimizer], None],
+        *,
+        clip_norm: float | None,
+        clip_value: float | None,
+    ) -> None:
+        """One step of the optimizer, after which all ranks have the same parameters."""
+        self._gathered = None
+        grads = [piece.part.grad for piece in self._exchange.pieces if piece.part.grad is not None]
+        if clip_value is not None and grads:
+            torch._foreach_clamp_min_(grads, -clip_value)
+            torch._foreach_clamp_max_(grads, clip_value)
+        if clip_norm is not None:
+            self._clip_norm(grads, clip_norm)
+        with self._on_parts():
+            step(self._optimizer)
+        for piece in self._exchange.pieces:
+            piece.part.grad = None
+        if self._unseen:
+            self._refuse_shapes()
+            self._unseen = False
+        self._exchange.spread()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of this rank's part of the optimizer's state."""
+        values = (value for state in self._state.values() for value in state.values())
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+    def gather(self) -> None:
+        """Let the first rank know the whole state, until the next step; every rank calls it."""
+        if self._gathered is not None:  # so it is on all ranks
+            return
+        whole: dict[torch.nn.Parameter, dict[str, Any]] = {}
+        for source in range(self._collective.size):
+            for number, start, stop, state in self._pieces_of(source):
+                self._put_in(whole, number, start, stop, state)
+        self._gathered = whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as the optimizer itself would tell it; on the first rank, after `gather`.
+
+        Raises:
+            ConfigError: It is not there.
+        """
+        if self._gathered is None or self._collective.rank != 0:
+            raise ConfigError(
+                "the state of the optimizer is divided between the workers, and this one does not know the"
+                " whole of it here.\nHint: the first worker does at the end of each epoch, as in"
+                " `if run.rank == 0: run.write_checkpoint(path)`; within an epoch run.save_checkpoint() asks"
+                " for a checkpoint in model_dir."
+            )
+        optimizer = self._optimizer
+        kept = optimizer.state
+        known: dict[Any, Any] = {**kept, **self._gathered}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        optimizer.state = defaultdict(dict, {p: known[p] for p in held if p in known})
+        try:
+            return optimizer.state_dict()
+        finally:
+            optimizer.state = kept
+
+    @contextmanager
+    def _on_parts(self) -> Iterator[None]:
+        """Let the optimizer hold this rank's parts instead of whole parameters."""
+        optimizer, parts = self._optimizer, self._parts
+        held, kept = [group["params"] for group in optimizer.param_groups], optimizer.state
+        for group, whole in zip(optimizer.param_groups, held, strict=True):
+            group["params"] = [parts[parameter] for parameter in whole if parameter in parts]
+        optimizer.state = self._state
+        try:
+            yield
+        finally:
+            optimizer.state = kept
+            for group, whole in zip(optimizer.param_groups, held, strict=True):
+                group["params"] = whole
+
+    def _clip_norm(self, grads: list[torch.Tensor], most: float) -> None:
+        """What torch's clip_grad_norm_ does, with the norm over the pieces of all ranks."""
+        square = 0.0
+        if grads:
+            norms = torch.stack([norm.double() for norm in torch._foreach_norm(grads)])
+            square = float(norms.square().sum().item())
+        [[total]] = self._collective.sum([np.array([square])])
+        norm = float(np.sqrt(total))
+        factor = most / (norm + 1e-6)
+        if grads and not factor >= 1.0:  # a norm that is not a number shows in the weights, as in torch
+            torch._foreach_mul_(grads, factor)
+
+    def _cut(self, whole: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
+        """The state of a piece, out of that of its parameter."""
+        if piece.is_whole:
+            return dict(whole)
+        shape = piece.parameter.shape
+        made = {}
+        for key, value in whole.items():
+            if isinstance(value, torch.Tensor) and value.shape == shape:
+                flat = torch.empty(shape.numel(), dtype=value.dtype, device=value.device)
+                laid_out_as(piece.parameter, flat).copy_(value)
+                value = flat[piece.start : piece.stop].clone()
+            elif isinstance(value, torch.Tensor):
+                value = value.clone()
+            made[key] = value
+        return made
+
+    def _pieces_of(self, source: int) -> Iterator[list[Any]]:
+        """What one rank has, as [number, start, stop, state] of each piece; on the first rank alone."""
+        rank = self._collective.rank
+        chunks = list(self._chunks()) if rank == source else []
+        [count] = self._collective.broadcast([np.array([len(chunks)], np.int64)], source)
+        for number in range(int(count[0])):
+            mine = dump({"pieces": chunks[number]}) if rank == source else b""
+            data = share_bytes(self._collective, mine, source)
+            if rank == 0:
+                yield from parse(data)["pieces"]
+
+    def _chunks(self) -> Iterator[list[Any]]:
+        self._refuse_shapes()
+        numbers = {parameter: number for number, parameter in enumerate(self._exchange.parameters)}
+        chunk: list[Any] = []
+        size = 0
+        for piece in self._exchange.pieces:
+            if not (state := self._state.get(piece.part)):
+                continue
+            chunk.append([numbers[piece.parameter], piece.start, piece.stop, dict(state)])
+            size += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+            if size >= _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+        if chunk:
+            yield chunk
+
+    def _put_in(
+        self,
+        whole: dict[torch.nn.Parameter, dict[str, Any]],
+        number: int,
+        start: int,
+        stop: int,
+        state: dict[str, Any],
+    ) -> None:
+        parameter = self._exchange.parameters[number]
+        if stop - start == parameter.numel():
+            whole[parameter] = state
+            return
+        state_of = whole.setdefault(parameter, {})
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                if key not in state_of:
+                    state_of[key] = laid_out_as(parameter, torch.empty(parameter.numel(), dtype=value.dtype))
+                _in_memory(state_of[key])[start:stop] = value
+            else:
+                state_of[key] = value
+
+    def _refuse_shapes(self) -> None:
+        """Complain about a state that shows that elements do not move by themselves."""
+        for piece in self._exchange.pieces:
+            if piece.is_whole:
+                continue
+            count = piece.stop - piece.start
+            for key, value in self._state.get(piece.part, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != (count,):
+                    raise ConfigError(
+                        f"optimizer {type(self._optimizer).__name__} keeps {key!r} of shape"
+                        f" {tuple(value.shape)} for a part of {count} elements of a parameter of shape"
+                        f" {tuple(piece.parameter.shape)}: it does not move each element by itself.\n"
+                        "Hint: sync_options={'divide': 'parameters'}."
+                    )
