@@ -84,8 +84,7 @@ def waiting(folder: Path) -> float:
     import torch
 
     from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-    from kindler.train.checkpoint_dir import Checkpoints
-    from kindler.train.checkpoint_file import Header
+    from kindler.train.checkpoints import Checkpoints, Header
 
     torch.set_num_threads(1)
     model = wide()

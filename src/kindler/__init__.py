@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from kindler.spark.session import stop as stop
     from kindler.tracking.logger import MLflowLogger as MLflowLogger
     from kindler.train.callbacks import Callback as Callback
+    from kindler.train.callbacks import DriverCallback as DriverCallback
     from kindler.train.callbacks import EarlyStopping as EarlyStopping
     from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
     from kindler.train.callbacks import ModelCheckpoint as ModelCheckpoint
-    from kindler.train.driver_callbacks import DriverCallback as DriverCallback
     from kindler.train.history import History as History
     from kindler.train.triggers import EveryEpoch as EveryEpoch
     from kindler.train.triggers import MaxEpoch as MaxEpoch
@@ -72,8 +72,8 @@ _PUBLIC = {
         "kindler.readers": "read_csv read_images read_json read_parquet read_tfrecord",
         "kindler.spark.session": "init stop",
         "kindler.tracking.logger": "MLflowLogger",
-        "kindler.train.callbacks": "Callback EarlyStopping LearningRateMonitor ModelCheckpoint",
-        "kindler.train.driver_callbacks": "DriverCallback",
+        "kindler.train.callbacks": "Callback DriverCallback EarlyStopping LearningRateMonitor"
+        " ModelCheckpoint",
         "kindler.train.history": "History",
         "kindler.train.triggers": "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss SeveralIteration"
         " Trigger TriggerAnd TriggerOr",

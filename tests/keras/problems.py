@@ -17,7 +17,7 @@ from kindler.data.columns import Columns
 from kindler.data.sources import arrow_source
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import SourceRequest
-from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.inputs.local import MemoryInput
 
 WIDTH = 6
 

@@ -53,7 +53,7 @@ def callbacks(*more: Any) -> list[Any]:
 
 
 def fit(est: Estimator, *more: Any, **options: Any) -> History:
-    saved = {"checkpoint_trigger": SeveralIteration(3)} if est._model_dir is not None else {}
+    saved = {"checkpoint_trigger": SeveralIteration(3)} if est.model_dir is not None else {}
     return est.fit(
         DATA,
         epochs=9,

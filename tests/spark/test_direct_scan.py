@@ -18,7 +18,7 @@ from torch import nn
 from kindler import Estimator
 from kindler.data import parquet
 from kindler.errors import DataError
-from kindler.estimator.inputs.files import opener
+from kindler.estimator.inputs.local import opener
 from kindler.spark.direct import plain_parquet
 from tests.spark.direct_facts import CASES, CLASSIC, outcome, reason
 from tests.whole import WHOLE

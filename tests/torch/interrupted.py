@@ -75,7 +75,7 @@ def fit(est: Estimator, *callbacks: Callback, **options: Any) -> Any:
             "label_cols": "y",
             "validation_data": DATA,
             "callbacks": list(callbacks),
-            "checkpoint_trigger": SeveralIteration(3) if est._model_dir is not None else None,
+            "checkpoint_trigger": SeveralIteration(3) if est.model_dir is not None else None,
             "verbose": 0,
             **options,
         },

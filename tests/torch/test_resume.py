@@ -30,7 +30,7 @@ from interrupted import (
 
 from kindler import Callback, Estimator, MaxEpoch, MaxIteration, MinLoss, SeveralIteration, TriggerOr
 from kindler.errors import ConfigError
-from kindler.train.checkpoint_file import CheckpointWarning, Header, read_checkpoint, write_checkpoint
+from kindler.train.checkpoints import CheckpointWarning, Header, read_checkpoint, write_checkpoint
 from tests.exact import assert_each_row_once_per_epoch, steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

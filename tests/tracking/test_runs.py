@@ -20,7 +20,7 @@ from torch import nn
 import kindler
 from kindler import Callback, Estimator, MLflowLogger, RunSettings, SeveralIteration
 from kindler.errors import TrackingError
-from kindler.train.driver_callbacks import DriverCallback
+from kindler.train.callbacks import DriverCallback
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from kindler import RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
-from kindler.estimator.attempts import Attempts, Crew, ExecutorsAreBack, ReturningExecutors
-from kindler.train.checkpoint_file import Header, write_checkpoint
-from kindler.train.options import FitOptions
-from kindler.train.task import Task
+from kindler.estimator.attempts import Attempts, ExecutorsAreBack, WorkerCount
+from kindler.train.checkpoints import Header, write_checkpoint
+from kindler.train.options import FitOptions, RunConfig, Task
 
 RUN = "run-1"
 
@@ -35,22 +33,22 @@ def task(folder: Path | None) -> Task:
         options=FitOptions(epochs=3, batch_size=8),
         data=None,  # type: ignore[arg-type]
         run_id=RUN,
-        model_dir=folder and str(folder),
+        config=RunConfig(
+            model_dir=folder and str(folder), settings=RunSettings(max_failures=1, retry_backoff_s=0.01)
+        ),
     )
 
 
-class ShortCrew:
+class TooFew(WorkerCount):
     """Workers are missing; whether there is room for them again is set by the test."""
 
-    full, size = 4, 3
-
-    def __init__(self, *, could_be_full: bool) -> None:
-        self.could_be_full = could_be_full
+    can_grow = False  # type: ignore[assignment]
 
 
-def heard(*, could_be_full: bool = True, **fields: Any) -> None:
-    told = {"name": "saved", "epoch": 2, "ends": False, **fields}
-    ReturningExecutors(ShortCrew(could_be_full=could_be_full)).heard(told)  # type: ignore[arg-type]
+def heard(*, can_grow: bool = True, **fields: Any) -> None:
+    count = TooFew(4, RunSettings(), None, lambda line: None)
+    count.full, count.size, count.can_grow = 4, 3, can_grow  # type: ignore[assignment]
+    count.hear({"name": "saved", "epoch": 2, "ends": False, **fields})
 
 
 def test_all_workers_return_once_an_epoch_is_saved() -> None:
@@ -59,7 +57,7 @@ def test_all_workers_return_once_an_epoch_is_saved() -> None:
 
 
 def test_they_do_not_return_while_there_is_no_room_or_nothing_is_saved_or_the_run_is_over() -> None:
-    heard(could_be_full=False)
+    heard(can_grow=False)
     heard(name="epoch", row={"epoch": 2})
     heard(name="progress")
     heard(ends=True)
@@ -80,9 +78,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise ExecutorsAreBack("the lost executors are back.")
         return results
 
-    once = replace(task(tmp_path), settings=RunSettings(max_failures=1, retry_backoff_s=0.01))
-
-    assert Attempts(once, launch, said.append).run() is results
+    assert Attempts(task(tmp_path), launch, said.append).run() is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It goes on from")
@@ -90,7 +86,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:
-    crew = Crew(3, RunSettings(), None, lambda line: None)
-    crew.gather()
+    count = WorkerCount(3, RunSettings(), None, lambda line: None)
+    count.resolve()
 
-    assert (crew.size, crew.full, crew.could_be_full) == (3, 3, False)
+    assert (count.size, count.full, count.can_grow) == (3, 3, False)

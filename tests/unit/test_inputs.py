@@ -15,12 +15,10 @@ from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 from kindler.estimator.checks import column_complaints
 from kindler.estimator.inputs.contract import Input
-from kindler.estimator.inputs.files import ParquetInput
-from kindler.estimator.inputs.frames import FrameInput
-from kindler.estimator.inputs.loaders import LoaderInput
-from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.inputs.local import LoaderInput, MemoryInput, ParquetInput
 from kindler.estimator.inputs.recognise import choose_engine, recognise
 from kindler.estimator.inputs.shards import ShardsInput
+from kindler.estimator.inputs.spark import FrameInput
 from kindler.train.options import PredictOptions
 
 X = np.ones((4, 2))

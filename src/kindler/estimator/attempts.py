@@ -1,4 +1,8 @@
-"""What a run does about lost workers: another attempt from the newest checkpoint, with the workers left."""
+"""What a run does about lost workers: another attempt from the newest checkpoint, with the workers left.
+
+A lost worker may be the fault of its machine, and worth another try. An error of the user's code or data
+would happen again.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,21 @@ from typing import TYPE_CHECKING, Any
 from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.outcome import Outcome
-from kindler.errors import ConfigError, KindlerError
-from kindler.train.checkpoint_dir import Checkpoints, StoredCheckpoint
-from kindler.train.checkpoint_file import Header
-from kindler.train.failure import Raise, decide, explained, is_lost_server
-from kindler.train.task import Task
+from kindler.errors import (
+    ConfigError,
+    KindlerError,
+    StartTimeoutError,
+    SyncError,
+    SyncTimeoutError,
+    WorkerLost,
+)
+from kindler.train.checkpoints import Checkpoints, StoredCheckpoint
+from kindler.train.options import Task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_LONGEST_WAIT_S = 30.0
 
 
 class Attempts:
@@ -35,70 +46,138 @@ class Attempts:
         say: Callable[[str], None],
     ) -> None:
         self._task, self._launch, self._say = task, launch, say
-        self._folder = None if task.model_dir is None else Checkpoints(task.model_dir)
+        model_dir = task.config.model_dir
+        self._folder = None if model_dir is None else Checkpoints(model_dir)
         self._failures = 0
 
     def run(self) -> list[Outcome]:
         """The results of the first gang that does not fail."""
-        earlier = self._earlier()
-        found = earlier
+        checkpoints = earlier = self._of_earlier_run()
         while True:
             try:
-                return self._launch(found)
+                return self._launch(checkpoints)
             except ExecutorsAreBack as back:
                 wait_s = 0.0
-                found = self._found(earlier)
-                self._say(f"{back} It goes on from {found[0].path}.")
+                checkpoints = [*self._own(), *earlier]
+                self._say(f"{back} It goes on from {checkpoints[0].path}.")
             except KindlerError as error:
                 wait_s = self._wait_or_raise(error)
-                found = self._found(earlier)
-                self._tell(error, found)
+                checkpoints = [*self._own(), *earlier]
+                what = str(error).partition("\n")[0]
+                start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
+                limit = self._task.config.settings.max_failures
+                self._say(
+                    f"{what} The run goes on from {start} (failure {self._failures} of at most {limit})."
+                )
             time.sleep(wait_s)
 
-    def _found(self, earlier: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
-        # Those of this run only: the folder may have some of other runs.
-        mine = self._folder.to_go_on_from(self._is_mine) if self._folder is not None else []
-        return [*mine, *earlier]
+    def _own(self) -> list[StoredCheckpoint]:
+        """Those of this run only: the folder may have some of other runs."""
+        if self._folder is None:
+            return []
+        return self._folder.resume_candidates(lambda header: header.run == self._task.run_id)
 
-    def _earlier(self) -> list[StoredCheckpoint]:
-        """The checkpoints of an earlier run to continue from, if that is wanted."""
+    def _of_earlier_run(self) -> list[StoredCheckpoint]:
         if self._folder is None or not self._task.training.resume:
             return []
-        found = self._folder.to_go_on_from()
-        for checkpoint in found:
+        checkpoints = self._folder.resume_candidates()
+        for checkpoint in checkpoints:
             if checkpoint.header.framework != self._task.framework:
                 raise ConfigError(
                     f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
                     f" is one of {self._task.framework!r}.\nHint: give each model a model_dir of its own."
                 )
-        return found
+        return checkpoints
 
     def _wait_or_raise(self, error: KindlerError) -> float:
         writes = self._folder is not None
-        decision = decide(error, self._failures, self._task.settings, has_checkpoints=writes)
-        if isinstance(decision, Raise):
-            mine = self._found(()) if is_lost_server(error) else []
+        wait_s = retry_wait_s(error, self._failures, self._task.config.settings, has_checkpoints=writes)
+        if wait_s is None:
+            own = self._own() if _is_lost_server(error) else []
             raise explained(
                 error,
                 self._failures,
                 trains=self._task.trains,
                 has_checkpoints=writes,
-                newest=str(mine[0].path) if mine else None,
+                newest=own[0].path if own else None,
             )
         self._failures += 1
-        return decision.wait_s
-
-    def _is_mine(self, header: Header) -> bool:
-        return header.run == self._task.run_id
-
-    def _tell(self, error: KindlerError, found: Sequence[StoredCheckpoint]) -> None:
-        what = str(error).partition("\n")[0]
-        place = found[0].path if found else "the beginning, for there is no checkpoint yet"
-        limit = self._task.settings.max_failures
-        self._say(f"{what} The run goes on from {place} (failure {self._failures} of at most {limit}).")
+        return wait_s
 
 
-class Crew:
+def retry_wait_s(
+    error: KindlerError, failures: int, settings: RunSettings, *, has_checkpoints: bool
+) -> float | None:
+    """Seconds to wait before the workers are started again; None is to give up.
+
+    Args:
+        error: The error that ended the run.
+        failures: How often the run had failed before.
+        settings: The limit of failures, and the wait between attempts.
+        has_checkpoints: Whether the run writes checkpoints.
+
+    >>> lost = WorkerLost("killed", rank=1, host="a")
+    >>> retry_wait_s(lost, 1, RunSettings(retry_backoff_s=2.0), has_checkpoints=True)
+    4.0
+    """
+    if not has_checkpoints or failures >= settings.max_failures or not _may_pass(error, failures):
+        return None
+    return min(settings.retry_backoff_s * 2.0**failures, _LONGEST_WAIT_S)
+
+
+def _may_pass(error: KindlerError, failures: int) -> bool:
+    """Whether another attempt may succeed."""
+    if _is_lost_server(error):
+        return False  # its updates since the checkpoint are gone: whoever started the run decides
+    if isinstance(error, SyncTimeoutError):
+        return False  # nobody is gone: the workers wait for each other
+    if isinstance(error, StartTimeoutError):
+        return failures > 0  # they had come up before, so their machines may come back
+    return isinstance(error, WorkerLost | SyncError)
+
+
+def explained(
+    error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool, newest: str | None = None
+) -> KindlerError:
+    """The error to raise, with the number of attempts or a hint about checkpoints added.
+
+    Args:
+        error: The error that ended the run.
+        failures: How often the run had failed before.
+        trains: Whether the run trains.
+        has_checkpoints: Whether it writes checkpoints.
+        newest: The newest checkpoint that it has written.
+    """
+    if _is_lost_server(error):
+        _extend(error, _server_advice(newest, has_checkpoints=has_checkpoints))
+    if failures:
+        _extend(error, f"The run failed {failures + 1} times; this is the last failure.")
+    elif isinstance(error, WorkerLost) and trains and not has_checkpoints and not _is_lost_server(error):
+        _extend(
+            error,
+            "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost.",
+        )
+    return error
+
+
+def _is_lost_server(error: KindlerError) -> bool:
+    return isinstance(error, WorkerLost) and error.role == "ps"
+
+
+def _server_advice(newest: str | None, *, has_checkpoints: bool) -> str:
+    lost = "It was the parameter server, which held the weights and the optimizer"
+    if newest is not None:
+        return f"{lost}. The newest checkpoint is {newest}.\nHint: fit(resume=True) continues from it."
+    if has_checkpoints:
+        return f"{lost}; there is no checkpoint yet."
+    return f"{lost}.\nHint: with model_dir=..., fit writes checkpoints, and fit(resume=True) continues."
+
+
+def _extend(error: KindlerError, more: str) -> None:
+    error.args = (f"{error.args[0] if error.args else ''}\n{more}", *error.args[1:])
+
+
+class WorkerCount:
     """The number of workers of an attempt: that of the first one, unless executors were lost for good.
 
     Attributes:
@@ -117,7 +196,7 @@ class Crew:
         self._workers, self._settings, self._spark, self.say = workers, settings, spark, say
         self.full = self.size = 0
 
-    def gather(self) -> None:
+    def resolve(self) -> None:
         """Decide how many workers to start now. Waits for executors."""
         spark, settings = self._spark, self._settings
         if spark is None:
@@ -131,7 +210,7 @@ class Crew:
             self.full = self.size = resolve_workers(spark, self._workers, settings)
 
     @property
-    def could_be_full(self) -> bool:
+    def can_grow(self) -> bool:
         """Whether workers are missing and there are slots for them again."""
         if self._spark is None or self.size == self.full:
             return False
@@ -139,26 +218,18 @@ class Crew:
 
         return (slots_without_a_job(self._spark) or 0) >= self.full
 
-
-class ExecutorsAreBack(Exception):
-    """Ends an attempt with fewer workers than at first, so that the next one has all of them."""
-
-
-class ReturningExecutors:
-    """Notices that a run that has lost workers can have all of them again, once an epoch is saved."""
-
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-
-    def heard(self, fields: Mapping[str, Any]) -> None:
+    def hear(self, fields: Mapping[str, Any]) -> None:
         """Takes the report of a worker, without waiting for anything: others are to be heard, too.
 
         Raises:
-            ExecutorsAreBack: The epoch is over and saved, and there are slots for all workers.
+            ExecutorsAreBack: The epoch is over and saved, and there are slots for all workers again.
         """
-        crew = self._crew
-        if fields["name"] != "saved" or fields["ends"] or not crew.could_be_full:
-            return
-        raise ExecutorsAreBack(
-            f"the lost executors are back: the run goes on with {crew.full} instead of {crew.size} workers."
-        )
+        if fields["name"] == "saved" and not fields["ends"] and self.can_grow:
+            raise ExecutorsAreBack(
+                f"the lost executors are back: the run goes on with {self.full} instead of {self.size}"
+                " workers."
+            )
+
+
+class ExecutorsAreBack(Exception):
+    """Ends an attempt with fewer workers than at first, so that the next one has all of them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -21,7 +21,7 @@ from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import SYNCS, SyncSpec
-from kindler.train.options import FitOptions, PredictOptions, RunOptions
+from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
 
 _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
 
@@ -40,11 +40,68 @@ def refuse(*complaints: str) -> None:
         raise ConfigError(complaints[0] if len(complaints) == 1 else "\n".join(f"- {c}" for c in complaints))
 
 
-def engine_complaints(workers: int | None, engine: str) -> Iterator[str]:
+def fit_complaints(
+    model: FrameworkModel,
+    preparation: Preparation,
+    options: FitOptions,
+    model_dir: str | None,
+    data: Input,
+    validation: Input | None,
+) -> Iterator[str]:
+    """Why `fit` cannot work."""
+    sync, validated = options.sync, validation is not None
+    yield from ability_complaints(model.row, "train")
+    yield from _preparation_complaints(preparation, options, data, validation)
+    yield from model.complaints("train")
+    yield from model.complaints("data", data.data)
+    yield from _row_weight_complaints(model, options)
+    if options.on_nan != "raise" and not model.row.watches_losses:
+        yield f"on_nan={options.on_nan!r}: the losses of {model.row.name} models are not watched."
+    yield from _sync_complaints(sync)
+    if model.row.syncs is not None and sync.name not in model.row.syncs:
+        yield (
+            f"sync={sync.name!r} does not train models of {model.row.name!r}.\n"
+            f"Hint: use sync={' or '.join(map(repr, model.row.syncs))}."
+        )
+    # Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself.
+    if not data.has_columns and sync.options.get("max_staleness") is not None:
+        yield (
+            "max_staleness is for data that has columns: workers that read batches of your own code take"
+            " every step together."
+        )
+    yield from _server_complaints(sync, model)
+    yield from _division_complaints(sync, model)
+    yield from options.complaints()
+    yield from _checkpoint_complaints(options, model_dir=model_dir, validated=validated)
+    yield from column_complaints(options.columns, data, validation)
+    yield from _callback_complaints(options.callbacks, model.row, validated=validated)
+
+
+def evaluate_complaints(
+    model: FrameworkModel, preparation: Preparation, options: EvaluateOptions, data: Input
+) -> Iterator[str]:
+    """Why `evaluate` cannot work."""
+    yield from ability_complaints(model.row, "evaluate")
+    yield from model.complaints("judge")
+    yield from model.complaints("data", data.data)
+    yield from options.complaints()
+    yield from column_complaints(options.columns, data)
+    yield from _preparation_complaints(preparation, options, data)
+
+
+def run_complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with `RunArguments`."""
+    workers, engine, seed = (
+        arguments.get("workers"),
+        arguments.get("engine", "auto"),
+        arguments.get("seed", 0),
+    )
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         yield f"workers must be at least 1, or None for all slots; received {workers!r}."
     if engine not in ("auto", "local", "spark"):
         yield f"engine must be 'auto', 'local' or 'spark'; received {engine!r}."
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**63:
+        yield f"seed must be a whole number from 0 to 2**63 - 1; received {seed!r}."
 
 
 def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterator[str]:
@@ -60,17 +117,12 @@ def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterato
         )
 
 
-def seed_complaints(seed: Any) -> Iterator[str]:
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < 2**63:
-        yield f"seed must be a whole number from 0 to 2**63 - 1; received {seed!r}."
-
-
 def backend_complaints(backend: str | None) -> Iterator[str]:
     if backend is not None and backend not in _ORCA_BACKENDS:
         yield f"backend must be one of Orca's {list(_ORCA_BACKENDS)}, or left out; received {backend!r}."
 
 
-def checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validated: bool) -> Iterator[str]:
+def _checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validated: bool) -> Iterator[str]:
     """What these options need besides: a folder, or validation data."""
     wants = {
         "resume=True": options.resume,
@@ -86,7 +138,7 @@ def checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validat
         yield f"best_metric={options.best_metric!r} needs validation_data."
 
 
-def preparation_complaints(
+def _preparation_complaints(
     preparation: Preparation, options: RunOptions, *data: Input | None
 ) -> Iterator[str]:
     """Where a transform, collate or padding cannot work."""
@@ -120,7 +172,7 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
             yield f"{name} is for data that has columns; functions and loaders make batches of their own."
 
 
-def row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
+def _row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
     """Why rows cannot be weighed."""
     given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
     names = " and ".join(name for name, value in given.items() if value is not None)
@@ -133,11 +185,6 @@ def row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterato
     labels = options.columns.labels
     if options.class_weight is not None and labels is not None and len(labels) > 1:
         yield f"class_weight needs one label column; received {labels}."
-
-
-def nan_complaints(row: FrameworkSpec, options: FitOptions) -> Iterator[str]:
-    if options.on_nan != "raise" and not row.watches_losses:
-        yield f"on_nan={options.on_nan!r}: the losses of {row.name} models are not watched."
 
 
 def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
@@ -155,51 +202,33 @@ def runtime_complaints(options: PredictOptions) -> Iterator[str]:
         )
 
 
-def loader_complaints(sync: SyncConfig, data: Input) -> Iterator[str]:
-    """Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself."""
-    if not data.has_columns and sync.options.get("max_staleness") is not None:
-        yield (
-            "max_staleness is for data that has columns: workers that read batches of your own code take"
-            " every step together."
-        )
-
-
-def framework_sync_complaints(sync: SyncConfig, row: FrameworkSpec) -> Iterator[str]:
-    """Syncs that do not train models of a framework."""
-    if row.syncs is not None and sync.name not in row.syncs:
-        yield (
-            f"sync={sync.name!r} does not train models of {row.name!r}.\n"
-            f"Hint: use sync={' or '.join(map(repr, row.syncs))}."
-        )
-
-
-def server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+def _server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
     """Why this model cannot have a parameter server, or not several."""
-    if (
-        sync.name not in SYNCS.names
-        or not isinstance(row := SYNCS.spec(sync.name), SyncSpec)
-        or not row.server
-    ):
+    row = _row_of(sync)
+    if row is None or not row.server:
         return
     yield from (f"sync={sync.name!r}: {problem}" for problem in model.complaints("server"))
     if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
-        yield from (
-            f"sync_options={{'shards': {shards}}}: {problem}" for problem in model.complaints("parts")
-        )
+        problems = model.complaints("parts")
+        yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in problems)
 
 
-def division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
+def _row_of(sync: SyncConfig) -> SyncSpec | None:
+    row = SYNCS.spec(sync.name) if sync.name in SYNCS.names else None
+    return row if isinstance(row, SyncSpec) else None
+
+
+def _division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
     """Why the work of this model's optimizer cannot be divided between workers."""
-    if sync.name not in SYNCS.names or not isinstance(row := SYNCS.spec(sync.name), SyncSpec):
-        return
-    if row.divides:
+    row = _row_of(sync)
+    if row is not None and row.divides:
         problems = model.complaints("division", sync.options.get("divide"))
         if row.cuts and not problems:
             problems = model.complaints("division", "elements")
         yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 
-def sync_complaints(sync: SyncConfig) -> Iterator[str]:
+def _sync_complaints(sync: SyncConfig) -> Iterator[str]:
     try:
         sync_type = SYNCS.load(sync.name)
     except ConfigError as exc:
@@ -216,7 +245,7 @@ def sync_complaints(sync: SyncConfig) -> Iterator[str]:
         yield str(exc)
 
 
-def callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:
+def _callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:
     base = row.callbacks
     for item in callbacks:
         if not _is_callback(item, base):

@@ -1,7 +1,7 @@
 """The front door: one object that trains, evaluates and scores a model, wherever the data is.
 
 It joins the parts and decides nothing that a part could decide: `inputs` recognises the data, an engine
-starts the workers, `train` runs on them, `inference` scores.
+starts the workers, `train` runs on them, `inference` scores. How one is created is in `constructors`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
-from importlib.metadata import entry_points
+from dataclasses import replace
 from os import PathLike
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
 import numpy as np
 
 from kindler.config import RunSettings
@@ -24,52 +21,44 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
-from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
+from kindler.errors import ConfigError
 from kindler.estimator.checks import (
     ability_complaints,
-    backend_complaints,
-    callback_complaints,
-    checkpoint_complaints,
-    column_complaints,
-    division_complaints,
-    engine_complaints,
-    framework_sync_complaints,
-    loader_complaints,
-    nan_complaints,
+    evaluate_complaints,
+    fit_complaints,
     precision_complaints,
-    preparation_complaints,
     refuse,
-    row_weight_complaints,
+    run_complaints,
     runtime_complaints,
-    seed_complaints,
-    server_complaints,
-    sync_complaints,
     warn_caller,
 )
-from kindler.estimator.exporting import Example, example_of, in_openvino, write_onnx, write_openvino
-from kindler.estimator.fit import RunObserver, RunPlan, RunResults, job_of, run
+from kindler.estimator.exporting import Example, in_openvino
 from kindler.estimator.inputs.contract import Input, ScoreRequest
-from kindler.estimator.inputs.recognise import Engine, choose_engine, recognise
-from kindler.estimator.inputs.sql_function import SqlFunction, SqlFunctionInput
+from kindler.estimator.inputs.recognise import choose_engine, recognise
+from kindler.estimator.inputs.spark import SqlFunctionInput
 from kindler.estimator.model import FrameworkModel, LiveModel
-from kindler.files import beside, folder_at, place, split
+from kindler.estimator.run import RunObserver, RunResults, job_of, run
+from kindler.estimator.saving import Saving
+from kindler.files import place
 from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
 from kindler.frameworks.creators import title
-from kindler.frameworks.pickling import pickle_for_workers
-from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.state_format import ScoringModel
 from kindler.html import card
 from kindler.sync.contract import SyncConfig
-from kindler.train import estimator_file
-from kindler.train.checkpoint_dir import is_model_file, latest
-from kindler.train.checkpoint_file import Header, is_checkpoint, read_checkpoint, write_checkpoint
-from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, split_callbacks
+from kindler.train.callbacks import DriverCallbackList, run_params, split_callbacks
 from kindler.train.history import History
 from kindler.train.lightning_callbacks import translated
 from kindler.train.loss_guard import OnNan
 from kindler.train.metric_names import BOOKKEEPING
-from kindler.train.options import EvaluateOptions, FitOptions, Ingest, PredictOptions, Runtime
-from kindler.train.run_params import run_params
+from kindler.train.options import (
+    Engine,
+    EvaluateOptions,
+    FitOptions,
+    Ingest,
+    PredictOptions,
+    RunConfig,
+    Runtime,
+)
 from kindler.train.summaries import Summaries
 from kindler.train.tensorboard import board, log_folder
 from kindler.train.triggers import Trigger
@@ -79,36 +68,11 @@ if TYPE_CHECKING:
 
     from kindler.ml.estimator import KindlerEstimator
 
-Hear = Callable[[Mapping[str, Any]], None]
-_OF_COMPAT = ("from_graph", "from_model_fn", "from_mxnet")
+Listener = Callable[[Mapping[str, Any]], None]
 AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 
 
-class Door:
-    """`Estimator.load`: on the class it makes an estimator, on an instance it loads weights into it."""
-
-    @overload
-    def __get__(self, est: None, cls: type[Estimator]) -> Callable[..., Estimator]: ...
-    @overload
-    def __get__(self, est: Estimator, cls: type[Estimator]) -> Callable[[str | PathLike[str]], Estimator]: ...
-    def __get__(self, est: Estimator | None, cls: type[Estimator]) -> Callable[..., Estimator]:
-        return cls.from_file if est is None else est.load_weights
-
-
-class _Makers(type):
-    """Class methods of other distributions, such as `Estimator.from_graph`: functions that entry points of
-    the group `kindler.estimators` name, called with the class."""
-
-    if not TYPE_CHECKING:  # a name that nobody has stays an error of type checkers
-
-        def __getattr__(cls, name: str) -> Any:
-            for entry in entry_points(group="kindler.estimators", name=name):
-                return MethodType(entry.load(), cls)
-            hint = "\nHint: pip install 'kindler[compat]'" if name in _OF_COMPAT else ""
-            raise AttributeError(f"Estimator has no attribute {name!r}.{hint}", name=name, obj=cls)
-
-
-class Estimator(metaclass=_Makers):
+class Estimator(Saving):
     """Trains, evaluates and scores a model on any number of workers.
 
     Create one with `Estimator.from_torch` or `Estimator.from_keras`. An estimator keeps what it has learned:
@@ -119,465 +83,35 @@ class Estimator(metaclass=_Makers):
         self,
         model: FrameworkModel,
         *,
-        workers: int | None,
-        engine: Engine,
-        device: str,
-        model_dir: str | PathLike[str] | None,
-        seed: int,
-        settings: RunSettings,
+        workers: int | None = None,
+        engine: Engine = "auto",
+        device: str = "auto",
+        share_gpus: bool = False,
+        model_dir: str | PathLike[str] | None = None,
+        seed: int = 0,
+        settings: RunSettings | None = None,
         log_dir: str | PathLike[str] | None = None,
         preparation: Preparation | None = None,
-        share_gpus: bool = False,
     ) -> None:
         self._model = model
+        self._run_config = RunConfig(
+            workers=workers,
+            engine=engine,
+            device=device,
+            share_gpus=share_gpus,
+            model_dir=None if model_dir is None else place(model_dir),
+            seed=int(seed),
+            settings=settings or RunSettings(),
+        )
+        self._log_dir = None if log_dir is None else log_folder(log_dir)
         self._preparation = preparation or Preparation()
-        self._warned_of_chance = False
-        self._workers = workers
-        self._engine: Engine = engine
-        self._device = device
-        self._model_dir = None if model_dir is None else place(model_dir)
-        self._seed = int(seed)
-        self._settings = settings
-        self._share_gpus = share_gpus
-        self._live = LiveModel(model, self._seed)
+        self._warned_random_eval = False
+        self._live = LiveModel(model, int(seed))
         self._columns = ColumnOptions()
         self._layout: dict[str, Any] = {}
-        self._log_dir = None if log_dir is None else log_folder(log_dir)
         self._summaries = Summaries()
         self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
-
-    @classmethod
-    @leaves_no_trace
-    def from_torch(
-        cls,
-        *,
-        model: Any,
-        optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = None,
-        scheduler_creator: Any = None,
-        scheduler_step: Literal["epoch", "step"] = "epoch",
-        config: Mapping[str, Any] | None = None,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        device: str = "auto",
-        share_gpus: bool = False,
-        model_dir: str | PathLike[str] | None = None,
-        seed: int = 0,
-        precision: Literal["bf16", "fp16"] | None = None,
-        tf32: bool = False,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        accumulation_steps: int = 1,
-        inputs: Literal["positional", "dict", "kwargs"] = "positional",
-        compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
-        device_cache: Literal["auto"] | bool = "auto",
-        process_group: bool = False,
-        settings: RunSettings | None = None,
-        backend: str | None = None,
-        log_dir: str | PathLike[str] | None = None,
-        transform: Callable[..., Any] | None = None,
-        eval_transform: Callable[..., Any] | None = None,
-        collate: Callable[..., Any] | None = None,
-        pad: Any = None,
-        pad_value: Any = None,
-        masks: bool = True,
-        length_col: str | None = None,
-        loss_weights: Sequence[float] | Mapping[str, float] | None = None,
-        train_step: Callable[..., Any] | None = None,
-        eval_step: Callable[..., Any] | None = None,
-    ) -> Estimator:
-        """Create an estimator from a PyTorch model.
-
-        Args:
-            model: An `nn.Module`, or a creator: a callable that is called with `config` and returns one.
-            optimizer: An `Optimizer` over the model's parameters; an optimizer class or a partial of one; or
-                a creator that is called with `(model, config)`. Not needed to evaluate or predict.
-            loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
-                `config`. "model" is the loss that the model computes itself from its inputs and labels. A
-                list has one loss for each output and label, a dict the same by the names of outputs.
-            metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
-                `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
-                number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
-            scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
-            scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
-            config: The argument of all creators.
-            workers: Number of workers. None is one per slot of the Spark application, or one per core.
-            engine: "spark", "local", or "auto": Spark if the data is in Spark.
-            device: "auto", "cpu", "cuda" or "cuda:N".
-            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
-                several machines must share it.
-            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-            precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe;
-                with "fp16", losses are scaled so that small gradients are not lost.
-            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
-            clip_norm: Clip the gradient to this norm.
-            clip_value: Clip each element of the gradient to this absolute value.
-            accumulation_steps: Split each step into this many forward and backward passes: less memory, same
-                result.
-            inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`, "kwargs" calls
-                `model(name=column)`, as models of Hugging Face want it.
-            compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
-                training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
-            device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
-                third of its free memory. Results are the same.
-            process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
-                process group joins all workers before the model is made.
-            settings: Time limits, threads, shared memory.
-            backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
-                "ray"), without effect.
-            log_dir: The folder that the driver writes event files for TensorBoard to.
-            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
-                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
-                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
-                of a batch of columns.
-            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
-            collate: A function of a list of rows that returns a dict of arrays: the batch.
-            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
-                or a dict of these by column. The model gets a mask for each padded column, after all columns.
-            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
-            masks: Whether the model gets masks.
-            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
-                trains on rows of similar length.
-            loss_weights: What each of several losses counts for in their sum, as a list or dict. None is 1.
-            train_step: A function of `(run, batch)` that makes a training step itself; see `StepRun` for
-                `run`. `batch` is a dict of tensors by column. It returns the loss, or a dict of numbers to
-                log. `optimizer` may then be a dict of optimizers by name.
-            eval_step: The same for `evaluate` and validation. None uses `loss` and `metrics` there.
-        """
-        steps = train_step is not None or eval_step is not None
-        framework = "torch_step" if steps else "torch"
-        FRAMEWORKS.load(framework)
-        from kindler.frameworks.torch.spec import TorchSpec, check
-        from kindler.frameworks.torch.step_spec import StepSpec, check_step
-
-        own = {"train_step": train_step, "eval_step": eval_step} if steps else {}
-        spec = (StepSpec if steps else TorchSpec)(
-            model=model,
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            scheduler_creator=scheduler_creator,
-            scheduler_step=scheduler_step,
-            config=dict(config or {}),
-            precision=precision,
-            tf32=tf32,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            accumulation_steps=accumulation_steps,
-            inputs=inputs,
-            compile=compile,
-            device_cache=device_cache,
-            process_group=process_group,
-            **own,
-        )
-        preparation = Preparation(
-            transform=transform,
-            eval_transform=eval_transform,
-            collate=collate,
-            pad=pad,
-            pad_value=pad_value,
-            masks=masks,
-            length_col=length_col,
-        )
-        refuse(
-            *(check_step(spec) if isinstance(spec, StepSpec) else check(spec)),
-            *engine_complaints(workers, engine),
-            *seed_complaints(seed),
-            *backend_complaints(backend),
-            *preparation.complaints(),
-        )
-        classes = {base for metric in _flat(metrics) for base in type(metric).__mro__}
-        uses_torchmetrics = "torchmetrics" in {base.__module__.partition(".")[0] for base in classes}
-        return cls(
-            FrameworkModel(
-                framework=framework,
-                spec=spec,
-                extra_preload=(*(("torchmetrics",) if uses_torchmetrics else ()), *_libraries(model)),
-            ),
-            workers=workers,
-            engine=engine,
-            device=device,
-            model_dir=model_dir,
-            seed=seed,
-            settings=settings or RunSettings(),
-            share_gpus=share_gpus,
-            log_dir=log_dir,
-            preparation=preparation,
-        )
-
-    @classmethod
-    @leaves_no_trace
-    def from_lightning(
-        cls,
-        module: Any,
-        *,
-        batch: Literal["tuple", "dict"] = "tuple",
-        config: Mapping[str, Any] | None = None,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        device: str = "auto",
-        share_gpus: bool = False,
-        model_dir: str | PathLike[str] | None = None,
-        seed: int = 0,
-        precision: Literal["bf16"] | None = None,
-        tf32: bool = False,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        inputs: Literal["positional", "dict", "kwargs"] = "positional",
-        settings: RunSettings | None = None,
-        log_dir: str | PathLike[str] | None = None,
-        **preparation: Any,
-    ) -> Estimator:
-        """Create an estimator from a LightningModule, as it is.
-
-        Its `training_step`, `validation_step`, `configure_optimizers` and hooks are called as Lightning calls
-        them; what it logs is in the history. What is not supported is refused here, by name.
-
-        Args:
-            module: The module, or a creator: a callable that is called with `config` and returns one.
-            batch: What its steps get: a "tuple" of feature and label columns (of a single column, the column
-                itself), or a "dict" of columns by name.
-            config: The argument of the creator.
-            workers: Number of workers. None is one per slot of the Spark application, or one per core.
-            engine: "spark", "local", or "auto": Spark if the data is in Spark.
-            device: "auto", "cpu", "cuda" or "cuda:N".
-            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands.
-            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-            precision: "bf16" runs steps in half precision where torch considers it safe.
-            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
-            clip_norm: Clip the gradient to this norm.
-            clip_value: Clip each element of the gradient to this absolute value.
-            inputs: How `predict` calls the module if it has no `predict_step`; see `from_torch`.
-            settings: Time limits, threads, shared memory.
-            log_dir: The folder that the driver writes event files for TensorBoard to.
-            preparation: `transform`, `eval_transform`, `collate`, `pad`, `pad_value`, `masks` and
-                `length_col`; see `from_torch`.
-        """
-        known = {field.name for field in fields(Preparation)} - {"text"}
-        refuse(*(f"from_lightning has no argument {name!r}." for name in preparation if name not in known))
-        prepared = Preparation(**preparation)
-        refuse(*engine_complaints(workers, engine), *seed_complaints(seed), *prepared.complaints())
-        spec = FRAMEWORKS.load("lightning").make_spec(
-            model=module,
-            batch=batch,
-            config=config,
-            precision=precision,
-            tf32=tf32,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            inputs=inputs,
-        )
-        return cls(
-            FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(module)),
-            workers=workers,
-            engine=engine,
-            device=device,
-            model_dir=model_dir,
-            seed=seed,
-            settings=settings or RunSettings(),
-            share_gpus=share_gpus,
-            log_dir=log_dir,
-            preparation=prepared,
-        )
-
-    @classmethod
-    @leaves_no_trace
-    def from_keras(
-        cls,
-        model: Any = None,
-        model_creator: Any = None,
-        config: Mapping[str, Any] | None = None,
-        compile_args_creator: Any = None,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        model_dir: str | PathLike[str] | None = None,
-        seed: int = 0,
-        keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
-        *,
-        device: str = "auto",
-        share_gpus: bool = False,
-        inputs: Literal["auto", "positional", "dict"] = "auto",
-        log_dir: str | PathLike[str] | None = None,
-        settings: RunSettings | None = None,
-        transform: Callable[..., Any] | None = None,
-        eval_transform: Callable[..., Any] | None = None,
-        collate: Callable[..., Any] | None = None,
-        pad: Any = None,
-        pad_value: Any = None,
-        masks: bool = True,
-        length_col: str | None = None,
-    ) -> Estimator:
-        """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
-
-        Args:
-            model: A compiled model: functional, sequential or subclassed.
-            model_creator: Instead of `model`: a callable that is called with `config` and returns a compiled
-                model.
-            config: The argument of all creators.
-            compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
-                is not compiled yet.
-            workers: Number of workers. None is one per slot of the Spark application, or one per core.
-            engine: "spark", "local", or "auto": Spark if the data is in Spark.
-            model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
-                several machines must share it.
-            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-            keras_backend: The backend of the workers. None is the backend of the model, or the one that
-                `import keras` would choose here.
-            device: "auto", "cpu" or "cuda".
-            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-            inputs: How several feature columns are passed to the model: in order ("positional"), by name
-                ("dict"), or by name if the model's inputs have the names of the columns ("auto").
-            log_dir: The folder that the driver writes event files for TensorBoard to.
-            settings: Time limits, threads, shared memory.
-            transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
-                `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
-                takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function
-                of a batch of columns.
-            eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
-            collate: A function of a list of rows that returns a dict of arrays: the batch.
-            pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length;
-                or a dict of these by column. The model gets a mask for each padded column, after all columns.
-            pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
-            masks: Whether the model gets masks.
-            length_col: A column whose rows are as long as a row is, or whose numbers say so: each step
-                trains on rows of similar length.
-        """
-        from kindler.frameworks.keras import backends
-        from kindler.frameworks.keras.spec import KerasSpec, check
-
-        spec = KerasSpec(
-            model=model,
-            model_creator=model_creator,
-            compile_args_creator=compile_args_creator,
-            config=dict(config or {}),
-            inputs=inputs,
-        )
-        preparation = Preparation(
-            transform=transform,
-            eval_transform=eval_transform,
-            collate=collate,
-            pad=pad,
-            pad_value=pad_value,
-            masks=masks,
-            length_col=length_col,
-        )
-        refuse(
-            *check(spec),
-            *engine_complaints(workers, engine),
-            *seed_complaints(seed),
-            *preparation.complaints(),
-        )
-        chosen = backends.backend_of(model, keras_backend)
-        backends.require(chosen)
-        return cls(
-            FrameworkModel(framework="keras", spec=replace(spec, backend=chosen)),
-            workers=workers,
-            engine=engine,
-            device=device,
-            model_dir=model_dir,
-            seed=seed,
-            settings=settings or RunSettings(),
-            share_gpus=share_gpus,
-            log_dir=log_dir,
-            preparation=replace(preparation, text=chosen == "tensorflow"),
-        )
-
-    @classmethod
-    @leaves_no_trace
-    def from_openvino(
-        cls,
-        model_path: str | PathLike[str],
-        *,
-        threads: int | None = None,
-        config: Mapping[str, Any] | None = None,
-        device: str = "CPU",
-        workers: int | None = None,
-        engine: Engine = "auto",
-        settings: RunSettings | None = None,
-    ) -> Estimator:
-        """Create an estimator that predicts with a model of OpenVINO; it cannot be trained.
-
-        `predict` takes any number of rows and any `batch_size`, also for a model that was made for one number
-        of rows. Every host compiles the model once. Columns go to the inputs of their names, or else in
-        their order.
-
-        Args:
-            model_path: The .xml file of a model, with its weights in a .bin file beside it; or a file of
-                another format that OpenVINO reads, such as ONNX.
-            threads: Compute threads of each process. None is one in Spark's tasks, and otherwise the cores
-                that the process may use.
-            config: Properties of OpenVINO to compile the model with, such as
-                `{"PERFORMANCE_HINT": "THROUGHPUT"}`.
-            device: The OpenVINO device that computes.
-            workers: Processes that score local shards and Parquet files. None is one per core.
-            engine: "spark", "local", or "auto": Spark if the data is in Spark.
-            settings: Time limits, threads.
-
-        Raises:
-            ConfigError: There is no such file, or OpenVINO cannot read it.
-            MissingExtraError: OpenVINO is not installed.
-        """
-        refuse(*engine_complaints(workers, engine))
-        spec = FRAMEWORKS.load("openvino").make_spec(
-            model_path=model_path, threads=threads, properties=config, device=device
-        )
-        return cls(
-            FrameworkModel(framework="openvino", spec=spec),
-            workers=workers,
-            engine=engine,
-            device="cpu",
-            model_dir=None,
-            seed=0,
-            settings=settings or RunSettings(),
-        )
-
-    @classmethod
-    @leaves_no_trace
-    def from_framework(
-        cls,
-        framework: str,
-        *,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        device: str = "auto",
-        share_gpus: bool = False,
-        model_dir: str | PathLike[str] | None = None,
-        seed: int = 0,
-        log_dir: str | PathLike[str] | None = None,
-        settings: RunSettings | None = None,
-        **options: Any,
-    ) -> Estimator:
-        """Make an estimator of a model of any framework, including those that other packages add.
-
-        Args:
-            framework: "torch", "keras", or the name of an entry point of the group `kindler.frameworks`.
-            workers: Number of workers. None is one for each slot of the Spark application, or each core.
-            engine: "spark", "local", or "auto": Spark if the data is Spark's.
-            device: Where workers compute.
-            share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-            model_dir: The folder of checkpoints; see `fit`.
-            seed: Decides the initial weights of creators, the order of rows, and dropout.
-            log_dir: Where event files for TensorBoard are written.
-            settings: Time limits, threads, shared memory.
-            options: The framework's own: the model, its optimizer and so on.
-        """
-        refuse(*engine_complaints(workers, engine), *seed_complaints(seed))
-        return cls(
-            FrameworkModel(framework=framework, spec=FRAMEWORKS.load(framework).make_spec(**options)),
-            workers=workers,
-            engine=engine,
-            device=device,
-            model_dir=model_dir,
-            seed=seed,
-            settings=settings or RunSettings(),
-            share_gpus=share_gpus,
-            log_dir=log_dir,
-        )
 
     @bare_interrupts
     def fit(
@@ -709,51 +243,29 @@ class Estimator(metaclass=_Makers):
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
         adapt = self._model.facts.adapt
-        return self._fit(
-            recognise(adapt(data)), _recognised(adapt(validation_data)), options, driver_callbacks
-        )
+        rows, validation = recognise(adapt(data)), adapt(validation_data)
+        judged = None if validation is None else recognise(validation)
+        return self._fit(rows, judged, options, DriverCallbackList(driver_callbacks))
 
     def _fit(
-        self,
-        data: Input,
-        validation: Input | None,
-        options: FitOptions,
-        driver_callbacks: Sequence[DriverCallback],
+        self, data: Input, validation: Input | None, options: FitOptions, on_driver: DriverCallbackList
     ) -> History:
-        model, validated = self._model, validation is not None
-        refuse(
-            *ability_complaints(model.row, "train"),
-            *preparation_complaints(self._preparation, options, data, validation),
-            *model.complaints("train"),
-            *model.complaints("data", data.data),
-            *row_weight_complaints(model, options),
-            *nan_complaints(model.row, options),
-            *sync_complaints(options.sync),
-            *framework_sync_complaints(options.sync, model.row),
-            *loader_complaints(options.sync, data),
-            *server_complaints(options.sync, model),
-            *division_complaints(options.sync, model),
-            *options.complaints(),
-            *checkpoint_complaints(options, model_dir=self._model_dir, validated=validated),
-            *column_complaints(options.columns, data, validation),
-            *callback_complaints(options.callbacks, model.row, validated=validated),
-        )
+        model, config = self._model, self._run_config
+        refuse(*fit_complaints(model, self._preparation, options, config.model_dir, data, validation))
         options = self._with_preparation(options, trains=True)
-        if validated:
+        if validation is not None:
             refuse(*model.complaints("judge"))
-            self._warn_of_chance()
-        inputs = [data] if validation is None else [data, validation]
-        params = run_params(
-            model.spec,
-            options,
-            framework=model.framework,
-            engine=choose_engine(self._engine, *inputs),
-            workers=self._workers,
-            device=self._device,
-            seed=self._seed,
-        )
+            self._warn_random_eval()
+        engine = choose_engine(config.engine, *filter(None, (data, validation)))
+        facts = {"engine": engine, "workers": config.workers, "device": config.device, "seed": config.seed}
+        params = run_params(model.spec, options, framework=model.framework, **facts)
+
+        def hear(fields: Mapping[str, Any]) -> None:
+            self._summaries.report(fields)
+            on_driver.report(fields)
+
         with (
-            DriverCallbackList(driver_callbacks).running(self, params) as on_driver,
+            on_driver.running(self, params),
             board(self._log_dir) as sink,
             self._summaries.writing(sink),
         ):
@@ -761,10 +273,10 @@ class Estimator(metaclass=_Makers):
                 data,
                 options,
                 validation=validation,
-                model_dir=self._model_dir,
+                model_dir=config.model_dir,
                 log_steps=sink is not None,
                 watched=on_driver.wants_progress,
-                hear=_both(self._summaries.report, on_driver.report),
+                hear=hear,
             )
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
@@ -775,7 +287,11 @@ class Estimator(metaclass=_Makers):
             earlier = [row for row in self.history if row["epoch"] < first]
             self.history = History([*earlier, *results.rows], results.mode)
             if results.halted:
-                raise KeyboardInterrupt(_kept_message(results.step, self._model_dir))
+                resume = "; fit(resume=True) finishes this run" if config.model_dir is not None else ""
+                raise KeyboardInterrupt(
+                    f"training was interrupted after step {results.step:,}. The model keeps what it has"
+                    f" learned by then, and the next fit goes on from there{resume}."
+                )
         return History(results.rows, results.mode)
 
     @bare_interrupts
@@ -813,7 +329,7 @@ class Estimator(metaclass=_Makers):
         Returns:
             The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        given = recognise(self._model.facts.adapt(data))
+        rows = recognise(self._model.facts.adapt(data))
         columns = ColumnOptions(
             feature_cols=feature_cols,
             label_cols=label_cols,
@@ -824,19 +340,11 @@ class Estimator(metaclass=_Makers):
             need_labels=self._model.facts.labels,
         )
         options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
-        refuse(
-            *ability_complaints(self._model.row, "evaluate"),
-            *self._model.complaints("judge"),
-            *self._model.complaints("data", given.data),
-            *options.complaints(),
-            *column_complaints(columns, given),
-            *preparation_complaints(self._preparation, options, given),
-        )
-        self._warn_of_chance()
+        refuse(*evaluate_complaints(self._model, self._preparation, options, rows))
+        self._warn_random_eval()
         self._warn_if_untrained("evaluate")
-        options = replace(options, columns=given.complete(columns, self._columns))
-        options = self._with_preparation(options)
-        return self._run(given, options, hear=self._summaries.report).rows[0]
+        options = replace(options, columns=rows.complete(columns, self._columns))
+        return self._run(rows, self._with_preparation(options), hear=self._summaries.report).rows[0]
 
     @bare_interrupts
     def predict(
@@ -886,7 +394,6 @@ class Estimator(metaclass=_Makers):
         Returns:
             The scored data; for a Parquet path, `output_path`.
         """
-        given = recognise(data)
         options = PredictOptions(
             batch_size=batch_size,
             columns=ColumnOptions(
@@ -903,24 +410,28 @@ class Estimator(metaclass=_Makers):
             runtime=runtime,
             precision=precision,
         )
-        return self._predict(given, options)
+        return self._predict(recognise(data), options)
 
-    def _predict(self, given: Input, options: PredictOptions) -> Any:
+    def _predict(self, data: Input, options: PredictOptions) -> Any:
         refuse(
-            *given.score_complaints(options),
+            *data.score_complaints(options),
             *options.complaints(),
             *precision_complaints(self._model.row, options),
         )
-        self._warn_of_chance()
+        self._warn_random_eval()
         self._warn_if_untrained("predict")
         known = self._columns.without_labels()
-        columns = replace(given.complete(options.columns, known), label_cols=None, need_labels=False)
+        columns = replace(data.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
         model, weights = self._model, self._live.for_scoring()
         if options.runtime is not None and options.runtime != model.row.form:
             refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
-            example = Example.of_columns(*given.sample(columns, self._layout))
-            model = self._in_openvino(example, weights)
+            example = Example.of_columns(*data.sample(columns, self._layout))
+            key = example.key(model, weights)
+            if self._converted is None or self._converted[0] != key:  # the last conversion is kept
+                with untouched():
+                    self._converted = (key, in_openvino(model, weights, example))
+            model = self._converted[1]
             weights = ScoringModel.of(model.packed, b"", None)
             options = replace(options, columns=columns, preparation=None)  # which is for text
         request = ScoreRequest(
@@ -928,26 +439,18 @@ class Estimator(metaclass=_Makers):
             model=weights,
             options=options,
             layout=self._layout,
-            device=self._device,
-            seed=self._seed,
+            device=self._run_config.device,
+            seed=self._run_config.seed,
             labels=tuple(self._columns.labels or ("label", "y")),
             job=job_of(
                 model,
-                self._settings,
+                self._run_config.settings,
                 target="kindler.inference.files:run",
                 buffers=(),
-                workers=self._workers or local.slots(),
+                workers=self._run_config.workers or local.slots(),
             ),
         )
-        return given.score(request)
-
-    def _in_openvino(self, example: Example, weights: ScoringModel) -> FrameworkModel:
-        """The model as it is now, converted; the last conversion is kept."""
-        key = example.key(self._model, weights)
-        if self._converted is None or self._converted[0] != key:
-            with untouched():
-                self._converted = (key, in_openvino(self._model, weights, example))
-        return self._converted[1]
+        return data.score(request)
 
     @bare_interrupts
     def predict_with(self, data: Any, options: PredictOptions) -> Any:
@@ -993,7 +496,7 @@ class Estimator(metaclass=_Makers):
             columns=ColumnOptions(feature_cols=feature_cols, shapes=shapes, dtypes=dtypes, allow_nan=True),
             output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
         )
-        function: Callable[..., Any] = self._predict(SqlFunctionInput(SqlFunction(spark, name)), options)
+        function: Callable[..., Any] = self._predict(SqlFunctionInput(spark, name), options)
         return function
 
     @leaves_no_trace
@@ -1023,8 +526,9 @@ class Estimator(metaclass=_Makers):
             ConfigError: The framework, or how the model was given, has no place for the config or the rate.
         """
         own, state = self._model, self._live.state
-        seed = self._seed if seed is None else seed
-        refuse(*engine_complaints(workers, self._engine), *seed_complaints(seed))
+        asked = {"workers": workers, "seed": seed, "settings": settings}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        refuse(*run_complaints(changes))
         if learning_rate is not None and state:
             raise ConfigError(
                 f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
@@ -1036,20 +540,11 @@ class Estimator(metaclass=_Makers):
                 model.spec, config=dict(config or {}), learning_rate=learning_rate
             )
             model = replace(model, spec=changed)
-        made = type(self)(
-            model,
-            workers=self._workers if workers is None else workers,
-            engine=self._engine,
-            device=self._device,
-            model_dir=model_dir,
-            seed=seed,
-            settings=settings or self._settings,
-            preparation=self._preparation,
-            share_gpus=self._share_gpus,
-        )
+        arguments = {**vars(self._run_config), **changes, "model_dir": model_dir}
+        copied = type(self)(model, preparation=self._preparation, **arguments)
         if state:
-            made._live.state = state
-        return made.restore_columns(self.signature, list(self.history))
+            copied._live.state = state
+        return copied.restore_columns(self.signature, list(self.history))
 
     def as_stage(
         self,
@@ -1108,11 +603,8 @@ class Estimator(metaclass=_Makers):
         return {
             "framework": self._model.framework,
             "model": None if model is None else title(model).removesuffix("()"),
-            "workers": "all slots" if self._workers is None else self._workers,
-            "engine": self._engine,
-            "device": self._device,
-            "seed": self._seed,
-            "model_dir": self._model_dir,
+            "workers": "all slots" if self.workers is None else self.workers,
+            **{name: getattr(self._run_config, name) for name in ("engine", "device", "seed", "model_dir")},
             "feature_cols": ", ".join(self._columns.features or ()),
             "label_cols": ", ".join(self._columns.labels or ()),
             "epochs": last.get("epoch", 0),
@@ -1131,8 +623,8 @@ class Estimator(metaclass=_Makers):
     def config(self) -> Mapping[str, Any]:
         """What creators are called with."""
         spec = self._model.spec
-        found = spec.get("config") if isinstance(spec, Mapping) else getattr(spec, "config", None)
-        return dict(found or {})
+        config = spec.get("config") if isinstance(spec, Mapping) else getattr(spec, "config", None)
+        return dict(config or {})
 
     @property
     def inputs(self) -> str | None:
@@ -1142,33 +634,17 @@ class Estimator(metaclass=_Makers):
     @property
     def workers(self) -> int | None:
         """Number of workers; None is one per slot of the Spark application, or one per core."""
-        return self._workers
+        return self._run_config.workers
 
     @property
     def settings(self) -> RunSettings:
         """Time limits, threads, shared memory."""
-        return self._settings
+        return self._run_config.settings
 
     @property
     def model_dir(self) -> str | None:
         """The folder of checkpoints."""
-        return self._model_dir
-
-    @property
-    def signature(self) -> dict[str, Any]:
-        """The columns that the last `fit` read, as JSON: their names, and the dtype and row shape of each."""
-        columns = self._columns
-        shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (columns.shapes or {}).items()}
-        dtypes = {name: np.dtype(dtype).name for name, dtype in (columns.dtypes or {}).items()}
-        return {
-            "feature_cols": columns.feature_cols,
-            "label_cols": columns.label_cols,
-            "shapes": shapes or None,
-            "dtypes": dtypes or None,
-            "stack_features": columns.stack_features or False,
-            "allow_nan": columns.allow_nan or False,
-            "layout": self._layout,
-        }
+        return self._run_config.model_dir
 
     @property
     def replica(self) -> Any:
@@ -1185,189 +661,6 @@ class Estimator(metaclass=_Makers):
             self._live.state = other._live.state
             self.restore_columns(other.signature, list(other.history))
 
-    def restore_columns(
-        self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()
-    ) -> Estimator:
-        """Take over the columns, and the history, of another estimator of the same model.
-
-        Args:
-            signature: The other estimator's `signature`.
-            history: The rows of its `history`.
-        """
-        self._layout = dict(signature["layout"])
-        self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
-        self.history = History(history)
-        return self
-
-    @leaves_no_trace
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the model in its framework's own format. A file is written completely or not at all.
-
-        For PyTorch this is a state dict that `torch.load` reads. For Keras the name decides: `.keras` is the
-        model, `.weights.h5` its weights, and a name without a suffix a SavedModel for serving (on
-        TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
-        `Estimator.load`.
-        """
-        self._warn_if_untrained("save")
-        with beside(path) as unfinished:
-            if str(path).endswith(estimator_file.SUFFIX):
-                estimator_file.write(unfinished, self._as_saved())
-            else:
-                self._live.replica.save(str(unfinished))
-
-    @leaves_no_trace
-    def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
-        """Write the trained model as an ONNX file that takes any number of rows.
-
-        Args:
-            path: The file.
-            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
-
-        Raises:
-            ConfigError: The model cannot be exported, or the shapes of its inputs are not known.
-            MissingExtraError: A package that this needs is not installed.
-        """
-        refuse(*ability_complaints(self._model.row, "export"))
-        self._warn_if_untrained("to_onnx")
-        write_onnx(
-            self._model, self._live.for_scoring(), path, example_of(example, self._columns, self._layout)
-        )
-
-    @leaves_no_trace
-    def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
-        """Write the trained model as files of OpenVINO, which `Estimator.from_openvino` reads.
-
-        Args:
-            path: The .xml file; the weights go to a .bin file of the same name.
-            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
-
-        Raises:
-            ConfigError: The model cannot be converted, or the shapes of its inputs are not known.
-            MissingExtraError: OpenVINO is not installed.
-        """
-        self._warn_if_untrained("to_openvino")
-        write_openvino(
-            self._model,
-            self._live.for_scoring(),
-            path,
-            lambda: example_of(example, self._columns, self._layout),
-        )
-
-    load = Door()
-    """`Estimator.load(path)` is `Estimator.from_file(path)`; `est.load(path)` is `est.load_weights(path)`."""
-
-    @leaves_no_trace
-    def load_weights(self, path: str | PathLike[str]) -> Estimator:
-        """Load weights from a file that `save` or the framework itself wrote; the same as `est.load(path)`.
-
-        For Keras this includes the state of the optimizer if the file has it and the optimizer is the same; a
-        warning says if it is not.
-        """
-        self._live.load_weights(str(path))
-        return self
-
-    @classmethod
-    @leaves_no_trace
-    def from_file(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Estimator:
-        """Create an estimator, optimizer included, from a file; the same as `Estimator.load(path)`.
-
-        Args:
-            path: An `.estimator` file that `save` wrote, of any framework, or a `.keras` file.
-            trusted: An `.estimator` file contains the model's code as a pickle, which can run anything when
-                it is read: pass True only for files from people whose programs you would run. A `.keras` file
-                needs it only if it contains lambdas.
-            options: What is not in the file, or is to be different: `workers`, `engine`, `device`,
-                `model_dir`, `log_dir`, `settings`; for a `.keras` file, the arguments of `from_keras`.
-
-        Raises:
-            UntrustedError: The file contains code, and `trusted` was not passed.
-            ConfigError: The file is not of either kind.
-        """
-        if str(path).endswith(".keras"):
-            from kindler.frameworks.keras.files import read_model
-
-            return cls.from_keras(model=read_model(str(path), trusted=trusted), **options)
-        saved = estimator_file.read(path)
-        if not trusted:
-            raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
-        return cls._of_saved(saved, options)
-
-    @leaves_no_trace
-    def save_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Write all that training continues from: weights, optimizer, scheduler, random state, epoch."""
-        state = self._live.state
-        if not state:
-            raise NotFittedError("nothing was trained yet; call fit() before save_checkpoint().")
-        replica = self._live.replica
-        header = Header(
-            framework=self._model.framework, epoch=replica.epoch, step=replica.step, seed=self._seed
-        )
-        write_checkpoint(path, header, state)
-
-    @leaves_no_trace
-    def load_checkpoint(self, path: str | PathLike[str]) -> Estimator:
-        """Continue from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
-
-        The file of a model, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`.
-
-        The next `fit` starts a new epoch, even if the checkpoint was written in the middle of one;
-        `fit(resume=True)` continues in the middle.
-
-        Raises:
-            ConfigError: The file is not a complete checkpoint, or is one of another framework.
-        """
-        if is_model_file(str(path)) and not _begins_as_checkpoint(path):
-            return self.load_weights(path)
-        checkpoint = read_checkpoint(path)
-        if checkpoint.header.framework != self._model.framework:
-            raise ConfigError(
-                f"{path} is a checkpoint of {checkpoint.header.framework!r}, but this model is one of"
-                f" {self._model.framework!r}."
-            )
-        self._live.load_state(checkpoint.state)
-        return self
-
-    @staticmethod
-    def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
-        """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
-
-        This is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
-        there: Kindler's ModelCheckpoint or that of Keras. Damaged checkpoints of a run are skipped with a
-        warning that names them.
-        """
-        return latest(model_dir)
-
-    def _as_saved(self) -> estimator_file.Saved:
-        facts = {
-            "framework": self._model.framework,
-            "workers": self._workers,
-            "engine": self._engine,
-            "device": self._device,
-            "seed": self._seed,
-            "preload": list(self._model.extra_preload),
-            "signature": self.signature,
-            "history": list(self.history),
-        }
-        prepared = self._preparation.functions or self._preparation.active
-        packed = pickle_for_workers(self._preparation) if prepared else b""
-        return estimator_file.Saved(facts, self._model.packed, self._live.state, packed)
-
-    @classmethod
-    def _of_saved(cls, saved: estimator_file.Saved, options: dict[str, Any]) -> Estimator:
-        facts = saved.facts
-        allowed = {"workers", "engine", "device", "share_gpus", "model_dir", "log_dir", "settings"}
-        wrong = sorted(set(options) - allowed)
-        refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
-        model = FrameworkModel.unpacked(facts["framework"], saved.recipe, tuple(facts["preload"]))
-        known = {name: facts[name] for name in ("workers", "engine", "device", "seed")}
-        arguments = {"model_dir": None, "settings": RunSettings(), **known, **options}
-        if saved.preparation:
-            arguments["preparation"] = cloudpickle.loads(saved.preparation)
-        estimator = cls(model, **arguments)
-        estimator.restore_columns(facts["signature"], facts["history"])
-        estimator._live.state = saved.state
-        return estimator
-
     @property
     def preparation(self) -> Preparation:
         """What is done to rows between the data and the model: the transform, collate and padding."""
@@ -1381,7 +674,7 @@ class Estimator(metaclass=_Makers):
             self._preparation,
             Columns(features=tuple(Column(name=name, role="feature") for name in features), labels=()),
             trains=False,
-            seed=self._seed,
+            seed=self._run_config.seed,
             labels=tuple(columns.labels or ("label", "y")),
         )
 
@@ -1391,27 +684,14 @@ class Estimator(metaclass=_Makers):
         columns = replace(options.columns, ragged=own.ragged, length_col=own.length_col if trains else None)
         return replace(options, columns=columns, preparation=own if own.ragged else None)
 
-    def _warn_of_chance(self) -> None:
-        """Say once that rows are augmented where they are judged."""
-        if self._preparation.augments_all and not self._warned_of_chance:
-            self._warned_of_chance = True
+    def _warn_random_eval(self) -> None:
+        """Say once that rows are augmented where they are evaluated."""
+        if self._preparation.augments_all and not self._warned_random_eval:
+            self._warned_random_eval = True
             warn_caller(
                 "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
                 " scored are augmented as well, each in the same way every time.\n"
                 "Hint: pass eval_transform=..., which does the rest of it without chance."
-            )
-
-    def _warn_if_untrained(self, call: str) -> None:
-        """Say that the model's weights are those that a creator makes."""
-        if self._live.is_untrained:
-            warn_caller(
-                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
-                f" that its creator makes: random numbers, drawn with seed={self._seed}, unless the creator"
-                " loads trained ones.\n"
-                "Hint: call fit(), load(path) or load_checkpoint(path) first. If the creator loads trained"
-                " weights, pass the model itself (model=...), or silence this with"
-                ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
-                UntrainedWarning,
             )
 
     def _run(
@@ -1423,7 +703,7 @@ class Estimator(metaclass=_Makers):
         model_dir: str | None = None,
         log_steps: bool = False,
         watched: bool = False,
-        hear: Hear,
+        hear: Listener,
     ) -> RunResults:
         observers = self.observers(options)
 
@@ -1432,64 +712,20 @@ class Estimator(metaclass=_Makers):
             for observer in observers:
                 observer.hear(fields)
 
-        plan = RunPlan(
-            model=self._model,
-            options=options,
-            data=data,
-            validation=validation,
-            state=self._live.state,
-            workers=self._workers,
-            engine=self._engine,
-            device=self._device,
-            seed=self._seed,
-            settings=self._settings,
-            share_gpus=self._share_gpus,
-            model_dir=model_dir,
-            log_steps=log_steps or bool(observers),
-            watched=watched,
-            hear=heard,
-        )
         with ExitStack() as entered:
             for observer in observers:
                 entered.enter_context(observer)
-            results = run(plan)
+            results = run(
+                self._model,
+                options,
+                replace(self._run_config, model_dir=model_dir),
+                data,
+                validation,
+                state=self._live.state,
+                log_steps=log_steps or bool(observers),
+                watched=watched,
+                listener=heard,
+            )
             for observer in observers:
                 observer.finish(results.rows)
         return results
-
-
-def _recognised(data: Any) -> Input | None:
-    return None if data is None else recognise(data)
-
-
-def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
-    folder, name = split(path)
-    return is_checkpoint(folder_at(folder).read(name, 64))
-
-
-def _libraries(model: Any) -> tuple[str, ...]:
-    """The modules of large libraries that a model's class is in, which workers import ahead of need."""
-    cls = model if isinstance(model, type) else type(model)
-    large = ("transformers", "lightning", "pytorch_lightning")
-    found = (base.__module__ for base in cls.__mro__ if base.__module__.partition(".")[0] in large)
-    return tuple(dict.fromkeys(found))
-
-
-def _flat(metrics: Any) -> list[Any]:
-    if isinstance(metrics, Mapping):
-        return list(metrics.values())
-    return list(metrics) if isinstance(metrics, list | tuple) else [metrics]
-
-
-def _kept_message(step: int, model_dir: str | None) -> str:
-    text = f"training was interrupted after step {step:,}. The model keeps what it has learned by then, and"
-    resume = "; fit(resume=True) finishes this run" if model_dir is not None else ""
-    return f"{text} the next fit goes on from there{resume}."
-
-
-def _both(first: Hear, second: Hear) -> Hear:
-    def hear(fields: Mapping[str, Any]) -> None:
-        first(fields)
-        second(fields)
-
-    return hear

@@ -22,13 +22,8 @@ def write_recipe(estimator: Estimator, folder: Path) -> bool:
     recipe = {
         "model": (model.framework, model.packed, model.extra_preload),
         "options": {
-            "workers": estimator._workers,
-            "engine": estimator._engine,
-            "device": estimator._device,
-            "seed": estimator._seed,
-            "settings": estimator._settings,
+            **{name: value for name, value in vars(estimator._run_config).items() if name != "model_dir"},
             "preparation": estimator._preparation,
-            "share_gpus": estimator._share_gpus,
         },
         "state": estimator._live.state,
         "columns": (estimator.signature, list(estimator.history)),
@@ -45,7 +40,7 @@ def read_recipe(folder: Path) -> Estimator | None:
     if not (folder / _RECIPE).is_file():
         return None
     recipe = cloudpickle.loads((folder / _RECIPE).read_bytes())
-    made = Estimator(FrameworkModel.unpacked(*recipe["model"]), model_dir=None, **recipe["options"])
+    made = Estimator(FrameworkModel.unpacked(*recipe["model"]), **recipe["options"])
     if recipe["state"]:
         made._live.state = recipe["state"]
     return made.restore_columns(*recipe["columns"])

@@ -22,7 +22,7 @@ from typing import Any
 from kindler.errors import MissingExtraError, TrackingError, first_line
 from kindler.tracking.async_writer import Journal
 from kindler.tracking.run import TrackedRun
-from kindler.train.driver_callbacks import DriverCallback, RunStatus
+from kindler.train.callbacks import DriverCallback, RunStatus
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000

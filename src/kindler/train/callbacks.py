@@ -1,21 +1,32 @@
-"""Callbacks: hooks that run on every worker, with metrics that are already merged over all of them.
+"""Callbacks: hooks that run on every worker, or once on the driver.
 
-The training loop calls them and acts on what they request through `Run`.
+Those of workers get metrics that are already merged over all workers; the training loop calls them and acts
+on what they request through `Run`. Those of the driver stay where `fit` was called, and keep on through lost
+workers.
 """
 
 from __future__ import annotations
 
+import functools
 import string
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from typing import Any, Literal
 
 from kindler.errors import ConfigError
 from kindler.files import folder_at, place, split
-from kindler.train.checkpoint_file import Header, write_checkpoint
+from kindler.train.checkpoints import Header, write_checkpoint
 from kindler.train.metric_names import Direction, improves, parse
+from kindler.train.options import FitOptions
 
 Mode = Literal["auto", "min", "max"]
+RunStatus = Literal["finished", "failed", "killed"]
+Plain = str | int | float | bool
+
+_OF_OPTIONS = ("batch_size", "epochs", "steps_per_epoch", "max_steps", "shuffle")
+_OF_SPEC = ("backend", "precision", "clip_norm", "clip_value", "accumulation_steps", "scheduler_step")
 
 
 class Run:
@@ -150,7 +161,6 @@ class EarlyStopping(Callback):
         self._weights: bytes | None = None
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Compare this epoch with the best one so far."""
         value = watched_value("EarlyStopping", self.monitor, logs)
         if value is None:
             return
@@ -165,7 +175,6 @@ class EarlyStopping(Callback):
             run.stop(f"{self.monitor} did not improve for {self.wait} epochs; best: {best}")
 
     def on_run_end(self, run: Run) -> None:
-        """Restore the best weights if `restore_best` is set."""
         if not self.restore_best or self.best_epoch in (0, run.epoch):
             return
         if self._weights is not None:
@@ -182,7 +191,6 @@ class EarlyStopping(Callback):
         return {"best": self.best, "best_epoch": self.best_epoch, "wait": self.wait}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting from a checkpoint."""
         self.best, self.best_epoch, self.wait = state["best"], state["best_epoch"], state["wait"]
 
 
@@ -224,7 +232,6 @@ class ModelCheckpoint(Callback):
         self.best: float | None = None
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Write the file, unless only better epochs are saved and this is none."""
         if not self._improved(logs) or run.rank != 0:
             return
         path = _filled(self.path, {**logs, "epoch": run.epoch, "step": run.step})
@@ -235,11 +242,9 @@ class ModelCheckpoint(Callback):
             run.write_checkpoint(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value so far."""
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue comparing from a checkpoint."""
         self.best = state["best"]
 
     def _improved(self, logs: dict[str, Any]) -> bool:
@@ -259,11 +264,9 @@ class LearningRateMonitor(Callback):
         self._rate = 0.0
 
     def on_epoch_begin(self, run: Run) -> None:
-        """Read the rate before schedules change it."""
         self._rate = run.learning_rate
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Add it to the epoch's logs."""
         logs["lr"] = self._rate
 
 
@@ -301,3 +304,138 @@ def _filled(path: str, values: dict[str, Any]) -> str:
             f"ModelCheckpoint(path={path!r}): cannot be filled in for this epoch ({exc});"
             f" available: {sorted(values)}."
         ) from exc
+
+
+class DriverCallback:
+    """A callback that runs once, in the process that called `fit`, for models of any framework.
+
+    Use it for what must happen once per run rather than on every worker: loggers, notifications, progress
+    displays. Pass it to `fit(callbacks=[...])` along with other callbacks, and override the hooks you need.
+    """
+
+    def on_run_begin(self, params: Mapping[str, Any]) -> None:
+        """Called before any worker starts, with the arguments of `fit`. An exception ends the run."""
+
+    def on_workers_ready(self, workers: int) -> None:
+        """Called when this many workers have started; again when lost workers were replaced."""
+
+    def on_progress(self, fields: Mapping[str, Any]) -> None:
+        """Called with what workers report in the middle of an epoch, several times a second.
+
+        It must be quick. An exception ends the run at once, as one of `on_epoch_end` does.
+        """
+
+    def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
+        """Called once per epoch with its row of the history, even if a lost worker makes it run twice."""
+
+    def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
+        """Called when the run ends.
+
+        Args:
+            status: "finished", "failed" (by an exception) or "killed" (by an interrupt).
+            error: The exception that ended the run, or None.
+            estimator: The estimator; it has the trained model if the status is "finished".
+        """
+
+
+def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[DriverCallback], list[Any]]:
+    """The driver callbacks, and those that go to the workers."""
+    driver = [callback for callback in callbacks or () if isinstance(callback, DriverCallback)]
+    return driver, [callback for callback in callbacks or () if not isinstance(callback, DriverCallback)]
+
+
+class DriverCallbackList:
+    """Calls the driver callbacks of one run."""
+
+    def __init__(self, callbacks: Sequence[DriverCallback]) -> None:
+        self._callbacks = tuple(callbacks)
+        self._epoch = 0
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether any of them follows what happens in the middle of an epoch."""
+        return any(type(one).on_progress is not DriverCallback.on_progress for one in self._callbacks)
+
+    @contextmanager
+    def running(self, estimator: Any, params: Mapping[str, Any]) -> Iterator[DriverCallbackList]:
+        """Around the run: callbacks whose `on_run_begin` returned get their `on_run_end`, come what may."""
+        with ExitStack() as begun:
+            for callback in self._callbacks:
+                callback.on_run_begin(params)
+                begun.push(functools.partial(_end_run, callback, estimator))
+            yield self
+
+    def report(self, fields: Mapping[str, Any]) -> None:
+        """Handle a worker's report; others than "gang", "epoch" and "progress" are ignored."""
+        if fields["name"] == "gang":
+            for callback in self._callbacks:
+                callback.on_workers_ready(int(fields["workers"]))
+        elif fields["name"] == "epoch":
+            self.finish([fields["row"]])
+        elif fields["name"] == "progress":
+            for callback in self._callbacks:
+                callback.on_progress(fields)
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Call `on_epoch_end` for epochs that no report announced: some workers cannot reach the driver."""
+        for row in rows:
+            if int(row["epoch"]) > self._epoch:
+                self._epoch = int(row["epoch"])
+                for callback in self._callbacks:
+                    callback.on_epoch_end(row)
+
+
+def _end_run(
+    callback: DriverCallback, estimator: Any, kind: Any, error: BaseException | None, trace: Any
+) -> None:
+    status: RunStatus = (
+        "finished" if error is None else "failed" if isinstance(error, Exception) else "killed"
+    )
+    callback.on_run_end(status, error, estimator)
+
+
+def run_params(spec: Any, options: FitOptions, **estimator: Plain | None) -> dict[str, Plain]:
+    """The parameters of a training run as plain values by name, for loggers. Loads no framework.
+
+    Args:
+        spec: The model and everything that trains it, of any framework.
+        options: The options of `fit`.
+        **estimator: Options of the estimator, by name. None leaves one out.
+
+    Returns:
+        Names and plain values; "optimizer.lr" and "config.width" are parts of the optimizer and the config.
+    """
+    model = getattr(spec, "model", None)
+    model = getattr(spec, "model_creator", None) if model is None else model
+    optimizer = getattr(spec, "optimizer", None) or getattr(model, "optimizer", None)
+    loss = getattr(spec, "loss", None) or getattr(model, "loss", None)
+    parts = {"model": model, "optimizer": optimizer, "loss": loss}
+    params: dict[str, Plain] = {name: _title(part) for name, part in parts.items() if part is not None}
+    params |= _plain(_settings(optimizer), "optimizer.")
+    params |= _plain(getattr(spec, "config", {}), "config.")
+    params |= _plain({name: getattr(spec, name, None) for name in _OF_SPEC})
+    params |= _plain({name: getattr(options, name) for name in _OF_OPTIONS})
+    return params | _plain(estimator)
+
+
+def _title(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, functools.partial):
+        return _title(item.func)
+    return str(getattr(item, "__qualname__", None) or type(item).__qualname__)
+
+
+def _settings(optimizer: Any) -> Mapping[str, Any]:
+    if isinstance(optimizer, functools.partial):
+        return optimizer.keywords
+    defaults = getattr(optimizer, "defaults", None)
+    if isinstance(defaults, Mapping):  # as PyTorch's have
+        return defaults
+    config = getattr(optimizer, "get_config", None)  # as Keras's have
+    settings = config() if callable(config) and not isinstance(optimizer, type) else {}
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _plain(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
+    return {prefix + name: value for name, value in settings.items() if isinstance(value, Plain)}

@@ -22,22 +22,19 @@ from kindler.data.batches import Rows
 from kindler.frameworks.devices import explained
 from kindler.group import Group
 from kindler.sync.contract import Sync
-from kindler.train.checkpoint_writer import CheckpointWriter, restore_callbacks
+from kindler.train.checkpoints import restore_callbacks
 from kindler.train.joining import joined
-from kindler.train.loss_guard import LossGuard
-from kindler.train.reporting import ProgressReporter, StepReporter
+from kindler.train.ledger import EpochLedger, ProgressReporter
+from kindler.train.loss_guard import OnNan
+from kindler.train.options import Task
+from kindler.train.rows import open_indexed_batches
 from kindler.train.run_start import (
     Start,
     begin,
     build_replica,
     last_step,
-    load_local_states,
-    open_indexed_batches,
-    over_already,
     taken_over,
 )
-from kindler.train.task import Task
-from kindler.train.triggers import Progress, end_of_epoch
 
 if TYPE_CHECKING:
     from kindler.frameworks.keras.replica import KerasReplica
@@ -51,7 +48,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
-    placed = worker.place(task.device, share=task.share_gpus)
+    placed = worker.place(task.config.device, share=task.config.share_gpus)
     with explained():
         replica: KerasReplica = build_replica(worker, task, placed, spec)
         # Not before the replica: making data may compute, and then it is too late to settle threads.
@@ -76,7 +73,7 @@ def _run(
                 worker.report("warning", message=message)
     start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
     if not task.trains:
-        return [_judged(worker, replica, data)], b""
+        return [_evaluated(worker, replica, data)], b""
     if task.validation is None:
         return _fit(worker, task, replica, data, None, start)
     validation = open_indexed_batches(worker, task, task.validation, "validation_data", trains=False)
@@ -96,13 +93,13 @@ def _fit(
         sync.share_steps(replica)
         start = taken_over(worker, replica, task, start, train)
         follower = _Follower(worker, task, replica, train, validation, start, sync)
-        with closing(follower):
+        with follower.ledger.checkpoints:
             follower.follow()
         whole = sync.whole(replica)  # on all workers: they may have to meet for it
-        return follower.rows, whole.state() if worker.leads else b""
+        return follower.ledger.rows, whole.state() if worker.leads else b""
 
 
-def _judged(worker: Group, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
+def _evaluated(worker: Group, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
     """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
@@ -174,57 +171,31 @@ class _Follower:
         start: Start,
         sync: Sync,
     ) -> None:
-        self._task, options = task, task.training
-        self._options = options
+        options = self._options = task.training
         self._worker, self._replica, self._sync = worker, replica, sync
-        self._validation, self._start = validation, start
-        self._train = train
-        self._steps: int = options.steps_per_epoch or train.steps or 0
-        self._last = start.first_epoch + options.epochs_to_train
-        self._end_step = sync.ends_at
+        self._train, self._validation, self._start = train, validation, start
         self._remembering = [replica.remembering(callback) for callback in options.callbacks]
         # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
         ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
-        self._guard = LossGuard(
-            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
-            rank=worker.rank,
-            tell=lambda message: worker.report("bad_loss", message=message),
+        on_nan: OnNan = "warn" if ends_itself and options.on_nan == "raise" else options.on_nan
+        self.ledger = EpochLedger(
+            worker, task, replica, sync, train, start, callbacks=self._remembering, on_nan=on_nan
         )
-        self._keeper = CheckpointWriter(
-            worker,
-            task,
-            counts=train.counts,
-            marks=train.marks,
-            start=start,
-            callbacks=self._remembering,
-            anywhere=not sync.in_step,
-            whole=sync.whole,
-            look=self._guard.look,
-        )
-        self._reporter = ProgressReporter(
-            worker,
-            show=task.show,
-            waited_s=lambda: sync.waited_s,
-            prepares=train.prepares,
-        )
-        self._logged = StepReporter(worker, active=task.log_steps)
+        self._steps: int = self.ledger.steps or 0
         self._runs_ahead = replica.runs_ahead
-        self._stretch = _Stretch(worker, train, self._reporter, replica.look_at)
-        self._done = self._base = self._first_step = 0
-        self._opening = self._halted = False
-        self._mean = self._seconds_before = self._began = self._took = 0.0
-        self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
+        self._stretch = _Stretch(worker, train, self.ledger.progress, replica.look_at)
+        self._done = self._base = 0
+        self._opening = False
+        self._mean = 0.0
 
     def follow(self) -> None:
         """Train from where the run stands to its end."""
-        start, replica, options = self._start, self._replica, self._options
-        if start.stopped is not None or over_already(self._task, start):
+        start, replica, options, last = self._start, self._replica, self._options, self.ledger.last_epoch
+        if self.ledger.is_over:
             return
-        hooks = replica.hooks(
-            options.callbacks, self, size=self._worker.size, epochs=self._last, steps=self._steps
-        )
+        hooks = replica.hooks(options.callbacks, self, size=self._worker.size, epochs=last, steps=self._steps)
         epoch = start.epoch
-        if not self._goes_on(epoch if start.step_in_epoch else epoch + 1):
+        if not self.ledger.goes_on(epoch if start.step_in_epoch else epoch + 1):
             return
         if start.step_in_epoch:
             hooks.offset, hooks.closes = start.step_in_epoch, False
@@ -235,19 +206,15 @@ class _Follower:
                 hooks,
                 epochs=(epoch - 1, epoch),
                 class_weight=options.class_weight,
-                ends=epoch == self._last,
+                ends=epoch == last,
             )
             hooks.opens, hooks.closes = False, True
-            if replica.stopping or epoch == self._last:
+            if replica.stopping or epoch == last:
                 hooks.on_train_end()
                 return
-        if epoch < self._last and not self._is_last_step():
+        if epoch < last:
             self._stretch.first, self._stretch.length = epoch * self._steps, self._steps
-            replica.fit(self._stretch, hooks, epochs=(epoch, self._last), class_weight=options.class_weight)
-
-    def close(self) -> None:
-        """Wait for the last checkpoint."""
-        self._keeper.close()
+            replica.fit(self._stretch, hooks, epochs=(epoch, last), class_weight=options.class_weight)
 
     def train_begins(self) -> None:
         """After the callbacks of that name, which forget what they knew."""
@@ -255,23 +222,12 @@ class _Follower:
 
     def epoch_begins(self, epoch: int) -> None:
         """Keras's epoch `epoch`, which is the run's `epoch + 1`."""
-        start = self._start
-        goes_on = start.step_in_epoch > 0 and epoch + 1 == start.epoch
-        self._done = start.step_in_epoch if goes_on else 0
         self._base = epoch * self._steps
+        self._done = self.ledger.begin_epoch(epoch + 1)
         self._stretch.first = self._base + self._done
-        self._seconds_before = start.seconds if goes_on else 0.0
-        self._began = time.perf_counter()
-        self._replica.begin_epoch(epoch + 1)
         self._replica.epoch_rows = self._rows_of(0, self._done)[0]
-        if goes_on:
-            load_local_states(self._replica, start.local_states, self._worker)
-        self._first_step = self._replica.step - self._done
         self._opening = True
-        self._guard.begin_epoch()
-        self._mean = self._replica.tallies.figures().get("loss", 0.0) if goes_on else 0.0
-        epochs = None if self._options.endless else self._last
-        self._reporter.begin(epoch=epoch + 1, epochs=epochs, steps=self._steps, step=self._done)
+        self._mean = self._replica.tallies.figures().get("loss", 0.0) if self._done else 0.0
 
     def step_begins(self) -> None:
         """Once the batch is there."""
@@ -279,7 +235,7 @@ class _Follower:
             self._sync.begin_epoch(self._replica)
             self._opening = False
         self._replica.begin_step()
-        if self._guard.skips:
+        if self.ledger.guard.skips:
             self._replica.keep_step()
 
     def step_ends(self, steps: int, logs: Any) -> bool:
@@ -291,39 +247,32 @@ class _Follower:
         self._sync.stepped(self._replica, own)
         self._done = steps
         self._worker.tick()
-        self._reporter.step(steps, everybody, lambda: _running(logs))
-        if self._logged.active:
+        self.ledger.progress.step(steps, everybody, lambda: _running(logs))
+        if self.ledger.step_log.active:
             self._log_step(logs, own)
         self._replica.epoch_rows += own
-        ends = self._is_last_step()
+        ends = self.ledger.ends_within_epoch()
         if steps < self._steps and not ends:
-            ends = not self._goes_on(self._replica.epoch)
-            if self._sync.in_step:
-                seconds, asked = self._seconds(), self._halted
-                self._keeper.after_step(self._replica, step_in_epoch=steps, seconds=seconds, asked=asked)
+            ends = not self.ledger.goes_on(self._replica.epoch)
+            self.ledger.after_step(steps, asked=self.ledger.halted)
         return ends
-
-    def _goes_on(self, epoch: int) -> bool:
-        """Whether to begin the next step, in this epoch; not if the user has interrupted."""
-        in_step = self._sync.in_step
-        self._halted = not self._worker.go_on(self._replica.step + 1 if in_step else epoch, whole=in_step)
-        return not self._halted
 
     def _look_at_loss(self, steps: int, logs: Any, *, own: int) -> None:
         """What `fit(on_nan=...)` asks for; the loss that Keras tells is the mean of the epoch so far."""
         names = _names_of_losses(logs) if own else []  # without rows it is that of made-up ones
         stretch, number = self._stretch, self._base + steps - 1
+        guard = self.ledger.guard
 
         def described() -> tuple[list[int | str], str]:
             return stretch.rows_of(number), ""
 
-        if not self._guard.skips and self._runs_ahead:
+        if not guard.skips and self._runs_ahead:
             for name in names:
-                self._guard.note(self._replica.step, logs.later(name), described, logs.floats)
+                guard.note(self._replica.step, logs.later(name), described, logs.floats)
             return
         # At once: other workers would see NaN in the next step, and could be first.
-        sound = all(self._guard.saw(self._replica.step, float(logs.later(name)), described) for name in names)
-        if not self._guard.skips:
+        sound = all(guard.saw(self._replica.step, float(logs.later(name)), described) for name in names)
+        if not guard.skips:
             return
         sound = self._replica.step_is_finite() and sound  # which waits for the step to end
         if self._worker.size > 1:
@@ -331,52 +280,28 @@ class _Follower:
             sound = not bad[0]
         if not sound:
             self._replica.undo_step()
-            self._guard.skip()
+            guard.skip()
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: figures of all ranks, validation included."""
         replica, worker = self._replica, self._worker
-        self._guard.look()
-        self._sync.catch_up(replica)
-        self._took = self._seconds()
-        replica.merge_buffers()
+        self.ledger.catch_up()
         if worker.size > 1:
             merged = _merged(worker, replica)
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
-        self._logged.flush()
-        if self._validation is not None and self._options.validates(epoch + 1) and not self._halted:
-            judged = _judged(worker, replica, self._validation, hooks)
-            logs.update({f"val_{name}": value for name, value in judged.items()})
+        if self._validation is not None and self._options.validates(epoch + 1) and not self.ledger.halted:
+            evaluated = _evaluated(worker, replica, self._validation, hooks)
+            logs.update({f"val_{name}": value for name, value in evaluated.items()})
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         """After the user's callbacks."""
-        worker, replica, options = self._worker, self._replica, self._options
-        seconds, rows = self._took, self._rows_of_epoch()
-        row = {
-            "epoch": epoch + 1,
-            "steps": replica.step - self._first_step,
-            "num_samples": rows,
-            **logs,
-            "seconds": seconds,
-            "rows_per_s": rows / seconds if seconds else 0.0,
-            **self._sync.figures(),
-            **self._guard.figures(),
-        }
-        progress = end_of_epoch(epoch + 1, replica.step, row)
-        if options.callbacks and worker.size > 1:
+        worker, ledger = self._worker, self.ledger
+        row = ledger.row(epoch + 1, self._rows_of_epoch(), logs)
+        if self._options.callbacks and worker.size > 1:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
-        ended = options.end_trigger is not None and options.end_trigger(progress)
-        reason = "a callback asked for it" if asked_to_stop else "its end trigger fired" if ended else None
-        if not self._halted:  # otherwise there is one in the middle of the epoch
-            self._keeper.after_epoch(replica, progress, row, stopped=reason)
-        self._sync.next_epoch(replica, row)
-        self.rows.append(row)
-        if worker.leads:
-            worker.report("epoch", row=row, step=replica.step, whole=not self._halted)
-        self._keeper.epoch_is_over(replica, stopped=reason)
-        goes_on = not self._halted and self._goes_on(epoch + 2)
-        return reason is not None or not goes_on
+        ledger.end_epoch(row, stopped="a callback asked for it" if asked_to_stop else None)
+        return ledger.is_over or not ledger.goes_on(epoch + 2)
 
     def _rows_of_epoch(self) -> int:
         """Rows that all workers have used; where they do not step together, each has made its own steps."""
@@ -388,22 +313,13 @@ class _Follower:
         """Rows of this worker and of all in the steps [first, last) of this epoch."""
         return self._train.rows_of(self._base + first, self._base + last)
 
-    def _seconds(self) -> float:
-        return self._seconds_before + time.perf_counter() - self._began
-
-    def _is_last_step(self) -> bool:
-        if self._end_step is not None and self._replica.step >= self._end_step:
-            return True
-        trigger = self._options.end_trigger
-        return trigger is not None and trigger(Progress(epoch=self._replica.epoch, step=self._replica.step))
-
     def _log_step(self, logs: Any, own: int) -> None:
         """The framework tells the mean over the epoch so far; a step's own is what it added."""
         mean = float(logs["loss"]) if "loss" in logs else 0.0
         before = self._replica.epoch_rows
         loss = (mean * (before + own) - self._mean * before) / own if own else 0.0
         self._mean = mean
-        self._logged.step(self._replica.step, loss=loss, rows=own, lr=self._replica.learning_rate())
+        self.ledger.step_log.step(self._replica.step, loss=loss, rows=own, lr=self._replica.learning_rate())
 
 
 def _names_of_losses(logs: Mapping[str, Any]) -> list[str]:

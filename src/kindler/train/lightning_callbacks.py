@@ -14,8 +14,15 @@ from typing import Any
 
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
-from kindler.train.callbacks import Callback, EarlyStopping, LearningRateMonitor, Run, watched_value
-from kindler.train.driver_callbacks import DriverCallback, RunStatus
+from kindler.train.callbacks import (
+    Callback,
+    DriverCallback,
+    EarlyStopping,
+    LearningRateMonitor,
+    Run,
+    RunStatus,
+    watched_value,
+)
 from kindler.train.metric_names import Direction, improves
 
 
@@ -26,35 +33,35 @@ def translated(callbacks: Sequence[Any] | None) -> list[Any]:
         ConfigError: One is set to something that has none.
     """
     found: list[Any] = []
-    for given in callbacks or ():
-        translate = _TRANSLATIONS.get(type(given).__name__)
-        is_lightnings = type(given).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
-        found += translate(given) if translate is not None and is_lightnings else [given]
+    for original in callbacks or ():
+        translate = _TRANSLATIONS.get(type(original).__name__)
+        is_lightnings = type(original).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        found += translate(original) if translate is not None and is_lightnings else [original]
     return found
 
 
-def _early_stopping(given: Any) -> list[Any]:
+def _early_stopping(original: Any) -> list[Any]:
     hint = "pass fit(end_trigger=kindler.MinLoss(...)) or MaxScore(...)"
-    _refuse(given, hint, stopping_threshold=None, divergence_threshold=None)
-    return [_Stopping(given)]
+    _refuse(original, hint, stopping_threshold=None, divergence_threshold=None)
+    return [_Stopping(original)]
 
 
-def _model_checkpoint(given: Any) -> list[Any]:
+def _model_checkpoint(original: Any) -> list[Any]:
     hint = (
         "give the estimator a model_dir, and fit a checkpoint_trigger, for checkpoints that runs resume from"
     )
-    _refuse(given, hint, _every_n_train_steps=0, _train_time_interval=None, save_on_exception=False)
-    given.dirpath = os.path.abspath(given.dirpath or "checkpoints")  # workers may stand elsewhere
-    return [_Checkpoints(given), _CheckpointFacts(given)]
+    _refuse(original, hint, _every_n_train_steps=0, _train_time_interval=None, save_on_exception=False)
+    original.dirpath = os.path.abspath(original.dirpath or "checkpoints")  # workers may stand elsewhere
+    return [_Checkpoints(original), _CheckpointFacts(original)]
 
 
-def _rate_monitor(given: Any) -> list[Any]:
+def _rate_monitor(original: Any) -> list[Any]:
     hint = (
         "the history has 'lr', the rate of each epoch; log_dir=... writes that of each step for TensorBoard"
     )
-    if given.logging_interval == "step":
+    if original.logging_interval == "step":
         raise ConfigError(f"LearningRateMonitor(logging_interval='step') is not supported.\nHint: {hint}.")
-    _refuse(given, hint, log_momentum=False, log_weight_decay=False)
+    _refuse(original, hint, log_momentum=False, log_weight_decay=False)
     return [LearningRateMonitor()]
 
 
@@ -65,21 +72,24 @@ _TRANSLATIONS: dict[str, Callable[[Any], list[Any]]] = {
 }
 
 
-def _refuse(given: Any, hint: str, **usual: Any) -> None:
+def _refuse(original: Any, hint: str, **usual: Any) -> None:
     for name, value in usual.items():
-        asked = getattr(given, name, value)
+        asked = getattr(original, name, value)
         if asked != value:
             raise ConfigError(
-                f"{type(given).__name__}({name.lstrip('_')}={asked!r}) is not supported.\nHint: {hint}."
+                f"{type(original).__name__}({name.lstrip('_')}={asked!r}) is not supported.\nHint: {hint}."
             )
 
 
 class _Stopping(EarlyStopping):
-    def __init__(self, given: Any) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__(
-            given.monitor, patience=given.patience, min_delta=abs(given.min_delta), mode=given.mode
+            original.monitor,
+            patience=original.patience,
+            min_delta=abs(original.min_delta),
+            mode=original.mode,
         )
-        self._check_finite = bool(given.check_finite)
+        self._check_finite = bool(original.check_finite)
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
         value = logs.get(self.monitor)
@@ -92,29 +102,32 @@ class _Stopping(EarlyStopping):
 class _Kept:
     """Which files a ModelCheckpoint keeps: workers and the driver come to the same, epoch by epoch."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, original: Any) -> None:
         self.best: list[tuple[float, str]] = []  # the best first
-        self._given = given
+        self._original = original
 
     def path(self, row: Mapping[str, Any], step: int) -> str:
         metrics = {**row, "epoch": int(row["epoch"]) - 1, "step": step}  # Lightning counts epochs from 0
-        return str(self._given.format_checkpoint_name(metrics))
+        return str(self._original.format_checkpoint_name(metrics))
 
     def due(self, row: Mapping[str, Any]) -> bool:
-        given, every = self._given, self._given._every_n_epochs or 1
-        if not given.save_top_k or int(row["epoch"]) % every:
+        original, every = self._original, self._original._every_n_epochs or 1
+        if not original.save_top_k or int(row["epoch"]) % every:
             return False
-        return given.monitor is None or watched_value("ModelCheckpoint", given.monitor, dict(row)) is not None
+        return (
+            original.monitor is None
+            or watched_value("ModelCheckpoint", original.monitor, dict(row)) is not None
+        )
 
     def offer(self, row: Mapping[str, Any], path: str) -> tuple[bool, list[str]]:
         """Whether a file is to be written, and which ones go for it."""
-        given = self._given
-        score = -float(row["epoch"]) if given.monitor is None else float(row[given.monitor])
+        original = self._original
+        score = -float(row["epoch"]) if original.monitor is None else float(row[original.monitor])
         # Without a metric the newest counts as the best.
-        way: Direction = "min" if given.monitor is None else given.mode
+        way: Direction = "min" if original.monitor is None else original.mode
         place = sum(not improves(score, other, way) for other, _ in self.best)
         self.best.insert(place, (score, path))
-        if given.save_top_k < 0 or len(self.best) <= given.save_top_k:
+        if original.save_top_k < 0 or len(self.best) <= original.save_top_k:
             return True, []
         dropped = self.best.pop()[1]
         return dropped != path, [] if dropped == path else [dropped]
@@ -123,9 +136,9 @@ class _Kept:
 class _Checkpoints(Callback):
     """Writes the files, from the first worker."""
 
-    def __init__(self, given: Any) -> None:
-        self._given, self._kept = given, _Kept(given)
-        self.monitor = given.monitor or ""
+    def __init__(self, original: Any) -> None:
+        self._original, self._kept = original, _Kept(original)
+        self.monitor = original.monitor or ""
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
         if not self._kept.due(logs):
@@ -135,9 +148,9 @@ class _Checkpoints(Callback):
         if run.rank != 0:
             return
         paths = [path] if wanted else []
-        if self._given.save_last:
-            paths.append(_last(self._given))
-        data = run.replica.lightning_file(whole=not self._given.save_weights_only) if paths else b""
+        if self._original.save_last:
+            paths.append(_last(self._original))
+        data = run.replica.lightning_file(whole=not self._original.save_weights_only) if paths else b""
         for each in paths:
             folder, name = split(each)
             folder_at(folder).write(name, [data])
@@ -155,8 +168,8 @@ class _Checkpoints(Callback):
 class _CheckpointFacts(DriverCallback):
     """Puts on Lightning's object what its users read from it."""
 
-    def __init__(self, given: Any) -> None:
-        self._given = given
+    def __init__(self, original: Any) -> None:
+        self._original = original
         self._epochs: set[int] = set()
 
     def on_epoch_end(self, logs: Mapping[str, Any]) -> None:
@@ -165,18 +178,18 @@ class _CheckpointFacts(DriverCallback):
     def on_run_end(self, status: RunStatus, error: BaseException | None, estimator: Any) -> None:
         if status != "finished":
             return
-        given, kept, step = self._given, _Kept(self._given), 0
+        original, kept, step = self._original, _Kept(self._original), 0
         for row in estimator.history:
             step += int(row["steps"])
             if int(row["epoch"]) in self._epochs and kept.due(row):
                 kept.offer(row, kept.path(row, step))
         if not kept.best:
             return
-        score, given.best_model_path = kept.best[0]
-        given.best_model_score = None if given.monitor is None else score
-        given.best_k_models = {path: value for value, path in kept.best}
-        given.last_model_path = _last(given) if given.save_last else ""
+        score, original.best_model_path = kept.best[0]
+        original.best_model_score = None if original.monitor is None else score
+        original.best_k_models = {path: value for value, path in kept.best}
+        original.last_model_path = _last(original) if original.save_last else ""
 
 
-def _last(given: Any) -> str:
-    return os.path.join(given.dirpath, f"{given.CHECKPOINT_NAME_LAST}{given.FILE_EXTENSION}")
+def _last(original: Any) -> str:
+    return os.path.join(original.dirpath, f"{original.CHECKPOINT_NAME_LAST}{original.FILE_EXTENSION}")

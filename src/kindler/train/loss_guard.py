@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from kindler.errors import NonFiniteLossError
 
@@ -125,13 +125,6 @@ class LossGuard:
         self._told = True
         what = "The step is left out." if self.skips else "Training goes on with it."
         self._tell(f"{error.args[0].partition(chr(10))[0]} {what}")
-
-
-def on_nan_complaints(on_nan: Any) -> list[str]:
-    """What is wrong with this choice."""
-    if on_nan in get_args(OnNan):
-        return []
-    return [f"on_nan must be 'raise', 'warn' or 'skip'; received {on_nan!r}."]
 
 
 def _floats(losses: Sequence[Any]) -> list[float]:

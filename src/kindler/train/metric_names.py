@@ -10,71 +10,23 @@ from kindler.errors import ConfigError
 
 Direction = Literal["min", "max"]
 
-# What a row of the history has besides loss and metrics.
-BOOKKEEPING = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s", "val_num_samples"}) | {
-    "updates",
-    "staleness_median",
-    "staleness_max",
-    "sync_bytes",
-    "lost_workers",
-    "rounds",
-    "optimizer_bytes",
-    "skipped_steps",
-}
 
-_SMALLER = frozenset(
-    {
-        "loss",
-        "error",
-        "err",
-        "mse",
-        "mae",
-        "rmse",
-        "msle",
-        "mape",
-        "smape",
-        "perplexity",
-        "crossentropy",
-        "entropy",
-        "divergence",
-        "hinge",
-        "deviance",
-        "distance",
-        "regret",
-    }
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What a row of the history has besides loss and metrics.
+BOOKKEEPING = _words(
+    "epoch steps num_samples seconds rows_per_s val_num_samples updates staleness_median staleness_max"
+    " sync_bytes lost_workers rounds optimizer_bytes skipped_steps"
 )
-_LARGER = frozenset(
-    {
-        "acc",
-        "accuracy",
-        "auc",
-        "auroc",
-        "auprc",
-        "f1",
-        "f1score",
-        "fbeta",
-        "precision",
-        "recall",
-        "r2",
-        "r2score",
-        "map",
-        "ndcg",
-        "mrr",
-        "iou",
-        "dice",
-        "bleu",
-        "rouge",
-        "specificity",
-        "sensitivity",
-        "kappa",
-        "similarity",
-        "top1",
-        "top5",
-        "psnr",
-        "ssim",
-        "score",
-        "hits",
-    }
+_SMALLER = _words(
+    "loss error err mse mae rmse msle mape smape perplexity crossentropy entropy divergence hinge deviance"
+    " distance regret"
+)
+_LARGER = _words(
+    "acc accuracy auc auroc auprc f1 f1score fbeta precision recall r2 r2score map ndcg mrr iou dice bleu"
+    " rouge specificity sensitivity kappa similarity top1 top5 psnr ssim score hits"
 )
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 

@@ -1,8 +1,8 @@
-"""The options of `fit`, `evaluate` and `predict` as values.
+"""What a run is asked to do, as values: the options of `fit`, `evaluate` and `predict`, and the `Task`.
 
-An `Estimator` builds one from the keywords of a call, checks it once on the driver and sends it to the
-workers as it is. Rules that need more than the options themselves (the model, the data, the estimator's
-folder) are in `kindler.estimator.checks`.
+An `Estimator` builds the options from the keywords of a call, which document them, checks them once on the
+driver and sends them to the workers as they are. Rules that need more than the options themselves (the model,
+the data, the estimator's folder) are in `kindler.estimator.checks`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeAlias, get_args
 
+from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
 from kindler.data.preparation import Preparation
+from kindler.data.row_order import Dealing
+from kindler.data.sources import Source
 from kindler.errors import ConfigError
 from kindler.sync.contract import SyncConfig
-from kindler.train.loss_guard import OnNan, on_nan_complaints
+from kindler.train.loaders import StreamSource
+from kindler.train.loss_guard import OnNan
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Trigger
 
+Engine: TypeAlias = Literal["auto", "local", "spark"]
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
 Runtime: TypeAlias = Literal["openvino"]
 
@@ -29,18 +34,21 @@ ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What all three calls have.
+class RunConfig:
+    """Where and how an estimator runs; `RunArguments` documents each."""
 
-    Attributes:
-        batch_size: Rows per step, over all workers together.
-        columns: Which columns are read, and as what.
-        ingest: How the rows of a Spark DataFrame reach the workers: "direct" (the workers read its Parquet
-            files), "inline" (Spark sends them), or "auto": direct where the DataFrame is a plain scan of
-            files.
-        verbose: 0 shows neither progress nor the output of the workers.
-        preparation: What is done to rows between the data and the model; the estimator's own.
-    """
+    workers: int | None = None
+    engine: Engine = "auto"
+    device: str = "auto"
+    share_gpus: bool = False
+    model_dir: str | None = None
+    seed: int = 0
+    settings: RunSettings = field(default_factory=RunSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What all three calls have; `preparation` is the estimator's."""
 
     batch_size: int
     columns: ColumnOptions = field(default_factory=ColumnOptions)
@@ -57,23 +65,17 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RunOptions):
-    """How to evaluate; `Estimator.evaluate` has the same keywords."""
+    """The keywords of `Estimator.evaluate`."""
 
     batch_size: int = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(RunOptions):
-    """How to predict; `Estimator.predict` has the same keywords.
+    """The keywords of `Estimator.predict`.
 
     Attributes:
-        output_cols: Names of the output columns. None is "prediction" ("prediction_0", ... for several
-            outputs), or the keys if the model returns a dict.
-        output_path: The folder that the scored rows of Parquet files are written to.
         finish: Makes the columns of the model's outputs, batch by batch; None takes the outputs as they are.
-        runtime: What computes the model: "openvino", or None for its own framework.
-        precision: The precision to compute in, where the framework has several: "fp32", "bf16" or "fp16".
-            None is the one that the model was given.
     """
 
     batch_size: int = 1024
@@ -93,31 +95,7 @@ class PredictOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(RunOptions):
-    """How to train; `Estimator.fit` has the same keywords.
-
-    Attributes:
-        epochs: Number of epochs to train. None trains one, or as many as it takes until `max_steps` or
-            `end_trigger` ends the run.
-        callbacks: `kindler.Callback` objects; for a Keras model, callbacks of Keras. They run on the workers.
-        max_steps: Optimizer steps after which training ends, also in the middle of an epoch.
-        shuffle: Whether each epoch takes the rows in a new order, which the seed decides.
-        steps_per_epoch: Steps of an epoch; the next epoch continues with the rows that follow. None is one
-            pass over all rows.
-        end_trigger: Ends training when it fires, unless `epochs` or `max_steps` ends it earlier.
-        checkpoint_trigger: When a checkpoint is written to `model_dir`. None is after every epoch.
-        keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them, besides the
-            newest that was written at the end of an epoch. None keeps all.
-        best_metric: A metric of the history, such as "val_loss" or "max:val_gain"; the checkpoint of its best
-            epoch is kept, too.
-        resume: Continue from the newest complete checkpoint in `model_dir`, with any number of workers, to
-            where the run that wrote it would have ended. Starts from the beginning if there is none.
-        initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the last
-            epoch.
-        validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-        class_weight: The weight of a row by its label.
-        on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip".
-        sync: How workers agree, with the options of that sync.
-    """
+    """The keywords of `Estimator.fit`."""
 
     batch_size: int = 32
     epochs: int | None = None
@@ -164,7 +142,8 @@ class FitOptions(RunOptions):
         )
         yield from super().complaints()
         yield from self._epoch_complaints()
-        yield from on_nan_complaints(self.on_nan)
+        if self.on_nan not in get_args(OnNan):
+            yield f"on_nan must be 'raise', 'warn' or 'skip'; received {self.on_nan!r}."
         if self.on_nan == "skip" and self.sync.name != "allreduce":
             yield (
                 f"on_nan='skip' leaves a step out on all workers, which takes sync='allreduce'; received"
@@ -209,3 +188,64 @@ def at_least_one(**options: int | None) -> Iterator[str]:
     for name, value in options.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             yield f"{name} must be a whole number of at least 1; received {value!r}."
+
+
+@dataclass(frozen=True, slots=True)
+class StateLimit:
+    """How many bytes a trained state may have to come back to the driver, and what to do about that."""
+
+    most: int
+    why: str
+
+    def check(self, size: int) -> None:
+        """Raise a ConfigError about a state that would be lost once it is trained."""
+        if size > self.most:
+            raise ConfigError(f"the trained state will have {size:,} bytes, and {self.most:,} {self.why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run as its workers know it; built on the driver and pickled once.
+
+    Attributes:
+        framework: The framework's name in the registry.
+        options: What was asked for. `FitOptions` make it a training run, `EvaluateOptions` an evaluation.
+        config: Where it runs.
+        data: The rows to train on, or to evaluate.
+        validation: The rows to evaluate while training.
+        dealing: How rows are dealt to workers. None deals them as for a run that starts with these workers.
+        process_group: Whether `torch.distributed` joins the workers.
+        run_id: The run's name in its checkpoints.
+        log_steps: Whether every worker reports the loss of every step.
+        watched: Whether the driver follows the progress within an epoch, even if it is not shown.
+        limit: How large the trained state may be; None where it does not matter.
+    """
+
+    framework: str
+    options: FitOptions | EvaluateOptions
+    data: Source | StreamSource
+    validation: Source | StreamSource | None = None
+    config: RunConfig = field(default_factory=RunConfig)
+    dealing: Dealing | None = None
+    process_group: bool = False
+    run_id: str = ""
+    log_steps: bool = False
+    watched: bool = False
+    limit: StateLimit | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether this run trains; otherwise it evaluates."""
+        return isinstance(self.options, FitOptions)
+
+    @property
+    def training(self) -> FitOptions:
+        """The options of a run that trains."""
+        if not isinstance(self.options, FitOptions):
+            raise TypeError("an evaluation has no training options.")
+        return self.options
+
+    @property
+    def show(self) -> bool:
+        """Whether anybody watches the progress within an epoch."""
+        return self.watched or self.options.verbose > 0

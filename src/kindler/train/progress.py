@@ -1,12 +1,13 @@
 """The progress bar on the driver, and the lines that workers print.
 
 In a terminal or a notebook a bar per epoch is redrawn in place, in a notebook without any extra package.
-Where standard error is a file or a pipe, there is one plain line per epoch instead.
-Pure functions format what workers report.
+Where standard error is a file or a pipe, there is one plain line per epoch instead. Before the first step, a
+line shows rows on their way from Spark. Pure functions format what workers report.
 """
 
 from __future__ import annotations
 
+import html
 import sys
 import threading
 import time
@@ -14,11 +15,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-from kindler.train.ingest_progress import IngestLine
 from kindler.train.metric_names import BOOKKEEPING
-from kindler.train.notebook_bar import NotebookBar, in_notebook
 
 _SHOWN_FIGURES = 6
+_INGEST_FIRST_S, _INGEST_REDRAWN_S, _INGEST_PRINTED_S = 1.0, 0.2, 10.0
 _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 
 
@@ -53,7 +53,7 @@ class ProgressBar:
         self._bar_began = 0.0
         self._began: float | None = None
         self._epoch_s: float | None = None
-        self._ingest = IngestLine(lambda: self._stream or sys.stderr, self._can_redraw, clock)
+        self._ingest = _IngestLine(stream, clock)
         thread = threading.current_thread()
         self._thread = "" if thread is threading.main_thread() else f"{thread.name}: "
 
@@ -118,8 +118,8 @@ class ProgressBar:
         self._first_step, self._bar_began = fields["step"], self._clock()
         self._began = self._clock() if self._began is None else self._began
         stream = self._stream or sys.stderr
-        if in_notebook():
-            self._bar = NotebookBar(total=fields["steps"], desc=self._label(fields), unit=self._unit)
+        if _in_notebook():
+            self._bar = _NotebookBar(total=fields["steps"], desc=self._label(fields), unit=self._unit)
         elif _is_terminal(stream):
             from tqdm import tqdm
 
@@ -142,16 +142,13 @@ class ProgressBar:
             self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
             steps = row.get("steps", 0)
             self._bar.update((self._bar.total or steps if whole else steps) - self._bar.n)
-        elif not in_notebook() and not _is_terminal(self._stream or sys.stderr):
+        elif not _in_notebook() and not _is_terminal(self._stream or sys.stderr):
             label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
             stream = self._stream or sys.stderr
             stream.write(epoch_line(label, row, self._last) + "\n")
             stream.flush()
         self._close()
         self._last = {}
-
-    def _can_redraw(self) -> bool:
-        return _is_terminal(self._stream or sys.stderr)
 
     def _label(self, fields: Mapping[str, Any]) -> str:
         if self._what != "epoch":
@@ -163,6 +160,115 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class _NotebookBar:
+    """One output of a cell that changes while a pass runs; used as tqdm's bars are."""
+
+    def __init__(self, *, total: int | None, desc: str, unit: str) -> None:
+        self.total, self.n = total, 0
+        self._desc, self._unit, self._postfix = desc, unit, ""
+        self._handle: Any = None
+        self._show()
+
+    def set_postfix_str(self, text: str, refresh: bool = False) -> None:
+        self._postfix = text
+
+    def update(self, more: int) -> None:
+        self.n += more
+        self._show()
+
+    def close(self) -> None:
+        """What was drawn last stays."""
+
+    def _show(self) -> None:
+        count = f"{self.n:,}/{self.total:,}" if self.total is not None else f"{self.n:,}"
+        text = f"{self._desc}: {count} {self._unit}" + (f", {self._postfix}" if self._postfix else "")
+        bar = f'<progress value="{self.n}" max="{self.total}"></progress> ' if self.total else ""
+        shown = {"text/html": f"{bar}<code>{html.escape(text)}</code>", "text/plain": text}
+        if self._handle is None:
+            display: Any = sys.modules["IPython"].display.display
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows HTML and can change it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class _IngestLine:
+    """Shows rows on their way from Spark to the workers, in one line, until `end`.
+
+    In a terminal it is redrawn in place; elsewhere it is printed every ten seconds, and nothing is printed
+    for rows that come sooner.
+    """
+
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
+        self._stream, self._clock = stream, clock
+        self._computed: Mapping[str, Any] = {}
+        self._received: dict[int, tuple[int, int]] = {}
+        self._due: float | None = None
+        self._shown = False
+
+    def report(self, fields: Mapping[str, Any]) -> None:
+        now, in_place = self._clock(), _is_terminal(self._stream or sys.stderr)
+        if fields["stage"] == "computed":
+            self._computed = fields
+        else:
+            self._received[fields["worker"]] = (fields["rows"], fields["bytes"])
+        if self._due is None:
+            self._due = now + (_INGEST_FIRST_S if in_place else _INGEST_PRINTED_S)
+        if now >= self._due:
+            self._due = now + (_INGEST_REDRAWN_S if in_place else _INGEST_PRINTED_S)
+            self._shown = True
+            self._show(in_place)
+
+    def end(self) -> None:
+        """No more rows come: the last counts stay, if any were shown."""
+        if self._shown:
+            in_place = _is_terminal(self._stream or sys.stderr)
+            self._show(in_place)
+            if in_place:
+                (self._stream or sys.stderr).write("\n")
+        self._computed, self._received, self._due, self._shown = {}, {}, None, False
+
+    def _show(self, in_place: bool) -> None:
+        stream, text = self._stream or sys.stderr, ingest_text(self._computed, list(self._received.values()))
+        stream.write(f"\r\x1b[2K{text}" if in_place else f"{text}\n")
+        stream.flush()
+
+
+def ingest_text(computed: Mapping[str, Any], received: list[tuple[int, int]]) -> str:
+    """Rows from Spark: those that its tasks have computed, then the rows and bytes that workers received.
+
+    >>> ingest_text({"rows": 1500, "bytes": 2_500_000, "done_tasks": 3, "tasks": 16}, [])
+    'rows from Spark: 1,500 computed (2.5 MB, 3 of 16 tasks)'
+    >>> ingest_text({"rows": 0, "bytes": 0, "done_tasks": 0, "tasks": 16}, [])
+    'rows from Spark: 0 of 16 tasks done'
+    >>> ingest_text({"rows": 3000}, [(500, 4000), (700, 5600)])
+    'rows from Spark: 1,200 of 3,000 received (9.6 kB)'
+    """
+    if not received:
+        tasks = f"{computed['done_tasks']} of {computed['tasks']} tasks"
+        if not computed["rows"]:  # Spark counts the rows of a task when it is done
+            return f"rows from Spark: {tasks} done"
+        return f"rows from Spark: {computed['rows']:,} computed ({_size(computed['bytes'])}, {tasks})"
+    rows, size = (sum(each[i] for each in received) for i in (0, 1))
+    total = max(rows, computed.get("rows", 0))
+    whole = f" of {total:,}" if total > rows else ""
+    return f"rows from Spark: {rows:,}{whole} received ({_size(size)})"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> str:

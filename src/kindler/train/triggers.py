@@ -52,7 +52,6 @@ class EveryEpoch(Trigger):
     """
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether an epoch has ended."""
         return progress.epoch_ended
 
 
@@ -70,7 +69,6 @@ class SeveralIteration(Trigger):
         _whole("SeveralIteration", self.interval)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether the step is a multiple of the interval, or an epoch has ended."""
         return progress.epoch_ended or progress.step % self.interval == 0
 
 
@@ -84,7 +82,6 @@ class MaxEpoch(Trigger):
         _whole("MaxEpoch", self.epochs)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether that many epochs have ended."""
         return progress.epoch - (not progress.epoch_ended) >= self.epochs
 
 
@@ -98,7 +95,6 @@ class MaxIteration(Trigger):
         _whole("MaxIteration", self.steps)
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether that many steps have been made."""
         return progress.step >= self.steps
 
 
@@ -109,7 +105,6 @@ class MaxScore(Trigger):
     score: float
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether the score is above the limit."""
         return progress.score is not None and progress.score > self.score
 
 
@@ -120,7 +115,6 @@ class MinLoss(Trigger):
     loss: float
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether the loss is below the limit."""
         return progress.loss is not None and progress.loss < self.loss
 
 
@@ -134,7 +128,6 @@ class TriggerAnd(Trigger):
         object.__setattr__(self, "triggers", _some("TriggerAnd", triggers))
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether all fire."""
         return all(trigger(progress) for trigger in self.triggers)
 
 
@@ -148,7 +141,6 @@ class TriggerOr(Trigger):
         object.__setattr__(self, "triggers", _some("TriggerOr", triggers))
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether any fires."""
         return any(trigger(progress) for trigger in self.triggers)
 
 

@@ -18,7 +18,7 @@ from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.train.driver_callbacks import DriverCallback
+from kindler.train.callbacks import DriverCallback
 from kindler.train.metric_names import Direction, parse
 from kindler.tune.space import Dimension
 

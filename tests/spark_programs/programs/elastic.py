@@ -60,7 +60,7 @@ class Said(logging.Handler):
 
 def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
     folder.mkdir()
-    said, log = Said(), logging.getLogger("kindler.estimator.fit")
+    said, log = Said(), logging.getLogger("kindler.estimator.run")
     log.addHandler(said)
     pairs = [(row.tolist(), float(label)) for row, label in zip(*rows(), strict=True)]
     # Not repartitioned: in which order the rows of a shuffle arrive is chance.

@@ -122,7 +122,7 @@ class Kill(kindler.Callback):
 def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float = 60.0) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     said = Said()
-    logging.getLogger("kindler.estimator.fit").addHandler(said)
+    logging.getLogger("kindler.estimator.run").addHandler(said)
     rows = [(i, [i / ROWS, (i * 7 % 11) / 11], (i % 5) / 5) for i in range(ROWS)]
     frame = spark.createDataFrame(rows, "id long, x array<float>, y float")
     model = Shaky()

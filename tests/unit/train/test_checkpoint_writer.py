@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from kindler.errors import NonFiniteLossError
-from kindler.train.checkpoint_writer import CheckpointWriter
+from kindler.train.checkpoints import CheckpointWriter
 from kindler.train.loss_guard import LossGuard
-from kindler.train.options import FitOptions
+from kindler.train.options import FitOptions, RunConfig, Task
 from kindler.train.run_start import Start
-from kindler.train.task import Task
 from kindler.train.triggers import SeveralIteration, end_of_epoch
 
 
@@ -21,7 +20,9 @@ def writer(folder: Path, guard: LossGuard, report: Any = None) -> CheckpointWrit
     training = FitOptions(
         batch_size=1, epochs=2, shuffle=False, checkpoint_trigger=SeveralIteration(1), keep_checkpoints=1
     )
-    task = Task(framework="torch", options=training, data=None, model_dir=str(folder), run_id="r")  # type: ignore[arg-type]
+    task = Task(
+        framework="torch", options=training, data=None, config=RunConfig(model_dir=str(folder)), run_id="r"
+    )  # type: ignore[arg-type]
     start = Start(epoch=0, step=0)
     worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
     return CheckpointWriter(worker, task, counts=[8], start=start, look=guard.look)
@@ -37,7 +38,7 @@ def test_the_driver_hears_of_an_epochs_checkpoint_once_it_is_written(tmp_path: P
     with writer(tmp_path, LossGuard("raise", rank=0, tell=lambda message: None), report) as made:
         for epoch in (1, 2):
             replica.epoch = epoch
-            made.after_epoch(replica, end_of_epoch(epoch, 8, {}), {"epoch": epoch})
+            made.after_epoch(replica, end_of_epoch(epoch, 8, {}), {"epoch": epoch}, last=epoch == 2)
 
     assert heard == [
         {"name": "saved", "files": 1, "epoch": 1, "ends": False},

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from kindler.train.driver_callbacks import DriverCallback, DriverCallbackList, RunStatus, split_callbacks
+from kindler.train.callbacks import DriverCallback, DriverCallbackList, RunStatus, run_params, split_callbacks
 from kindler.train.options import FitOptions
-from kindler.train.run_params import run_params
 
 
 class Notes(DriverCallback):

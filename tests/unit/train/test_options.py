@@ -52,19 +52,26 @@ def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: typ
             assert keywords[field.name].default == default(field), field.name
 
 
-def test_fit_documents_its_options_in_the_words_of_the_options() -> None:
-    of_fit = documented(Estimator.fit)
-    known = {**documented(ColumnOptions), **documented(RunOptions), **documented(FitOptions)}
-    known["sample_weight_col"] = known.pop("weight_col")
+@pytest.mark.parametrize(
+    "call",
+    [
+        Estimator.fit,
+        Estimator.evaluate,
+        Estimator.predict,
+        Estimator.from_torch,
+        Estimator.from_keras,
+        Estimator.from_lightning,
+        Estimator.from_framework,
+    ],
+    ids=lambda call: call.__name__,
+)
+def test_help_documents_every_argument(call: Any) -> None:
+    assert inspect.signature(call).parameters.keys() - {"self"} <= documented(call).keys()
 
-    for name in inspect.signature(Estimator.fit).parameters.keys() - {
-        "self",
-        "data",
-        "validation_data",
-        "sync",
-        "sync_options",
-    }:
-        assert of_fit[name].startswith(known[name]), name
+
+def test_an_argument_that_a_constructor_does_not_have_is_rejected_by_name() -> None:
+    with pytest.raises(TypeError, match=r"Estimator.from_torch\(\) got .* 'worker'. Did you mean 'workers'"):
+        Estimator.from_torch(model=None, worker=2)  # type: ignore[call-arg]
 
 
 def test_options_travel_and_stay_equal() -> None:

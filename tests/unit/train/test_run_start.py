@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from kindler.train.checkpoint_file import Header, pack
-from kindler.train.options import FitOptions
+from kindler.train.checkpoints import Header, pack
+from kindler.train.options import FitOptions, RunConfig, Task
 from kindler.train.run_start import Start, begin, over_already, usable
-from kindler.train.task import Task
 from kindler.train.triggers import MaxEpoch, MaxIteration, MinLoss
 
 OPTIONS = FitOptions(batch_size=8, epochs=3)
-TASK = Task(framework="torch", data=None, options=OPTIONS, seed=2)  # type: ignore[arg-type]
+TASK = Task(framework="torch", data=None, options=OPTIONS, config=RunConfig(seed=2))  # type: ignore[arg-type]
 COUNTS, MARKS = (5, 6), ("a", "b")
 MIDDLE = Header(
     framework="torch",
@@ -84,7 +83,7 @@ def test_the_same_rows_go_on_in_the_middle_of_the_epoch() -> None:
         (TASK, {"counts": (11,)}),
         (TASK, {"counts": (6, 5)}),
         (TASK, {"marks": ("a", "c")}),
-        (replace(TASK, seed=3), {}),
+        (replace(TASK, config=RunConfig(seed=3)), {}),
         (replace(TASK, options=replace(OPTIONS, batch_size=4)), {}),
         (replace(TASK, options=replace(OPTIONS, shuffle=False)), {}),
         (replace(TASK, options=replace(OPTIONS, steps_per_epoch=5)), {}),
@@ -113,7 +112,7 @@ def test_where_nobody_counted_the_rows_the_middle_of_an_epoch_is_of_no_use() -> 
 
 
 def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
-    assert usable(END, replace(TASK, seed=9, options=FitOptions(batch_size=1)), (1, 2, 3))
+    assert usable(END, replace(TASK, config=RunConfig(seed=9), options=FitOptions(batch_size=1)), (1, 2, 3))
 
 
 @pytest.mark.parametrize(

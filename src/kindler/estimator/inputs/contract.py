@@ -16,7 +16,7 @@ from kindler.engine.job import Job
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
-from kindler.train.loader_source import StreamSource
+from kindler.train.loaders import StreamSource
 from kindler.train.options import Ingest, PredictOptions
 
 if TYPE_CHECKING:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from kindler.data.arrays import kind, refuse_unusable
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
-from kindler.estimator.inputs.files import ParquetInput
-from kindler.estimator.inputs.frames import FrameInput
-from kindler.estimator.inputs.loaders import LoaderInput
-from kindler.estimator.inputs.memory import DatasetInput, MemoryInput
+from kindler.estimator.inputs.local import DatasetInput, LoaderInput, MemoryInput, ParquetInput
 from kindler.estimator.inputs.shards import ShardsInput
+from kindler.estimator.inputs.spark import FrameInput
+from kindler.train.options import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Engine = Literal["auto", "local", "spark"]
 
 # The first one that accepts the data takes it.
 KINDS: tuple[type[Input], ...] = (

@@ -17,9 +17,9 @@ from kindler.config import RunSettings
 from kindler.data.column_options import Names
 from kindler.estimator.checks import backend_complaints, refuse
 from kindler.estimator.estimator import Estimator
-from kindler.estimator.inputs.recognise import Engine
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.train.options import Engine
 
 if TYPE_CHECKING:
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator

@@ -24,11 +24,9 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, conform, to_numpy
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.inputs.contract import Input
-from kindler.estimator.inputs.files import ParquetInput, opener
-from kindler.estimator.inputs.frames import FrameInput
-from kindler.estimator.inputs.loaders import LoaderInput
-from kindler.estimator.inputs.memory import MemoryInput
+from kindler.estimator.inputs.local import LoaderInput, MemoryInput, ParquetInput, opener
 from kindler.estimator.inputs.recognise import recognise
+from kindler.estimator.inputs.spark import FrameInput
 from kindler.frameworks.creators import call, title
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.estimator.estimator import Estimator
-from kindler.estimator.fit import RunObserver
+from kindler.estimator.run import RunObserver
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions

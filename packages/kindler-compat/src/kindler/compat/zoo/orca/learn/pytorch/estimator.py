@@ -27,7 +27,7 @@ from kindler.compat.zoo.orca.learn.pytorch.runner import OrcaHooks, epoch_stats,
 from kindler.compat.zoo.tfpark import checkpoints
 from kindler.data.column_options import ColumnOptions
 from kindler.files import folder_at, split
-from kindler.train.checkpoint_file import is_checkpoint
+from kindler.train.checkpoints import is_checkpoint
 from kindler.train.options import PredictOptions
 
 __all__ = ["Estimator", "PyTorchEstimator"]

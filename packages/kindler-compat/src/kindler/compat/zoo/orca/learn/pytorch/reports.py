@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
-from kindler.estimator.fit import RunObserver
+from kindler.estimator.run import RunObserver
 from kindler.train.options import EvaluateOptions, FitOptions
 
 __all__ = ["ReportingEstimator", "Reports"]

@@ -12,8 +12,7 @@ import pytest
 
 from kindler.errors import DataError
 from kindler.group import Group
-from kindler.train.loader_source import Reader, StreamSource, share
-from kindler.train.loader_steps import AgreedSteps, NumberedSteps
+from kindler.train.loaders import AgreedSteps, NumberedSteps, Reader, StreamSource, share
 
 
 class Worker(Group):

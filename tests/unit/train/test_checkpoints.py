@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kindler.errors import ConfigError
-from kindler.train.checkpoint_dir import Checkpoints
-from kindler.train.checkpoint_file import (
+from kindler.train.checkpoints import (
+    Checkpoints,
     CheckpointWarning,
     Damaged,
     Header,
@@ -132,9 +132,9 @@ def test_the_newest_is_the_one_written_last(folder: str) -> None:
 def test_the_newest_of_a_run_or_of_an_epochs_end_is_found(folder: str) -> None:
     write(folder, header(1), header(2, step=3), header(1, run="another"))
 
-    mine = Checkpoints(folder).to_go_on_from(lambda h: h.run == "r")
+    mine = Checkpoints(folder).resume_candidates(lambda h: h.run == "r")
     assert [(found.header.epoch, found.header.ends_epoch) for found in mine] == [(2, False), (1, True)]
-    assert [found.header.run for found in Checkpoints(folder).to_go_on_from()] == ["another"]
+    assert [found.header.run for found in Checkpoints(folder).resume_candidates()] == ["another"]
 
 
 def test_the_last_few_and_the_last_of_an_epochs_end_are_kept(folder: str) -> None:

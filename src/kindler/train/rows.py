@@ -1,4 +1,4 @@
-"""The start of a run whose rows are prepared: what workers tell each other of theirs before the first."""
+"""Opening the data of a run on a worker: what workers tell each other of their rows before the first step."""
 
 from __future__ import annotations
 
@@ -11,34 +11,113 @@ import numpy as np
 
 from kindler.data.batches import (
     AllRows,
+    Batches,
     BatchOptions,
     PreparedBatches,
     PreparedLayout,
+    Rows,
     layout_of,
     lengths_of,
 )
 from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import Ragged
-from kindler.data.spool import Spool
+from kindler.data.row_order import Dealing, joined_counts
+from kindler.data.sources import Source
+from kindler.data.spool import Spool, agreed
+from kindler.engine.placement import half_of_memory
 from kindler.errors import ConfigError, DataError
 from kindler.group import Group
-from kindler.train.task import Task
+from kindler.train.loaders import AgreedSteps, NumberedSteps, Reader, StreamSource
+from kindler.train.options import Task
 
 _MOST_THREADS = 4
 _SAMPLE_ROWS = 2
 
 
-def preparation_for(task: Task, source: Any) -> Preparation | None:
-    """What is done to the rows of a source; None where batches are taken as they lie in the spool."""
+def open_batch_stream(
+    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Rows:
+    """This worker's part of the data, for a loop that takes batches as they come; all workers call it."""
+    if not isinstance(source, StreamSource):
+        return _open_batches(worker, task, source, what, trains=trains)
+    bounded = trains and task.training.steps_per_epoch is not None
+    reader = _reader(worker, task, source, what, trains)
+    return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
+
+
+def open_indexed_batches(
+    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+) -> Rows:
+    """The same for a loop that asks for batches by number."""
+    if not isinstance(source, StreamSource):
+        return _open_batches(worker, task, source, what, trains=trains)
+    bounded = task.training.steps_per_epoch if trains else None
+    reader = _reader(worker, task, source, what, trains)
+    return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
+
+
+def _reader(worker: Group, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
+    return Reader(
+        worker, source, batch_size=task.options.batch_size, seed=task.config.seed, what=what, trains=trains
+    )
+
+
+def _open_batches(worker: Group, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
+    """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
+    dealing = task.dealing or Dealing.between(worker.size, seed=task.config.seed)
+    shuffle = trains and task.training.shuffle
     preparation = task.options.preparation
-    if preparation is None:
-        return None
     ragged = any(column.ragged for column in source.columns.all)
-    return preparation if preparation.active or ragged else None
+    if preparation is not None and not preparation.active and not ragged:
+        preparation = None  # batches are taken as they lie in the spool
+    numbered = (trains and not shuffle) or preparation is not None
+    spool = source.open(worker, dealing, in_order=numbered)
+    own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
+    parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
+    # In a message of their own: they are the same on most workers, and equal bytes travel once.
+    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
+    rows = sum(part["rows"] for part in parts)
+    if not rows:
+        raise DataError(f"{what} has no rows.")
+    spool = spool.with_layout(agreed([json.loads(layout) for layout in layouts]))
+    if any(part["lanes"] for part in parts):
+        by_rank = [part["lanes"] for part in parts]
+        counts = joined_counts(by_rank, dealing.known_lanes, dealing.lanes_for(rows))
+        spool = spool.with_lanes(len(counts))
+    else:
+        counts = [part["rows"] for part in parts]
+    # A checkpoint from the middle of an epoch can be used with the same rows only.
+    marked = task.config.model_dir is not None and trains
+    options = BatchOptions(
+        counts=counts,
+        rank=worker.rank,
+        size=worker.size,
+        batch_size=task.options.batch_size,
+        seed=task.config.seed,
+        shuffle=shuffle,
+        marks=_marks(worker, spool, len(counts)) if marked else (),
+        weighted=task.options.columns.weight_col is not None,
+        memory_bytes=2 * half_of_memory(),
+    )
+    if preparation is None:
+        return Batches(spool, source.columns, options)
+    stack = bool(task.options.columns.stack_features)
+    return _prepared_batches(worker, spool, source.columns, preparation, options, trains=trains, stack=stack)
 
 
-def prepared_batches(
+def _gathered(worker: Group, mine: Any) -> list[Any]:
+    return [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
+
+
+def _marks(worker: Group, spool: Spool, lanes: int) -> list[str]:
+    """A fingerprint of the rows of each lane."""
+    own = {lane: spool.fingerprint(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
+    marks = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
+    return [marks.get(lane, "") for lane in range(lanes)]
+
+
+def _prepared_batches(
     worker: Group,
     spool: Spool,
     columns: Columns,

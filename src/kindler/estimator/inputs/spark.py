@@ -1,28 +1,36 @@
-"""Spark DataFrames, classic and Connect: Spark sends their rows, or workers read the files they scan."""
+"""Data in Spark: DataFrames, classic and Connect, and the rows that SQL hands to a function.
+
+Spark sends the rows of a DataFrame, or workers read the files that it scans. Of a function's rows, only the
+columns that the model was trained on are known.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
 
 from kindler.data.arrays import is_spark_frame
 from kindler.data.batches import inputs
 from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
-from kindler.estimator.inputs.files import not_empty
+from kindler.estimator.inputs.local import not_empty
 from kindler.estimator.inputs.samples import repeated_row, zeros
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
     from kindler.data.column_options import ColumnOptions
     from kindler.data.columns import Array, Columns
+    from kindler.inference.predictor import Predictor
     from kindler.spark.direct import PlainScan
     from kindler.train.options import Ingest
 
@@ -84,18 +92,14 @@ class FrameInput(Input):
         # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
         prepares = request.preparation(columns) is not None and not frame.isStreaming
         sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
-        # The driver is not bound by the threads of an executor.
-        here = predictor.with_threads(None)
-        with untouched():
-            outputs = next(here.score([inputs(columns, sample)]))
-        names = here.names(len(outputs))  # those of a dict are known once it has scored
+        names, types_of_outputs = _tried(predictor, columns, sample)
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(
             frame,
             predictor.lent(partial(lent, frame.sparkSession)),
             names=names,
-            types=[arrow_type(output.dtype, output.ndim) for output in outputs],
+            types=types_of_outputs,
             convert=to_arrow,
             stored=scan.columns if scan is not None else None,
         )
@@ -135,3 +139,88 @@ class FrameInput(Input):
                 "Hint: give it with predict(..., shapes={column: (width,)}), or fit() on such columns first."
             )
         return repeated_row(first_row(self.data, columns), columns)
+
+
+_DEFAULTS = ("features", "x")
+
+
+class SqlFunctionInput(Input):
+    """What a function of SQL is called with. Scoring it registers the function."""
+
+    engine = "spark"
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        super().__init__(name)
+        self._spark = spark
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        return False  # nobody passes it as data
+
+    def source(self, request: SourceRequest) -> Prepared:
+        raise ConfigError("a function of SQL has no rows to train on.")
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        names = options.features or [name for name in _DEFAULTS if name in layout][:1]
+        if not names:
+            raise ConfigError(
+                "register_udf: which columns does the model take?\n"
+                "Hint: pass feature_cols=[...], in the order of the function's arguments, or fit() first."
+            )
+        types = {name: _type(*layout[name]) if name in layout else None for name in names}
+        columns = replace(options, feature_cols=names).within(names).plan(types)  # shapes of labels aside
+        sample = zeros(columns, layout, types)
+        if sample is None:
+            raise ConfigError(
+                "register_udf: how wide the model's columns are, or what a transform makes of them, is"
+                " unknown before rows arrive.\n"
+                "Hint: give shapes={column: (width,)}, or fit() first; an estimator with a transform scores"
+                " DataFrames with predict()."
+            )
+        return columns, sample
+
+    def score(self, request: ScoreRequest) -> Any:
+        from kindler.spark.executors import check_executors
+        from kindler.spark.predict import check_name, register_function
+        from kindler.spark.tasks import lent
+
+        spark, name = self._spark, self.data
+        check_name(name)
+        check_executors(spark, FRAMEWORKS.spec(request.framework).package)
+        columns, sample = self.sample(request.options.columns, request.layout)
+        if request.preparation(columns) is not None:
+            raise ConfigError(
+                "register_udf: this estimator has a transform, which scores DataFrames with predict() only."
+            )
+        predictor = request.predictor(columns, threads=1)
+        names, types = _tried(predictor, columns, sample)
+        return register_function(
+            spark,
+            name,
+            predictor.lent(partial(lent, spark)),
+            names=names,
+            types=types,
+            convert=to_arrow,
+        )
+
+
+def _tried(
+    predictor: Predictor, columns: Columns, sample: list[Array]
+) -> tuple[Sequence[str], list[pa.DataType]]:
+    """The names of a model's outputs, which are known once it has scored, and their Arrow types."""
+    here = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
+    with untouched():
+        outputs = next(here.score([inputs(columns, sample)]))
+    return here.names(len(outputs)), [arrow_type(output.dtype, output.ndim) for output in outputs]
+
+
+def _type(dtype: str | None, shape: Any) -> pa.DataType | None:
+    """The Arrow type of a column that was trained on."""
+    if dtype is None or shape is None:
+        return None
+    if dtype in ("str", "bytes"):
+        return pa.string() if dtype == "str" else pa.binary()
+    kind = pa.from_numpy_dtype(np.dtype(dtype))
+    for _ in shape:
+        kind = pa.list_(kind)
+    return kind

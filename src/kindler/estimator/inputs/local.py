@@ -1,17 +1,21 @@
-"""Data in this process: arrays, pandas, Arrow, and datasets of other libraries as Arrow tables."""
+"""Data that is not in Spark: arrays, tables and datasets in this process, Parquet files, and loaders."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from kindler.data import parquet
 from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, with_columns
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
@@ -20,21 +24,94 @@ from kindler.data.ragged import Ragged
 from kindler.data.sources import (
     DeliveredSource,
     FolderSource,
+    ParquetSource,
     arrow_source,
     columns_in_memory,
+    parquet_source,
     spooled,
 )
 from kindler.data.spool import Spool
+from kindler.engine import local
+from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
-from kindler.estimator.inputs.samples import few_rows
+from kindler.estimator.inputs.samples import RowCounter, few_rows, repeated_row
+from kindler.files import beside
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.inference.files import FileTask
 from kindler.inference.outputs import like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
 from kindler.temporary import Folder
+from kindler.train.loaders import is_stream, stream_source
+from kindler.train.options import PredictOptions
+from kindler.train.progress import ProgressBar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+class ParquetInput(Input):
+    """A Parquet path or a list of them. Scoring writes a Parquet dataset and gives its path."""
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        if isinstance(data, list):
+            return bool(data) and all(isinstance(item, str | os.PathLike) for item in data)
+        return isinstance(data, str | os.PathLike)
+
+    def source(self, request: SourceRequest) -> Prepared:
+        return not_empty(
+            parquet_source(parquet.inspect(self.data, opener(request.spark)), request.columns)
+        ), None
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+        files = parquet.inspect(self.data)
+        columns = not_empty(parquet_source(files, options)).columns
+        first = next(iter(parquet.scan(files, columns.names, 0, 1)))
+        return columns, repeated_row(pa.Table.from_batches([first]), columns)
+
+    def score_complaints(self, options: PredictOptions) -> list[str]:
+        if options.output_path is not None:
+            return []
+        complaint = (
+            f"predict({self.data!r}): the scored rows of Parquet files are written to files.\n"
+            "Hint: pass output_path=..., or read the files with Spark and score the DataFrame."
+        )
+        return [complaint]
+
+    def score(self, request: ScoreRequest) -> str:
+        """All columns with the outputs appended, in the order of the rows."""
+        options = request.options
+        target = Path(options.output_path or "").absolute()
+        if target.exists():
+            raise ConfigError(
+                f"output_path={str(options.output_path)!r} exists already; it is not overwritten."
+            )
+        files = parquet.inspect(self.data)
+        source = parquet_source(files, options.columns)
+        refuse_taken(options.output_cols or ("prediction",), parquet.schema(files).names)
+        with beside(target) as unfinished:
+            unfinished.mkdir()
+            task = FileTask(predictor=request.predictor(source.columns), files=files, folder=str(unfinished))
+            with ProgressBar(verbose=options.verbose, what="predict", unit="rows") as progress:
+                job = replace(request.job, buffers=(cloudpickle.dumps(task),))
+                local.run(job, listener=RowCounter(progress, files.rows))
+        return str(target)
+
+
+def opener(spark: SparkSession | None) -> parquet.EachFile | None:
+    """Opens the footers of files in Spark tasks, where the workers run in Spark; else None."""
+    if spark is None:
+        return None
+    from kindler.spark.tasks import each_file
+
+    return partial(each_file, spark)
+
+
+def not_empty(source: ParquetSource) -> ParquetSource:
+    if not source.files.rows:
+        raise DataError("the data has no rows.")
+    return source
 
 
 class MemoryInput(Input):
@@ -143,3 +220,37 @@ def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:
     )
     frame = packed_frame(spark, {column.name: arrays[column.name] for column in columns.all})
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)
+
+
+_COMPLAINT = (
+    "predict does not take functions or data loaders; pass a Spark DataFrame, an XShards, a Parquet path with"
+    " output_path, arrays, a pandas DataFrame or a pyarrow Table."
+)
+
+
+class LoaderInput(Input):
+    """A torch `DataLoader`, a `tf.data.Dataset`, a Keras `PyDataset`, or a function that makes batches."""
+
+    has_columns = False
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        return is_stream(data)
+
+    def source(self, request: SourceRequest) -> Prepared:
+        source = stream_source(
+            self.data,
+            config=request.config,
+            weights=request.row_weights,
+            allow_nan=request.columns.allow_nan or False,
+        )
+        return source, None
+
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> NoReturn:
+        raise TypeError(_COMPLAINT)
+
+    def score_complaints(self, options: PredictOptions) -> list[str]:
+        return [_COMPLAINT]
+
+    def score(self, request: ScoreRequest) -> NoReturn:
+        raise TypeError(_COMPLAINT)

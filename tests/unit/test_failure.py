@@ -18,38 +18,38 @@ from kindler.errors import (
     WorkerLost,
     worker_error,
 )
-from kindler.train.failure import Raise, Retry, decide, explained
+from kindler.estimator.attempts import explained, retry_wait_s
 
 SETTINGS = RunSettings(max_failures=3, retry_backoff_s=1.0)
 LOST = WorkerLost("killed", rank=1, host="a")
 
 
 def test_a_lost_worker_is_tried_again_after_waits_that_double() -> None:
-    answers = [decide(LOST, failures, SETTINGS, has_checkpoints=True) for failures in range(4)]
+    answers = [retry_wait_s(LOST, failures, SETTINGS, has_checkpoints=True) for failures in range(4)]
 
-    assert answers == [Retry(1.0), Retry(2.0), Retry(4.0), Raise()]
+    assert answers == [1.0, 2.0, 4.0, None]
 
 
 def test_no_wait_is_longer_than_half_a_minute() -> None:
     patient = RunSettings(max_failures=100, retry_backoff_s=5.0)
 
-    assert decide(LOST, 50, patient, has_checkpoints=True) == Retry(30.0)
+    assert retry_wait_s(LOST, 50, patient, has_checkpoints=True) == 30.0
 
 
 def test_nothing_is_tried_again_without_checkpoints_or_without_leave() -> None:
-    assert decide(LOST, 0, SETTINGS, has_checkpoints=False) == Raise()
-    assert decide(LOST, 0, RunSettings(max_failures=0), has_checkpoints=True) == Raise()
+    assert retry_wait_s(LOST, 0, SETTINGS, has_checkpoints=False) is None
+    assert retry_wait_s(LOST, 0, RunSettings(max_failures=0), has_checkpoints=True) is None
 
 
 def test_a_broken_exchange_is_the_echo_of_a_loss() -> None:
-    assert decide(SyncError("broke"), 0, SETTINGS, has_checkpoints=True) == Retry(1.0)
+    assert retry_wait_s(SyncError("broke"), 0, SETTINGS, has_checkpoints=True) == 1.0
 
 
 def test_a_gang_that_does_not_come_up_is_tried_again_only_if_it_once_did() -> None:
     late = StartTimeoutError("late")
 
-    assert decide(late, 0, SETTINGS, has_checkpoints=True) == Raise()
-    assert decide(late, 1, SETTINGS, has_checkpoints=True) == Retry(2.0)
+    assert retry_wait_s(late, 0, SETTINGS, has_checkpoints=True) is None
+    assert retry_wait_s(late, 1, SETTINGS, has_checkpoints=True) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_gang_that_does_not_come_up_is_tried_again_only_if_it_once_did() -> No
     ],
 )
 def test_what_would_happen_again_is_never_tried_again(error: KindlerError) -> None:
-    assert decide(error, 0, SETTINGS, has_checkpoints=True) == Raise()
+    assert retry_wait_s(error, 0, SETTINGS, has_checkpoints=True) is None
 
 
 def test_the_last_error_says_how_often_the_run_was_tried() -> None:
@@ -87,7 +87,7 @@ def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
 def test_a_lost_server_is_not_tried_again_and_its_newest_checkpoint_is_named() -> None:
     lost = WorkerLost("killed", rank=2, host="a", role="ps")
 
-    assert decide(lost, 0, SETTINGS, has_checkpoints=True) == Raise()
+    assert retry_wait_s(lost, 0, SETTINGS, has_checkpoints=True) is None
     told = explained(lost, 0, trains=True, has_checkpoints=True, newest="/run/checkpoint-7")
     assert "It was the parameter server" in str(told)
     assert "newest checkpoint is /run/checkpoint-7" in str(told)

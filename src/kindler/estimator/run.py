@@ -1,0 +1,328 @@
+"""One run as the driver sees it: sources are made, workers started and listened to, results taken.
+
+What the workers do is in `train/loop.py`; how data reaches them, in `inputs/`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kindler.config import RunSettings
+from kindler.data.row_order import Dealing
+from kindler.engine import local
+from kindler.engine.gang import Halted
+from kindler.engine.hub import Event
+from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
+from kindler.engine.outcome import Outcome
+from kindler.engine.placement import crowd_message, machine_gpus
+from kindler.errors import ConfigError
+from kindler.estimator.attempts import Attempts, WorkerCount
+from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
+from kindler.estimator.inputs.recognise import choose_engine, session_for
+from kindler.estimator.model import FrameworkModel
+from kindler.files import folder_at
+from kindler.frameworks.pickling import pickle_for_workers
+from kindler.sync.contract import SyncConfig
+from kindler.sync.registry import servers_of, sync_spec
+from kindler.temporary import Folder
+from kindler.train.checkpoints import StoredCheckpoint
+from kindler.train.joining import SERVER
+from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
+from kindler.train.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kindler.spark.frames import Feed
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+_log = logging.getLogger(__name__)
+
+
+class RunObserver:
+    """Follows runs of an estimator whose class returns it from `observers`; entered around each of them."""
+
+    def __enter__(self) -> None:
+        """Called before a run."""
+
+    def __exit__(self, *error: object) -> None:
+        """Called after it, however it has ended."""
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Called with everything that workers report, the losses of all steps included."""
+
+    def finish(self, rows: list[dict[str, Any]]) -> None:
+        """Called with the history of a run that has ended well."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResults:
+    """What rank 0 returned.
+
+    Attributes:
+        rows: The history's rows, or the one row of an evaluation.
+        layout: dtype and row shape of each column.
+        state: What training continues from; empty after an evaluation.
+        mode: How the framework ran the steps, if it had a choice.
+        step: Optimizer steps of the model by now.
+        halted: Whether the user has interrupted the run, which ended after this step.
+    """
+
+    rows: list[dict[str, Any]]
+    layout: dict[str, Any]
+    state: bytes
+    mode: str | None = None
+    step: int = 0
+    halted: bool = False
+
+
+def run(
+    model: FrameworkModel,
+    options: FitOptions | EvaluateOptions,
+    config: RunConfig,
+    data: Input,
+    validation: Input | None,
+    *,
+    state: bytes,
+    log_steps: bool,
+    watched: bool,
+    listener: Listener,
+) -> RunResults:
+    """Run to the end, through the loss of workers.
+
+    Args:
+        model: The model.
+        options: What was asked for: training, or an evaluation.
+        config: Where to run.
+        data: The rows to train on, or to evaluate.
+        validation: The rows to evaluate while training, if any.
+        state: What training continues from; empty for a new model.
+        log_steps: Whether workers report the loss of every step.
+        watched: Whether the listener follows the progress within an epoch, even if it is not shown.
+        listener: Called with what workers report.
+    """
+    inputs = {"data": data} if validation is None else {"data": data, "validation": validation}
+    on_spark = choose_engine(config.engine, *inputs.values()) == "spark"
+    spark = session_for(*inputs.values()) if on_spark else None
+    with Folder("kindler-driver-") as folder:
+        prepared = {
+            name: _prepared(model, options, item, name, spark, folder) for name, item in inputs.items()
+        }
+        task = Task(
+            framework=model.framework,
+            options=options,
+            config=config,
+            data=prepared["data"][0],
+            validation=prepared["validation"][0] if validation is not None else None,
+            process_group=model.facts.process_group,
+            run_id=new_run_id(),
+            log_steps=log_steps,
+            watched=watched,
+            limit=_limit(options, config, spark),
+        )
+        if task.limit is not None:  # otherwise a worker says it before the first step
+            task.limit.check(len(state) or model.expected_bytes(config.seed))
+        spec, feeds = model.packed, [feed for _, feed in prepared.values() if feed is not None]
+        with ProgressBar(verbose=options.verbose, what="epoch" if task.trains else "evaluate") as progress:
+
+            def say(line: str) -> None:
+                _log.log(logging.INFO if options.verbose else logging.WARNING, line)
+                progress.note(line)
+
+            gpus = [] if on_spark else _gpus_here(model, config.device)
+            count = WorkerCount(config.workers or len(gpus) or None, config.settings, spark, say)
+
+            def hear(event: Event) -> None:
+                if event.kind == "log":
+                    progress.log(event.rank, event.fields["line"])
+                    return
+                progress.report(event.fields)
+                listener(event.fields)
+                count.hear(event.fields)
+                _announce(event.fields, say)
+
+            def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
+                count.resolve()
+                if spark is not None:
+                    _check_executors(model, spark)
+                if gpus and count.size > len(gpus) and not config.share_gpus:
+                    raise ConfigError(crowd_message(count.size, len(machine_gpus()), config.device))
+                if count.size > 1 and task.trains and (complaints := model.complaints("several")):
+                    raise ConfigError("\n".join(complaints))
+                dealing = _dealing(count.size, config.seed, checkpoints)
+                packed = _packed(replace(task, dealing=dealing))
+                buffers = (packed, spec, state, *(stored.data for stored in checkpoints))
+                return _launch(model, task, buffers, count.size, dealing, spark, feeds, hear)
+
+            halted = False
+            try:
+                outcomes = Attempts(task, launch, say).run()
+            except Halted as interrupted:
+                outcomes, halted = interrupted.outcomes, True
+            report_json, trained = next(
+                outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0]
+            )
+            report = json.loads(report_json)
+            if not task.trains:
+                progress.result(report["rows"][0])
+    return RunResults(
+        report["rows"], report["layout"], trained, report.get("mode"), report.get("step", 0), halted
+    )
+
+
+def _limit(
+    options: FitOptions | EvaluateOptions, config: RunConfig, spark: SparkSession | None
+) -> StateLimit | None:
+    """How large a trained state may be if it can only come back through Spark."""
+    if spark is None or config.model_dir is not None or not isinstance(options, FitOptions):
+        return None
+    from kindler.spark.executors import meets_at_driver
+    from kindler.spark.large_buffers import MOST_BYTES, NO_WAY_BACK
+
+    return None if meets_at_driver(spark, config.settings) else StateLimit(MOST_BYTES, NO_WAY_BACK)
+
+
+def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
+    from kindler.spark.executors import check_executors
+
+    check_executors(spark, model.row.package)
+
+
+def _prepared(
+    model: FrameworkModel,
+    options: FitOptions | EvaluateOptions,
+    item: Input,
+    name: str,
+    spark: SparkSession | None,
+    folder: Path,
+) -> Prepared:
+    request = SourceRequest(
+        name=name,
+        columns=options.columns if name == "data" else replace(options.columns, length_col=None),
+        ingest=options.ingest,
+        spark=spark,
+        scratch=folder,
+        config=getattr(model.spec, "config", {}),
+        row_weights=model.row.weighted_batches,
+    )
+    try:
+        return item.source(request)
+    except ConfigError as exc:
+        if name != "validation" or not item.has_columns or type(exc) is not ConfigError:
+            raise
+        raise ConfigError(
+            f"validation_data: {exc}\nHint: its columns must have the names of those in the training data."
+        ) from None
+
+
+def _packed(task: Task) -> bytes:
+    try:
+        return pickle_for_workers(task)
+    except ConfigError:
+        pickle_for_workers(task.options)  # complains in the words of `fit`, if it is one of its arguments
+        raise
+
+
+def job_of(
+    model: FrameworkModel,
+    settings: RunSettings,
+    *,
+    target: str,
+    buffers: tuple[bytes, ...],
+    workers: int,
+    servers: int = 0,
+    together: bool = True,
+    replaceable: bool = False,
+) -> Job:
+    """A gang of `workers` that call `target`, with parameter servers beside them."""
+    server = RankSpec(target=SERVER, role="ps", ports=1, service=True, beside=True)
+    return Job(
+        ranks=(*equal_ranks(target, workers), *((server,) * servers)),
+        buffers=buffers,
+        preload=model.preload,
+        environment=model.facts.environment,
+        settings=settings,
+        threads=settings.threads,
+        together=together,
+        replaceable=replaceable,
+    )
+
+
+def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Passes on what workers warn of, and says which of them died or was interrupted."""
+    kind = fields["name"]
+    if kind == "bad_loss":
+        warnings.warn(fields["message"], RuntimeWarning, stacklevel=2)
+    elif kind == "warning":
+        warnings.warn(fields["message"], UserWarning, stacklevel=2)
+    elif kind == "halting":
+        say("interrupted: the workers end after this step. Interrupt again to end them at once.")
+    elif kind in ("replaced", "left"):
+        then = {
+            "replaced": "another one takes its place, and repeats its part of this epoch.",
+            "left": "the others go on without it and without its rows.",
+        }
+        say(f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); {then[kind]}")
+
+
+def _gpus_here(model: FrameworkModel, device: str) -> list[str]:
+    """The GPUs of this machine that workers would compute on: all of them, or the one that was asked for."""
+    kind, _, number = device.partition(":")
+    if kind not in ("auto", "cuda") or not model.facts.gpus:
+        return []
+    gpus = machine_gpus()
+    return gpus[int(number) :][:1] if number.isdecimal() else gpus
+
+
+def _dealing(workers: int, seed: int, checkpoints: Sequence[StoredCheckpoint]) -> Dealing:
+    """How rows are dealt to so many workers: as in the run that is resumed, if each can have a lane of it."""
+    for header in (stored.header for stored in checkpoints):
+        if header.lanes and header.seed == seed and workers <= len(header.counts):
+            lanes = len(header.counts)
+            return Dealing(seed=seed, lanes=header.lanes, workers=header.workers, joined=lanes)
+    return Dealing.between(workers, seed=seed)
+
+
+def _launch(
+    model: FrameworkModel,
+    task: Task,
+    buffers: tuple[bytes, ...],
+    workers: int,
+    dealing: Dealing,
+    spark: SparkSession | None,
+    feeds: Sequence[Feed],
+    hear: Callable[[Event], None],
+) -> list[Outcome]:
+    sync = task.training.sync if task.trains else SyncConfig()
+    row, settings = sync_spec(sync), task.config.settings
+    job = job_of(
+        model,
+        settings,
+        target=model.entry,
+        buffers=buffers,
+        workers=workers,
+        servers=servers_of(sync),
+        together=row.together,
+        replaceable=row.replaceable,
+    )
+    if spark is None:
+        return local.run(job, listener=hear)
+    from kindler.spark import engine
+    from kindler.spark.executors import cores_per_host
+
+    model_dir = task.config.model_dir
+    return engine.run(
+        replace(job, cores=cores_per_host(spark)),
+        spark=spark,
+        feeds=feeds,
+        dealing=dealing,
+        listener=hear,
+        folder=None if model_dir is None else folder_at(model_dir),
+    )

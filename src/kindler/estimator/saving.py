@@ -1,0 +1,303 @@
+"""How an estimator and its model get to files and back: weights, checkpoints, exports, whole estimators.
+
+An estimator in one file is a zip archive of its settings, its model's recipe and its trained state. The
+settings (JSON) and the state run no code when they are read. The recipe is a pickle of the user's own code:
+it is unpickled only if the file's author is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import cloudpickle
+import numpy as np
+
+from kindler.data.column_options import ColumnOptions
+from kindler.data.preparation import Preparation
+from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
+from kindler.estimator.checks import ability_complaints, refuse, warn_caller
+from kindler.estimator.constructors import Constructors
+from kindler.estimator.exporting import example_of, write_onnx, write_openvino
+from kindler.estimator.model import FrameworkModel, LiveModel
+from kindler.files import beside, folder_at, split
+from kindler.frameworks.caller_state import leaves_no_trace
+from kindler.frameworks.pickling import pickle_for_workers
+from kindler.train.checkpoints import (
+    Header,
+    is_checkpoint,
+    is_model_file,
+    latest,
+    read_checkpoint,
+    write_checkpoint,
+)
+from kindler.train.history import History
+from kindler.train.options import RunConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SUFFIX = ".estimator"
+
+_FORMAT = 1
+_FACTS, _RECIPE, _STATE, _PREPARATION = "estimator.json", "recipe.pickle", "state", "preparation.pickle"
+_IN_FILE = ("workers", "engine", "device", "seed")
+_CAN_BE_PASSED = {*_IN_FILE, "share_gpus", "model_dir", "log_dir", "settings"} - {"seed"}
+
+
+class _Load:
+    """`Estimator.load`: on the class it creates an estimator, on an instance it loads weights into it."""
+
+    @overload
+    def __get__(self, est: None, cls: type[Saving]) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, est: Saving, cls: type[Saving]) -> Callable[[str | PathLike[str]], Any]: ...
+    def __get__(self, est: Saving | None, cls: type[Saving]) -> Callable[..., Any]:
+        return cls.from_file if est is None else est.load_weights
+
+
+class Saving(Constructors):
+    """The methods of `Estimator` that read and write files."""
+
+    _model: FrameworkModel
+    _live: LiveModel
+    _run_config: RunConfig
+    _preparation: Preparation
+    _columns: ColumnOptions
+    _layout: dict[str, Any]
+    history: History
+
+    @leaves_no_trace
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the model in its framework's own format. A file is written completely or not at all.
+
+        For PyTorch this is a state dict that `torch.load` reads. For Keras the name decides: `.keras` is the
+        model, `.weights.h5` its weights, and a name without a suffix a SavedModel for serving (on
+        TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
+        `Estimator.load`.
+        """
+        self._warn_if_untrained("save")
+        with beside(path) as unfinished:
+            if str(path).endswith(SUFFIX):
+                self._write_whole(unfinished)
+            else:
+                self._live.replica.save(str(unfinished))
+
+    @leaves_no_trace
+    def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
+        """Write the trained model as an ONNX file that takes any number of rows.
+
+        Args:
+            path: The file.
+            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
+
+        Raises:
+            ConfigError: The model cannot be exported, or the shapes of its inputs are not known.
+            MissingExtraError: A package that this needs is not installed.
+        """
+        refuse(*ability_complaints(self._model.row, "export"))
+        self._warn_if_untrained("to_onnx")
+        write_onnx(
+            self._model, self._live.for_scoring(), path, example_of(example, self._columns, self._layout)
+        )
+
+    @leaves_no_trace
+    def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
+        """Write the trained model as files of OpenVINO, which `Estimator.from_openvino` reads.
+
+        Args:
+            path: The .xml file; the weights go to a .bin file of the same name.
+            example: A few rows, as `predict` takes them. None takes the shapes of the last `fit`.
+
+        Raises:
+            ConfigError: The model cannot be converted, or the shapes of its inputs are not known.
+            MissingExtraError: OpenVINO is not installed.
+        """
+        self._warn_if_untrained("to_openvino")
+        write_openvino(
+            self._model,
+            self._live.for_scoring(),
+            path,
+            lambda: example_of(example, self._columns, self._layout),
+        )
+
+    load = _Load()
+    """`Estimator.load(path)` is `Estimator.from_file(path)`; `est.load(path)` is `est.load_weights(path)`."""
+
+    @leaves_no_trace
+    def load_weights(self, path: str | PathLike[str]) -> Self:
+        """Load weights from a file that `save` or the framework itself wrote; the same as `est.load(path)`.
+
+        For Keras this includes the state of the optimizer if the file has it and the optimizer is the same; a
+        warning says if it is not.
+        """
+        self._live.load_weights(str(path))
+        return self
+
+    @classmethod
+    @leaves_no_trace
+    def from_file(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Self:
+        """Create an estimator, optimizer included, from a file; the same as `Estimator.load(path)`.
+
+        Args:
+            path: An `.estimator` file that `save` wrote, of any framework, or a `.keras` file.
+            trusted: An `.estimator` file contains the model's code as a pickle, which can run anything when
+                it is read: pass True only for files from people whose programs you would run. A `.keras` file
+                needs it only if it contains lambdas.
+            options: What is not in the file, or is to be different: `workers`, `engine`, `device`,
+                `model_dir`, `log_dir`, `settings`; for a `.keras` file, the arguments of `from_keras`.
+
+        Raises:
+            UntrustedError: The file contains code, and `trusted` was not passed.
+            ConfigError: The file is not of either kind.
+        """
+        if str(path).endswith(".keras"):
+            from kindler.frameworks.keras.files import read_model
+
+            return cls.from_keras(model=read_model(str(path), trusted=trusted), **options)
+        facts, recipe, state, preparation = _read(path)
+        if not trusted:
+            raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
+        wrong = sorted(set(options) - _CAN_BE_PASSED)
+        refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
+        model = FrameworkModel.unpacked(facts["framework"], recipe, tuple(facts["preload"]))
+        arguments = {name: facts[name] for name in _IN_FILE} | options
+        if preparation:
+            arguments["preparation"] = cloudpickle.loads(preparation)
+        estimator = cls._create(model, **arguments)
+        estimator.restore_columns(facts["signature"], facts["history"])
+        estimator._live.state = state
+        return estimator
+
+    @leaves_no_trace
+    def save_checkpoint(self, path: str | PathLike[str]) -> None:
+        """Write all that training continues from: weights, optimizer, scheduler, random state, epoch."""
+        state = self._live.state
+        if not state:
+            raise NotFittedError("nothing was trained yet; call fit() before save_checkpoint().")
+        replica = self._live.replica
+        header = Header(
+            framework=self._model.framework,
+            epoch=replica.epoch,
+            step=replica.step,
+            seed=self._run_config.seed,
+        )
+        write_checkpoint(path, header, state)
+
+    @leaves_no_trace
+    def load_checkpoint(self, path: str | PathLike[str]) -> Self:
+        """Continue from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
+
+        The file of a model, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`.
+
+        The next `fit` starts a new epoch, even if the checkpoint was written in the middle of one;
+        `fit(resume=True)` continues in the middle.
+
+        Raises:
+            ConfigError: The file is not a complete checkpoint, or is one of another framework.
+        """
+        if is_model_file(str(path)) and not _begins_as_checkpoint(path):
+            return self.load_weights(path)
+        checkpoint = read_checkpoint(path)
+        if checkpoint.header.framework != self._model.framework:
+            raise ConfigError(
+                f"{path} is a checkpoint of {checkpoint.header.framework!r}, but this model is one of"
+                f" {self._model.framework!r}."
+            )
+        self._live.load_state(checkpoint.state)
+        return self
+
+    @staticmethod
+    def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
+        """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
+
+        This is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
+        there: Kindler's ModelCheckpoint or that of Keras. Damaged checkpoints of a run are skipped with a
+        warning that names them.
+        """
+        return latest(model_dir)
+
+    def _write_whole(self, path: Path) -> None:
+        facts = {
+            "format": _FORMAT,
+            "framework": self._model.framework,
+            **{name: getattr(self._run_config, name) for name in _IN_FILE},
+            "preload": list(self._model.extra_preload),
+            "signature": self.signature,
+            "history": list(self.history),
+        }
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(_FACTS, json.dumps(facts))
+            archive.writestr(_RECIPE, self._model.packed)
+            archive.writestr(_STATE, self._live.state)
+            if self._preparation.functions or self._preparation.active:
+                archive.writestr(_PREPARATION, pickle_for_workers(self._preparation))
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """The columns that the last `fit` read, as JSON: their names, and the dtype and row shape of each."""
+        columns = self._columns
+        shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (columns.shapes or {}).items()}
+        dtypes = {name: np.dtype(dtype).name for name, dtype in (columns.dtypes or {}).items()}
+        return {
+            "feature_cols": columns.feature_cols,
+            "label_cols": columns.label_cols,
+            "shapes": shapes or None,
+            "dtypes": dtypes or None,
+            "stack_features": columns.stack_features or False,
+            "allow_nan": columns.allow_nan or False,
+            "layout": self._layout,
+        }
+
+    def restore_columns(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Self:
+        """Take over the columns, and the history, of another estimator of the same model.
+
+        Args:
+            signature: The other estimator's `signature`.
+            history: The rows of its `history`.
+        """
+        self._layout = dict(signature["layout"])
+        self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
+        self.history = History(history)
+        return self
+
+    def _warn_if_untrained(self, call: str) -> None:
+        if self._live.is_untrained:
+            warn_caller(
+                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
+                f" that its creator makes: random numbers, drawn with seed={self._run_config.seed}, unless"
+                " the creator loads trained ones.\n"
+                "Hint: call fit(), load(path) or load_checkpoint(path) first. If the creator loads trained"
+                " weights, pass the model itself (model=...), or silence this with"
+                ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
+                UntrainedWarning,
+            )
+
+
+def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
+    folder, name = split(path)
+    return is_checkpoint(folder_at(folder).read(name, 64))
+
+
+def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, bytes]:
+    """Facts, recipe, state and preparation of an estimator file; nothing in it is executed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            facts = json.loads(archive.read(_FACTS))
+            prepared = archive.read(_PREPARATION) if _PREPARATION in archive.namelist() else b""
+            recipe, state = archive.read(_RECIPE), archive.read(_STATE)
+    except (zipfile.BadZipFile, KeyError, ValueError) as exc:
+        raise ConfigError(
+            f"{path} is not a saved estimator: {exc}.\n"
+            f"Hint: est.save('name{SUFFIX}') writes one. To load weights alone, build the estimator and call"
+            " est.load(path)."
+        ) from exc
+    if facts.get("format") != _FORMAT:
+        raise ConfigError(
+            f"{path} has estimator format {facts.get('format')!r}; this version of Kindler reads {_FORMAT}."
+        )
+    return facts, recipe, state, prepared

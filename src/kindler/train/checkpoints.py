@@ -1,0 +1,589 @@
+"""Checkpoints: the format of a file, a folder of them, and when a run writes one.
+
+    magic | length of the header | header (JSON) | the model's state | ranks' own states | SHA-256 of all that
+
+Ranks have states of their own only in the middle of an epoch. Reading executes no code. The names of files in
+a folder sort by time, whichever run wrote them: `checkpoint-000007-epoch-00002-step-000000120.kindler`.
+`files.py` reads and writes the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import struct
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kindler.errors import ConfigError
+from kindler.files import Folder, folder_at, split
+from kindler.group import Group
+from kindler.train.metric_names import Direction, improves
+from kindler.train.metric_names import parse as parse_metric
+from kindler.train.options import Task
+from kindler.train.triggers import EveryEpoch, Progress
+
+if TYPE_CHECKING:
+    from kindler.train.run_start import Start
+
+Piece: TypeAlias = "bytes | memoryview"
+State: TypeAlias = Callable[[], Sequence[Piece]]
+Matching: TypeAlias = "Callable[[Header], bool]"
+
+_FORMAT = 1
+_MAGIC = b"kindler checkpoint\n"
+_LENGTH = struct.Struct("<Q")
+_START = len(_MAGIC) + _LENGTH.size
+_HASH_BYTES = 32
+_HEADER_BYTES = 1 << 16
+_NAME = re.compile(r"checkpoint-(?P<number>\d+)-epoch-\d+-step-\d+\.kindler")
+# The first bytes of model files that callbacks write, by suffix.
+_MODEL_FILES = {".keras": b"PK", ".h5": b"\x89HDF", ".pt": b"PK", ".pth": b"PK"}
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint was skipped."""
+
+
+class Damaged(Exception):
+    """The bytes are not a complete checkpoint; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The header of a checkpoint.
+
+    Attributes:
+        framework: The framework whose state it holds.
+        epoch: Epochs begun since the model was created.
+        step: Optimizer steps since the model was created.
+        step_in_epoch: Steps made in the epoch; 0 between epochs.
+        run: The id of the run that wrote it.
+        first_epoch: Epochs that had ended when the run began.
+        first_step: Steps that had been made when the run began.
+        counts: Rows of each lane.
+        marks: Fingerprints of the rows of each lane.
+        lanes: Lanes that rows were dealt to, before small ones were joined; 0 if they were not dealt.
+        workers: The number of ranks when rows were first dealt like this.
+        batch_size: Rows per step over all ranks.
+        steps_per_epoch: Steps per epoch; None is one pass over the rows.
+        seed: The seed of the row order and of dropout.
+        shuffle: Whether rows are reordered each epoch.
+        seconds: Duration of the unfinished epoch so far.
+        rows: The run's rows of the history.
+        stopped: Why the run ended before its last epoch, or None.
+        callbacks: The class name and state of each callback.
+    """
+
+    framework: str
+    epoch: int
+    step: int
+    step_in_epoch: int = 0
+    run: str = ""
+    first_epoch: int = 0
+    first_step: int = 0
+    counts: tuple[int, ...] = ()
+    marks: tuple[str, ...] = ()
+    lanes: int = 0
+    workers: int = 0
+    batch_size: int = 0
+    steps_per_epoch: int | None = None
+    seed: int = 0
+    shuffle: bool = True
+    seconds: float = 0.0
+    rows: tuple[Mapping[str, Any], ...] = ()
+    stopped: str | None = None
+    callbacks: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it was written between two epochs."""
+        return self.step_in_epoch == 0
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The metrics of the last complete epoch."""
+        return self.rows[-1] if self.rows else {}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint: the state that every replica loads, and in mid-epoch one more for each rank."""
+
+    header: Header
+    state: bytes = field(repr=False)
+    local_states: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] = ()) -> list[Piece]:
+    """The bytes of a checkpoint file, in pieces; the state comes in pieces already."""
+    sizes = [sum(memoryview(piece).nbytes for piece in state), *(len(local) for local in local_states)]
+    head = json.dumps({"format": _FORMAT, **asdict(header), "sizes": sizes}).encode()
+    pieces: list[Piece] = [_MAGIC, _LENGTH.pack(len(head)), head, *state, *local_states]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return [*pieces, digest.digest()]
+
+
+def is_checkpoint(data: bytes) -> bool:
+    """Whether a file that begins with `data` is a checkpoint, possibly a damaged one."""
+    return data.startswith(_MAGIC)
+
+
+def parse_header(data: bytes) -> tuple[Header, list[int], int]:
+    """The header of a file that begins with `data`, the sizes of the buffers after it, and where they begin.
+
+    Raises:
+        Damaged: It is not a checkpoint, or of another format version.
+        IndexError: The header is longer than `data`.
+    """
+    if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
+        raise Damaged("not a checkpoint file")
+    if len(data) < _START:
+        raise IndexError
+    begin = _START + _LENGTH.unpack_from(data, len(_MAGIC))[0]
+    if begin > len(data):
+        raise IndexError
+    try:
+        fields = json.loads(data[_START:begin])
+        version, sizes = fields.pop("format"), fields.pop("sizes")
+        if version != _FORMAT:
+            raise Damaged(f"unsupported format {version!r}; this version of Kindler reads {_FORMAT}")
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        header = Header(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise Damaged(f"invalid header ({exc})") from exc
+    return header, sizes, begin
+
+
+def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
+    """`parse_header` of a complete file; without `verify` the checksum is not computed.
+
+    Raises:
+        Damaged: It is not a complete checkpoint.
+    """
+    try:
+        header, sizes, begin = parse_header(data)
+    except IndexError:
+        raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
+    expected = begin + sum(sizes) + _HASH_BYTES
+    if len(data) != expected:
+        raise Damaged(f"its size is {len(data)} bytes, expected {expected}")
+    view = memoryview(data)
+    if verify and hashlib.sha256(view[:-_HASH_BYTES]).digest() != view[-_HASH_BYTES:]:
+        raise Damaged("checksum mismatch")
+    return header, sizes, begin
+
+
+def parse(data: bytes, *, verify: bool = True) -> Checkpoint:
+    """The checkpoint in a file's bytes; raises `Damaged`."""
+    header, sizes, begin = check(data, verify=verify)
+    view, buffers = memoryview(data), []
+    for size in sizes:
+        buffers.append(bytes(view[begin : begin + size]))
+        begin += size
+    return Checkpoint(header, buffers[0], tuple(buffers[1:]))
+
+
+def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+    """The checkpoint in a file.
+
+    Raises:
+        ConfigError: The file is not a complete checkpoint.
+    """
+    folder, name = split(path)
+    try:
+        return parse(folder_at(folder).read(name))
+    except Damaged as exc:
+        raise ConfigError(
+            f"{path} is not a complete checkpoint: {exc}.\nHint: load weights that save() wrote with load()."
+        ) from exc
+
+
+def write_checkpoint(path: str | PathLike[str], header: Header, state: bytes) -> None:
+    """Write a checkpoint to `path`, atomically."""
+    folder, name = split(path)
+    folder_at(folder).write(name, pack(header, [state]))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete checkpoint file: its header, its path and its bytes."""
+
+    header: Header
+    path: str
+    data: bytes = field(repr=False)
+
+
+class Checkpoints:
+    """The checkpoints in a folder; one run at a time writes there.
+
+    A folder on disk is on the machine of the first worker; on a cluster of several machines it must be shared
+    by all, or be a URL.
+
+    Args:
+        folder: A path, or a URL that fsspec knows ("s3://bucket/run").
+        keep: How many of the newest to keep; None keeps all. The newest of an epoch's end is always kept.
+        best: A metric; the checkpoint of its best epoch is kept too. The prefix "max:" or "min:" gives the
+            direction where the name does not tell.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, keep: int | None = 3, best: str | None = None) -> None:
+        self._folder = folder_at(folder)
+        self._keep = keep
+        self._best = None if best is None else parse_metric(best)
+        self._known: dict[str, Header] | None = None
+        self._number = 0
+        self._writing: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(
+        self,
+        header: Header,
+        state: State,
+        local_states: Sequence[bytes] = (),
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint in the background, after the previous one is written, whose error is raised.
+
+        Args:
+            header: Its header.
+            state: Returns the state's bytes; called on the writing thread.
+            local_states: The states of the ranks, in the middle of an epoch.
+            then: Called on the writing thread once it is written.
+        """
+        self._check_best(header)
+        self.wait()
+
+        def work() -> None:
+            try:
+                self._write(header, state, local_states)
+                then()
+            except Exception as exc:  # noqa: BLE001 - raised again by whoever waits
+                self._error = exc
+
+        self._writing = threading.Thread(target=work, name="kindler-checkpoint", daemon=True)
+        self._writing.start()
+
+    def wait(self) -> None:
+        """Wait for the write in progress, and raise its error."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def newest(self, matching: Matching = lambda header: True) -> StoredCheckpoint | None:
+        """The newest complete checkpoint whose header matches, or None.
+
+        Damaged ones are skipped with a CheckpointWarning.
+        """
+        for name, header in self._headers(newest_first=True):
+            if isinstance(header, Damaged):
+                self._warn(name, header)
+            elif matching(header):
+                try:
+                    data = self._folder.read(name)
+                    return StoredCheckpoint(check(data)[0], self._folder.path(name), data)
+                except (Damaged, OSError) as exc:
+                    self._warn(name, exc)
+        return None
+
+    def resume_candidates(self, matching: Matching = lambda header: True) -> list[StoredCheckpoint]:
+        """The newest match; if it is from within an epoch, also the newest from the end of one.
+
+        The former is usable only by workers that have the same rows as those that wrote it.
+        """
+        newest = self.newest(matching)
+        if newest is None or newest.header.ends_epoch:
+            return [newest] if newest else []
+        end = self.newest(lambda header: header.ends_epoch and matching(header))
+        return [newest, *([end] if end else [])]
+
+    def _write(self, header: Header, state: State, local_states: Sequence[bytes]) -> None:
+        if self._known is None:
+            self._folder.sweep()
+            self._known = {n: h for n, h in self._headers() if isinstance(h, Header)}
+            self._number = max((number for number, _ in self._names()), default=0)
+        self._number += 1
+        name = f"checkpoint-{self._number:06d}-epoch-{header.epoch:05d}-step-{header.step:09d}.kindler"
+        self._folder.write(name, pack(header, state(), local_states))
+        self._known[name] = header
+        for old in self._known.keys() - kept(self._known, keep=self._keep, best=self._best):
+            self._folder.remove(old)
+            del self._known[old]
+
+    def _names(self) -> list[tuple[int, str]]:
+        matches = [(_NAME.fullmatch(name), name) for name in self._folder.names()]
+        return sorted((int(match["number"]), name) for match, name in matches if match)
+
+    def _headers(self, *, newest_first: bool = False) -> Iterator[tuple[str, Header | Damaged]]:
+        """The header of each file, or why it is damaged; oldest first by default."""
+        for _, name in sorted(self._names(), reverse=newest_first):
+            try:
+                yield name, self._header(name)
+            except Damaged as exc:
+                yield name, exc
+            except OSError as exc:
+                yield name, Damaged(f"unreadable ({exc})")
+
+    def _header(self, name: str) -> Header:
+        limit = _HEADER_BYTES
+        while True:
+            data = self._folder.read(name, limit)
+            try:
+                return parse_header(data)[0]
+            except IndexError:
+                if len(data) < limit:
+                    raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
+                limit *= 16
+
+    def _check_best(self, header: Header) -> None:
+        if self._best is None or not header.ends_epoch or self._best[0] in header.metrics:
+            return
+        validated = any(name.startswith("val_") for name in header.metrics)
+        if validated or not self._best[0].startswith("val_"):  # epochs without validation are not compared
+            metrics = [n for n, v in header.metrics.items() if isinstance(v, float)]
+            raise ConfigError(
+                f"best_metric={self._best[0]!r} is not a metric of this run; available: {metrics}."
+            )
+
+    def _warn(self, name: str, problem: Exception) -> None:
+        text = f"skipping the checkpoint {self._folder.path(name)}: {problem}"
+        warnings.warn(text, CheckpointWarning, stacklevel=3)
+
+
+def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, Direction] | None) -> set[str]:
+    """The names of those to keep: the last ones, the last at the end of an epoch, and the best."""
+    names = sorted(known)
+    if keep is None:
+        return set(names)
+    ends = [name for name in names if known[name].ends_epoch]
+    chosen = {*names[-keep:], *ends[-1:]}
+    if best is not None:
+        leader, leading = "", None
+        for name in ends:
+            value = known[name].metrics.get(best[0])
+            if value is not None and improves(value, leading, best[1]):
+                leader, leading = name, value
+        chosen |= {leader} - {""}
+    return chosen
+
+
+def latest(folder: str | PathLike[str]) -> str | None:
+    """The newest complete checkpoint in a folder: a run's own, or one that a callback wrote."""
+    place, own = folder_at(folder), Checkpoints(folder).newest()
+    names = [name for name in place.names() if not _NAME.fullmatch(name) and not name.startswith(".")]
+    if own is not None:
+        written = place.modified(own.path.rpartition("/")[2])
+        names = [name for name in names if place.modified(name) > written]
+    for name in sorted(names, key=place.modified, reverse=True):
+        if _is_complete(name, place):
+            return place.path(name)
+    return None if own is None else own.path
+
+
+def is_model_file(name: str) -> bool:
+    """Whether this is the name of a model file, as callbacks write them beside checkpoints."""
+    return name.endswith(tuple(_MODEL_FILES))
+
+
+def _is_complete(name: str, folder: Folder) -> bool:
+    begins = next((begins for suffix, begins in _MODEL_FILES.items() if name.endswith(suffix)), None)
+    try:
+        if begins is None or is_checkpoint(folder.read(name, 64)):
+            check(folder.read(name))
+            return True
+        data = folder.read(name)
+        return data.startswith(begins) and (begins != b"PK" or zipfile.is_zipfile(io.BytesIO(data)))
+    except (Damaged, OSError):
+        return False
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run when its trigger or a callback requests one; a context manager.
+
+    All workers call it at the same steps: in the middle of an epoch each contributes its own state, and the
+    first one writes.
+
+    Attributes:
+        active: Whether the run writes checkpoints.
+
+    Args:
+        worker: This worker.
+        task: The run; without a `model_dir` nothing is written.
+        counts: Rows of every lane.
+        marks: Fingerprints of those rows.
+        start: Where the run began.
+        callbacks: Those whose states are saved; `state_dict` is called on the first worker.
+        anywhere: Whether another worker may become the first.
+        whole: What a checkpoint is made of (`Sync.whole`); called on all workers when one is due.
+        look: Called before one is written within an epoch; raises if the weights are not worth keeping.
+    """
+
+    def __init__(
+        self,
+        worker: Group,
+        task: Task,
+        *,
+        counts: Sequence[int],
+        marks: Sequence[str] = (),
+        start: Start,
+        callbacks: Sequence[Any] = (),
+        anywhere: bool = False,
+        whole: Callable[[Any], Any] = lambda replica: replica,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        options, model_dir = task.training, task.config.model_dir
+        self._worker, self._whole, self._look, self._callbacks = worker, whole, look, callbacks
+        self._trigger = options.checkpoint_trigger or EveryEpoch()
+        self.active = model_dir is not None
+        self._folder = (
+            Checkpoints(model_dir, keep=options.keep_checkpoints, best=options.best_metric)
+            if model_dir is not None and (worker.rank == 0 or anywhere)
+            else None
+        )
+        self._header = Header(
+            framework=task.framework,
+            epoch=0,
+            step=0,
+            run=task.run_id,
+            first_epoch=start.first_epoch,
+            first_step=start.first_step,
+            counts=tuple(counts),
+            marks=tuple(marks),
+            lanes=task.dealing.lanes if task.dealing is not None else 0,
+            workers=task.dealing.workers if task.dealing is not None else 0,
+            batch_size=options.batch_size,
+            steps_per_epoch=options.steps_per_epoch,
+            seed=task.config.seed,
+            shuffle=options.shuffle,
+            rows=start.rows,
+        )
+
+    def after_step(self, replica: Any, *, step_in_epoch: int, seconds: float, asked: bool = False) -> None:
+        """Write one within an epoch if it is due. Not for the last step of an epoch.
+
+        Args:
+            replica: The replica.
+            step_in_epoch: Steps made in this epoch.
+            seconds: Their duration.
+            asked: Whether a callback requested it; the same on all workers.
+        """
+        if not self.active:
+            return
+        if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
+            return
+        self._look()
+        local_states = self._worker.to_first(replica.local_state())
+        self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
+
+    def after_epoch(
+        self,
+        replica: Any,
+        progress: Progress,
+        row: Mapping[str, Any],
+        *,
+        stopped: str | None = None,
+        asked: bool = False,
+        last: bool = False,
+    ) -> None:
+        """Record an epoch's row of the history, and write a checkpoint if one is due.
+
+        Args:
+            replica: The replica, ready for the next epoch.
+            progress: What the trigger decides by.
+            row: The epoch's row.
+            stopped: Why a callback ends the run here, or None.
+            asked: Whether a callback requested a checkpoint.
+            last: Whether the run ends here.
+        """
+        self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
+        if self.active and (asked or self._trigger(progress)):
+            self._save(replica, (), last=last, stopped=stopped)
+
+    def keep_for_successor(self, replica: Any, *, stopped: str | None = None) -> None:
+        """After all that an epoch ends with: let a process that takes the place of this one go on from here.
+
+        Args:
+            replica: This worker's own replica.
+            stopped: Why a callback ends the run here, or None.
+        """
+        if not self._worker.replaceable:
+            return
+        self.close()  # the replica freezes into memory that the writer still reads
+        header = self._header_of(replica, stopped=stopped)
+        self._worker.keep(b"".join(pack(header, replica.freeze()())))
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if exc is None:  # otherwise raise that one
+                raise
+
+    def close(self) -> None:
+        """Wait for the write in progress, and raise its error."""
+        if self._folder is not None:
+            self._folder.wait()
+
+    def _save(
+        self, replica: Any, local_states: Sequence[bytes], *, last: bool = False, **fields: Any
+    ) -> None:
+        replica = self._whole(replica)  # workers may have to meet for it
+        if self._folder is None or not self._worker.leads:
+            return
+        header = self._header_of(replica, **fields)
+        self._folder.wait()  # the replica freezes into memory that the writer still reads
+        self._folder.save(header, replica.freeze(), local_states, then=partial(self._report, header, last))
+
+    def _header_of(self, replica: Any, **fields: Any) -> Header:
+        states = callback_states(self._callbacks)
+        return replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
+
+    def _report(self, header: Header, last: bool) -> None:
+        """Let the driver know that it may start workers anew from here."""
+        if header.ends_epoch and not self._worker.replaceable:
+            self._worker.report("saved", epoch=header.epoch, ends=last)
+
+
+def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+    """The class name and state of each callback.
+
+    Raises:
+        ConfigError: A state is not JSON.
+    """
+    states = []
+    for callback in callbacks:
+        state = callback.state_dict() if hasattr(callback, "state_dict") else None
+        try:
+            states.append({"type": type(callback).__name__, "state": json.loads(json.dumps(state))})
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"{type(callback).__name__}.state_dict() returned {state!r}, which is not JSON: {exc}.\n"
+                "Hint: return numbers, strings, lists and dicts."
+            ) from exc
+    return tuple(states)
+
+
+def restore_callbacks(callbacks: Sequence[Any], states: Sequence[Mapping[str, Any]]) -> None:
+    """Restore the states of callbacks; one that is new, or of another class than before, stays as it is."""
+    for callback, entry in zip(callbacks, states, strict=False):
+        if entry["state"] and entry["type"] == type(callback).__name__:
+            callback.load_state_dict(entry["state"])

@@ -1,0 +1,501 @@
+"""Data that the user's own code makes, batch by batch, on the workers: functions, loaders, datasets.
+
+What travels there is a `StreamSource`. A `Reader` opens it and gives this worker's batches, pass after pass,
+as arrays. Nobody knows ahead how many rows the others will bring: `AgreedSteps` asks for a few steps at a
+time, so that every step knows the rows of all; `NumberedSteps` serves a framework that weighs by rows itself,
+and asks for steps by number from threads of its own, where no worker may wait for another. Which batches of a
+library's loader fall to a rank is in `kindler.frameworks.loaders`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kindler.data.batch_format import WEIGHT, Form, Part, form_of, read
+from kindler.data.batches import Batch, Rows
+from kindler.data.columns import Array
+from kindler.data.spool import Layout
+from kindler.errors import ConfigError, DataError
+from kindler.frameworks.creators import call, positional, title
+from kindler.frameworks.loaders import Dealing, is_loader, open_stream, packed
+from kindler.frameworks.rng import Drawing, seed_all, seed_own
+from kindler.group import Group
+
+_MOST_BATCHES = 10_000_000  # of one pass, where nobody knows how many there are
+_WINDOW = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSource:
+    """How a worker comes by its batches.
+
+    Attributes:
+        make: Makes what gives batches, on the worker.
+        creator: Whether it is a function of the user's, to be called with `config` and the worker's share of
+            the batch size; otherwise it is called with nothing.
+        config: What creators are given.
+        whole: Whether its batches are those of all workers, and each takes its part of their rows.
+        weights: Whether the third part of a batch is a weight per row; otherwise the last is the target.
+        allow_nan: Whether NaN is a value, for all arrays or those named.
+    """
+
+    make: Callable[..., Any]
+    creator: bool
+    config: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    weights: bool = False
+    allow_nan: bool | Sequence[str] = False
+
+    def maker(self, batch_size: int, rank: int, size: int) -> Callable[[], Any]:
+        """A function without arguments, for this worker."""
+        if not self.creator:
+            return self.make
+        here: tuple[Any, ...] = (dict(self.config), share(batch_size, rank, size))
+        if positional(self.make) == 4:
+            here += (rank, size)
+        return lambda: call(self.make, *here)
+
+
+def is_stream(data: Any) -> bool:
+    """Whether this gives batches, or makes what does; no framework is imported to find out."""
+    return is_loader(data) or callable(data)
+
+
+def stream_source(
+    data: Any, *, config: Mapping[str, Any], weights: bool, allow_nan: bool | Sequence[str] = False
+) -> StreamSource:
+    """A creator or a loader as what travels to the workers; see `StreamSource`."""
+    if is_loader(data):
+        return StreamSource(
+            make=packed(data), creator=False, whole=True, weights=weights, allow_nan=allow_nan
+        )
+    needed = positional(data)
+    if needed not in (None, 0, 1, 2, 4):
+        raise ConfigError(
+            f"{title(data)} needs {needed} arguments; a function that makes data is called with"
+            " (config, batch_size), or with (config, batch_size, rank, workers).\n"
+            "Hint: bind the others with functools.partial, or read them from the config."
+        )
+    return StreamSource(make=data, creator=True, config=dict(config), weights=weights, allow_nan=allow_nan)
+
+
+def share(batch_size: int, rank: int, size: int) -> int:
+    """A worker's part of the batch size; the remainder goes to the first ones, and nobody's is nothing.
+
+    >>> [share(128, rank, 3) for rank in range(3)]
+    [43, 43, 42]
+    """
+    return max(1, batch_size // size + (rank < batch_size % size))
+
+
+class Reader:
+    """This worker's batches of a stream, as arrays.
+
+    `what` is how to call the data in complaints. Where it `trains`, batches of all workers must stay what
+    they are; an evaluation may deal them as it likes.
+
+    Attributes:
+        form: What they consist of, once one was read.
+        whole: Whether they are cut out of batches of all workers.
+    """
+
+    def __init__(
+        self, worker: Group, source: StreamSource, *, batch_size: int, seed: int, what: str, trains: bool
+    ) -> None:
+        self._worker, self._source, self._what = worker, source, what
+        self.form: Form | None = None
+        self.whole = source.whole and trains
+        make = source.maker(batch_size, worker.rank, worker.size)
+        unit: Any = "samples" if not source.whole else "rows" if trains else "batches"
+        dealing = Dealing(worker.rank, worker.size, seed, unit)
+        # Data that is drawn must be the same on all workers, or dealing it out would lose and double rows.
+        with Drawing(seed):
+            seed_all(seed)
+            name = title(source.make) if source.creator else what
+            self._stream = open_stream(make, dealing, title=name)
+        seed_own(seed, worker.rank)  # what is done to rows on their way may differ
+
+    def length(self) -> float | None:
+        """Batches of a pass; `math.inf`, or None where that is not known."""
+        return self._stream.length()
+
+    def refuse_endless(self) -> None:
+        """Complain about a pass that would never end."""
+        if self.length() == math.inf:
+            raise ConfigError(
+                f"{self._what} has no end, so an epoch over it would have none.\n"
+                "Hint: fit(steps_per_epoch=...) says how many steps an epoch has; validation data must end."
+            )
+
+    def parts(self, number: int) -> Generator[Part | None, None, None]:
+        """The pass of this number; None is a step without rows. Close it when done."""
+        stream, worker = self._stream, self._worker
+        with closing(stream.batches(number)) as batches:
+            for place, batch in enumerate(batches):
+                if place >= _MOST_BATCHES:
+                    raise DataError(
+                        f"{self._what} has given {_MOST_BATCHES:,} batches and no end is in sight.\n"
+                        "Hint: fit(steps_per_epoch=...) makes epochs of a stream without end."
+                    )
+                worker.tick()
+                part = None if batch is None else self._read(batch, place)
+                yield part if part is not None and part.rows else None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _read(self, batch: Any, place: int) -> Part:
+        source, worker = self._source, self._worker
+        if self.form is None:
+            self.form = form_of(batch, weights=source.weights)
+        part = read(batch, self.form, weights=source.weights, allow_nan=source.allow_nan, number=place)
+        if self._stream.cut:
+            return part.taken(worker.rank, worker.size)
+        return part if self._stream.fresh else part.copied()
+
+
+class Peeking:
+    """The parts of a pass, of which the next can be looked at before it is taken."""
+
+    def __init__(self, parts: Generator[Part | None, None, None]) -> None:
+        self._parts = parts
+        self._next: list[Part | None] = []
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more; reads a part if need be."""
+        if not self._next and not self._ended:
+            try:
+                self._next.append(next(self._parts))
+            except StopIteration:
+                self._ended = True
+        return self._ended and not self._next
+
+    def peek(self) -> Part | None:
+        """The next part; None too when there is none."""
+        return None if self.ended else self._next[0]
+
+    def __iter__(self) -> Iterator[Part | None]:
+        return self
+
+    def __next__(self) -> Part | None:
+        if self.ended:
+            raise StopIteration
+        return self._next.pop()
+
+    def close(self) -> None:
+        """End the pass."""
+        self._parts.close()
+        self._next, self._ended = [], True
+
+
+def _names(form: Form) -> tuple[str, ...]:
+    return (*form.features, *form.labels, *((WEIGHT,) if form.weighted else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all workers know of a stream; `lengths` are batches of a pass, None where not all know theirs."""
+
+    form: Form
+    layout: Layout
+    lengths: tuple[int, ...] | None
+
+    def empty(self, global_rows: int = 0) -> Batch:
+        """A step in which this worker has no rows."""
+        arrays = [
+            np.empty((0, *shape), dtype) for dtype, shape in (self.layout[n] for n in _names(self.form))
+        ]
+        cut = len(self.form.features)
+        return Batch(tuple(arrays[:cut]), tuple(arrays[cut:]), 0, global_rows)
+
+
+def _agree(worker: Group, reader: Reader, first: Part | None, *, what: str) -> _Agreed:
+    """What every worker found in its `first` batch with rows, made known to all; all call it together."""
+    mine: dict[str, Any] = {"length": reader.length(), "form": None}
+    if first is not None and reader.form is not None:
+        form = reader.form
+        arrays = (*first.features, *first.labels)
+        mine["form"] = [list(form.features), list(form.labels), form.weighted, form.by_name]
+        mine["layout"] = [[array.dtype.name, list(array.shape[1:])] for array in arrays]
+    parts = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
+    lengths = [part["length"] for part in parts]
+    known = [part for part in parts if part["form"] is not None]
+    if not known:
+        raise DataError(f"{what} has no rows: no worker was given a batch.")
+    _refuse_different(known, what)
+    features, labels, weighted, by_name = known[0]["form"]
+    form = Form(tuple(features), tuple(labels), weighted, by_name)
+    finite = all(length is not None and length != math.inf for length in lengths)
+    layout = dict(zip(_names(form), known[0]["layout"], strict=True))
+    return _Agreed(form, layout, tuple(int(length) for length in lengths) if finite else None)
+
+
+def _refuse_different(known: Sequence[Mapping[str, Any]], what: str) -> None:
+    for part in known[1:]:
+        kinds = [[(dtype, len(shape)) for dtype, shape in p["layout"]] for p in (known[0], part)]
+        if part["form"] != known[0]["form"] or kinds[0] != kinds[1]:
+            raise DataError(
+                f"{what} gives workers batches of different kinds:"
+                f" {known[0]['form']} {known[0]['layout']} and {part['form']} {part['layout']}."
+            )
+
+
+class _Opened(Rows):
+    """What both kinds of steps have in common. Nobody has counted the rows, so that no run can resume in the
+    middle of an epoch."""
+
+    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
+        self._worker, self._reader, self._what = worker, reader, what
+        self._begun: tuple[int, Peeking] | None = None
+        if not bounded:
+            reader.refuse_endless()
+        parts = self._begin(number)
+        self._begun = (number, parts)
+        self._agreed = _agree(worker, reader, parts.peek(), what=what)
+        form = self._agreed.form
+        self.features, self.labels = form.features, form.labels
+        self.by_name = form.by_name
+        self.label_shapes = [self.layout[name][1] for name in self.labels]
+
+    @property
+    def layout(self) -> Layout:
+        return self._agreed.layout
+
+    def close(self) -> None:
+        """End the pass that is open, and what it started."""
+        if self._begun is not None:
+            self._begun[1].close()
+            self._begun = None
+        self._reader.close()
+
+    def _begin(self, number: int) -> Peeking:
+        """The pass of this number, from its beginning; perhaps the one that was begun already."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == number:
+            return begun[1]
+        if begun is not None:
+            begun[1].close()
+        return Peeking(self._reader.parts(number))
+
+
+class AgreedSteps(_Opened):
+    """Steps whose rows are known on all workers before they are made.
+
+    Args:
+        worker: This worker.
+        reader: Its batches.
+        what: How to call the data in complaints.
+        bounded: Whether epochs have a number of steps of their own.
+        number: The pass that will be asked for first, most likely.
+    """
+
+    steps: int | None = None
+
+    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
+        super().__init__(worker, reader, what=what, bounded=bounded, number=number)
+        lengths = self._agreed.lengths
+        self.expected = None if lengths is None else max(lengths)
+        self._through: Generator[Batch, None, None] | None = None
+
+    def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
+        if steps is None:
+            yield from self._pass(epoch)
+            return
+        if self._through is None:
+            self._through = self._passes(epoch)
+        yield from itertools.islice(self._through, steps - done)
+
+    def close(self) -> None:
+        if self._through is not None:
+            self._through.close()
+            self._through = None
+        super().close()
+
+    def _passes(self, number: int) -> Generator[Batch, None, None]:
+        for following in itertools.count(number):
+            yield from self._pass(following, is_epoch=False)
+
+    def _pass(self, number: int, *, is_epoch: bool = True) -> Generator[Batch, None, None]:
+        parts, made, window = self._begin(number), 0, 1
+        try:
+            while True:
+                mine = list(itertools.islice(parts, window))
+                window = min(2 * window, _WINDOW)  # the first step does not wait for many
+                totals, over = self._global_rows(mine, ended=parts.ended)
+                last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -1
+                for step, total in enumerate(totals.tolist()):
+                    if total:  # a step in which nobody has a row is none
+                        made += 1
+                        yield _batch(mine[step] if step < len(mine) else None, total, ends=step == last)
+                if over:
+                    break
+        finally:
+            parts.close()
+        if not made:
+            raise DataError(
+                f"{self._what} gave no batch in pass {number}.\n"
+                "Hint: what can be read only once must be made anew by a function, for each epoch."
+            )
+
+    def _global_rows(self, mine: Sequence[Part | None], *, ended: bool) -> tuple[Array, bool]:
+        """Rows of all workers in each of the next few steps, and whether nobody has any after them."""
+        own = np.zeros(_WINDOW + 1, np.int64)
+        own[: len(mine)] = [0 if part is None else part.rows for part in mine]
+        own[_WINDOW] = ended
+        totals = np.asarray(self._worker.total(own.tolist()), np.int64)
+        return totals[:_WINDOW], bool(totals[_WINDOW] == self._worker.size)
+
+
+class NumberedSteps(_Opened):
+    """Steps by their number; how many a pass has is known before the first.
+
+    Where no loader says how many batches it has, each worker reads through a pass once to count them.
+
+    Attributes:
+        steps: Steps of a pass: those of the worker with the most batches. None where epochs have a number of
+            steps of their own and nobody knows the length of a pass; then each worker goes through its own
+            passes.
+        expected: The same.
+
+    Args:
+        worker: This worker.
+        reader: Its batches.
+        what: How to call the data in complaints.
+        trains: Whether it is trained on; who judges asks only for steps in which there are rows.
+        bounded: Steps of an epoch, where they are not those of a pass.
+    """
+
+    def __init__(
+        self, worker: Group, reader: Reader, *, what: str, trains: bool = True, bounded: int | None = None
+    ) -> None:
+        super().__init__(worker, reader, what=what, bounded=bounded is not None, number=1)
+        lengths = self._agreed.lengths
+        if lengths is None and bounded is None:
+            lengths = self._counted()
+        self._bounded = bounded
+        self.steps = self.expected = None if lengths is None else max(lengths)
+        self._own = None if lengths is None else lengths[worker.rank]
+        uneven = self._own is None or reader.whole or self._own < (self.steps or 0)
+        self._idles = trains and worker.size > 1 and uneven
+        self._lock = threading.Lock()
+        self._parts: Peeking | None = None
+        self._number = self._place = self._given = 0
+        self._next = -1
+        self._last: tuple[int, Batch] | None = None
+        self._rows: dict[int, int] = {}
+
+    @property
+    def may_idle(self) -> bool:
+        return self._idles
+
+    def sample(self) -> Batch:
+        return self._whole(None)
+
+    def own_steps(self) -> Sequence[int]:
+        return range(self._own or 0)
+
+    def batch(self, step: int) -> Batch:
+        """One step. Asked for out of order, it is the first of a new pass; asked for again, the same."""
+        with self._lock:
+            if self._last is not None and self._last[0] == step:
+                self._rows[step] = self._last[1].rows  # it may be of another round over a single step
+                return self._last[1]
+            if step != self._next:
+                self._start((step // (self.steps or self._bounded or 1)) + 1)
+            part = self._taken()
+            if part is None and not self.may_idle:
+                raise DataError(f"{self._what} gave a batch without rows.")
+            batch = self._whole(part)
+            self._next, self._last, self._rows[step] = step + 1, (step, batch), batch.rows
+            return batch
+
+    def rows_of(self, first: int, last: int) -> tuple[int, int]:
+        own = sum(self._rows.get(step, 0) for step in range(first, last))
+        return own, own * self._worker.size
+
+    def rows_of_all(self, first: int, last: int) -> int:
+        own, _ = self.rows_of(first, last)
+        # A copy first: a thread that reads ahead may add to it.
+        self._rows = {step: rows for step, rows in dict(self._rows).items() if step >= last}
+        return self._worker.total([own])[0]
+
+    def close(self) -> None:
+        if self._parts is not None:
+            self._parts.close()
+        super().close()
+
+    def _start(self, number: int) -> None:
+        if self._parts is not None:
+            self._parts.close()
+        self._parts, self._number, self._place, self._given = self._begin(number), number, 0, 0
+
+    def _taken(self) -> Part | None:
+        parts = self._parts
+        if parts is None:
+            return None
+        if self.steps is None or self._own is None:
+            return self._cycled(parts)
+        if self._place == self.steps:
+            self._start(self._number + 1)
+            return self._taken()
+        place, self._place = self._place, self._place + 1
+        if place >= self._own:
+            return None
+        if parts.ended:
+            raise DataError(f"{self._what} said that it has {self._own} batches and gave {place}.")
+        part = next(parts)
+        if place + 1 == self._own and not parts.ended:
+            raise DataError(f"{self._what} said that it has {self._own} batches and gave more.")
+        return part
+
+    def _cycled(self, parts: Peeking) -> Part | None:
+        """Without end: after a pass comes the next one. Who was given nothing in a pass has none."""
+        if not parts.ended:
+            self._given += 1
+            return next(parts)
+        if not self._given:
+            return None
+        self._start(self._number + 1)
+        return self._taken()
+
+    def _whole(self, part: Part | None) -> Batch:
+        if part is None:
+            return self._agreed.empty()
+        self._refuse_other_shapes(part)
+        return _batch(part, part.rows)
+
+    def _refuse_other_shapes(self, part: Part) -> None:
+        for name, array in zip(_names(self._agreed.form), (*part.features, *part.labels), strict=True):
+            dtype, shape = self._agreed.layout[name]
+            if (array.dtype.name, list(array.shape[1:])) != (dtype, list(shape)):
+                raise DataError(
+                    f"has {array.dtype} rows of shape {array.shape[1:]} where the first batch has {dtype} of"
+                    f" {tuple(shape)}; all must be alike.\nHint: pad rows to one length for all batches.",
+                    column=name,
+                )
+
+    def _counted(self) -> tuple[int, ...]:
+        """Every worker's batches of a pass, each counted by itself."""
+        parts = self._begin(1)
+        try:
+            own = sum(1 for _ in parts)
+        finally:
+            parts.close()
+        return tuple(int(part) for part in self._worker.all_gather(str(own).encode()))
+
+
+def _batch(part: Part | None, global_rows: int, *, ends: bool = False) -> Batch:
+    if part is None:
+        return Batch((), (), 0, global_rows, ends)
+    return Batch(part.features, part.labels, part.rows, global_rows, ends)
