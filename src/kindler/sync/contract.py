@@ -32,6 +32,9 @@ class SyncConfig:
 class Replica(Protocol):
     """What a sync needs of a replica; `kindler.frameworks.contract` has the whole of it."""
 
+    epoch: int
+    step: int
+
     def join(self, collective: Collective) -> None:
         """Start from rank 0's state; what training changes besides parameters is merged through this."""
 
@@ -52,14 +55,31 @@ class Replica(Protocol):
     def write(self, arrays: Sequence[Array]) -> None:
         """Overwrite the trained parameters."""
 
+    def read_into(self, arrays: Sequence[Array]) -> None:
+        """Copy the trained parameters into these arrays."""
+
     def gradients(self, batch: Any) -> Gradients:
         """What this rank's rows say, without moving any parameter."""
 
-    def apply(self, gradients: Sequence[Array]) -> None:
-        """One step of the optimizer with these gradients."""
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """One step of the optimizer with these gradients; None leaves a parameter alone, where it can."""
+
+    def pass_step(self) -> None:
+        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+
+    def rates(self) -> list[float]:
+        """The learning rates."""
+
+    def set_rates(self, rates: Sequence[float]) -> None: ...
+
+    def end_epoch(self, logs: Any = None) -> None:
+        """Let a schedule that moves by epochs go on."""
 
     def state(self) -> bytes:
         """All that training continues from."""
+
+    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
+        """Go on from `state`, or take only the model's weights from it."""
 
 
 class Sync:

@@ -20,12 +20,13 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kindler.collective import Array
 from kindler.errors import fresh
+from kindler.sync.contract import Replica
 from kindler.sync.host_group import FlatLayout
 from kindler.sync.shared_memory import Segment
 
@@ -182,23 +183,6 @@ class Outstanding:
         return True
 
 
-class ServedReplica(Protocol):
-    """What the server needs of a replica."""
-
-    epoch: int
-    step: int
-
-    def read(self) -> list[Array]: ...
-    def read_into(self, arrays: Sequence[Array]) -> None: ...
-    def write(self, arrays: Sequence[Array]) -> None: ...
-    def apply(self, gradients: Sequence[Array | None]) -> None: ...
-    def rates(self) -> list[float]: ...
-    def set_rates(self, rates: Sequence[float]) -> None: ...
-    def end_epoch(self, logs: Any = None) -> None: ...
-    def state(self) -> bytes: ...
-    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None: ...
-
-
 class _Connection:
     """One worker's."""
 
@@ -229,7 +213,7 @@ class ParameterServer:
         max_staleness: The most updates between the weights of a gradient and its own update.
     """
 
-    def __init__(self, replica: ServedReplica, *, lock: bool, max_staleness: int | None) -> None:
+    def __init__(self, replica: Replica, *, lock: bool, max_staleness: int | None) -> None:
         self._replica = replica
         self._lock_reads = lock
         self._outstanding = Outstanding(max_staleness)
