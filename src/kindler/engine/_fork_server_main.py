@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kindler import limits
@@ -52,17 +53,9 @@ def main(order: dict[str, Any]) -> None:
     failure = None if late else _preload(order["preload"])
     if not late and holds_accelerator():
         _begin_again({**order, "late": True, "opened_by": _opened_by or order["preload"][-1]})
-    server = _ForkServer(
-        listener,
-        order["path"],
-        owner=order["owner"],
-        idle_s=order["idle_s"],
-        failure=failure,
-        late=order["preload"] if late else [],
-        opened_by=order.get("opened_by", ""),
-        variables={name: value for name, value in os.environ.items() if before.get(name) != value},
-    )
-    _unlink(os.path.splitext(order["path"])[0] + ".starting")
+    variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    server = _ForkServer(listener, order, failure, variables)
+    Path(order["path"]).with_suffix(".starting").unlink(missing_ok=True)
     try:
         server.run()
     finally:
@@ -111,21 +104,13 @@ class _ForkServer:
     def __init__(
         self,
         listener: socket.socket,
-        path: str,
-        *,
-        owner: int,
-        idle_s: float,
+        order: dict[str, Any],
         failure: str | None,
-        late: list[str],
-        opened_by: str,
         variables: dict[str, str],
     ) -> None:
         self._listener = listener
-        self._path = path
-        self._owner = owner
-        self._idle_s = idle_s
+        self._order = order
         self._failure = failure
-        self._late, self._opened_by = late, opened_by
         self._variables = variables  # set by what was imported
         self._leashes: dict[int, _Leash] = {}
         self._selector = selectors.DefaultSelector()
@@ -155,7 +140,7 @@ class _ForkServer:
         """Take no more requests."""
         if not self._retired:
             self._retired = True
-            _unlink(self._path)
+            Path(self._order["path"]).unlink(missing_ok=True)
             self._selector.unregister(self._listener)
             self._listener.close()
 
@@ -169,7 +154,7 @@ class _ForkServer:
     def _watch_owner(self) -> None:
         if hasattr(os, "pidfd_open"):
             try:
-                fd = os.pidfd_open(self._owner)
+                fd = os.pidfd_open(self._order["owner"])
             except OSError:
                 self._ended = True
                 return
@@ -180,14 +165,16 @@ class _ForkServer:
 
     def _check_the_time(self) -> None:
         try:
-            os.kill(self._owner, 0)
+            os.kill(self._order["owner"], 0)
         except ProcessLookupError:
             self._ended = True
         except PermissionError:
             pass
         if self._leashes:
             self._quiet_since = time.monotonic()
-        elif self._retired or time.monotonic() - self._quiet_since >= max(self._idle_s, limits.OWNER_CHECK_S):
+        elif self._retired or time.monotonic() - self._quiet_since >= max(
+            self._order["idle_s"], limits.OWNER_CHECK_S
+        ):
             self._ended = True
 
     def _welcome(self) -> None:
@@ -201,29 +188,29 @@ class _ForkServer:
 
     def _hear(self, leash: _Leash) -> None:
         if leash.pid is None:
-            self._first_words(leash)
+            self._first_message(leash)
             return
         try:
-            word = leash.channel.receive(0).kind
-            if word == "stacks" and not _has_ended(leash.pid):
+            kind = leash.channel.receive(0).kind
+            if kind == "stacks" and not _has_ended(leash.pid):
                 os.kill(leash.pid, signal.SIGUSR1)
-            elif word == "kill":
+            elif kind == "kill":
                 leash.killed = leash.killed or _kill_group(leash.pid)
         except ChannelClosed:
             self._drop(leash)
 
-    def _first_words(self, leash: _Leash) -> None:
+    def _first_message(self, leash: _Leash) -> None:
         fds: list[int] = []
         try:
             _, fds, _, _ = socket.recv_fds(leash.sock, 1, 2)
             leash.sock.settimeout(limits.FORK_REQUEST_S)
-            words = leash.channel.receive(limits.FORK_REQUEST_S)
+            request = leash.channel.receive(limits.FORK_REQUEST_S)
         except (OSError, ValueError):  # it went away, or is not one of ours
             _close_all(fds)
             self._drop(leash)
             return
         if not fds:
-            self._obey(words)
+            self._obey(request)
             self._drop(leash)
             return
         if self._failure is not None:
@@ -234,7 +221,7 @@ class _ForkServer:
             return
         pid = os.fork()
         if pid == 0:
-            self._become_child(words.fields, *fds)
+            self._become_child(request.fields, *fds)
             return
         _close_all(fds)
         leash.pid = pid
@@ -243,10 +230,10 @@ class _ForkServer:
         except ChannelClosed:
             self._drop(leash)
 
-    def _obey(self, word: Frame) -> None:
-        if word.kind == "end":
+    def _obey(self, order: Frame) -> None:
+        if order.kind == "end":
             self._ended = True
-        elif word.kind == "retire":
+        elif order.kind == "retire":
             self.retire()
 
     def _become_child(self, surroundings: dict[str, Any], control: int, output: int) -> None:
@@ -267,7 +254,7 @@ class _ForkServer:
             os.close(output)
             _print_by_the_line()
             _take_over(surroundings, self._variables)
-            if self._late:
+            if self._order.get("late"):
                 self._import_late()
             module, _, function = surroundings["entry"].partition(":")
             status = getattr(importlib.import_module(module), function)(socket.socket(fileno=control))
@@ -280,27 +267,24 @@ class _ForkServer:
 
     def _import_late(self) -> None:
         sys.stderr.write(
-            f"importing {self._opened_by!r} opens a GPU, and CUDA does not work in forks of such a process:"
-            " this worker imports everything itself, which takes longer.\n"
+            f"importing {self._order['opened_by']!r} opens a GPU, and CUDA does not work in forks of such a"
+            " process: this worker imports everything itself, which takes longer.\n"
         )
-        if failure := _preload(self._late):
+        if failure := _preload(self._order["preload"]):
             raise ImportError(failure)
 
     def _collect(self) -> None:
-        for leash in [leash for leash in self._leashes.values() if leash.pid is not None]:
-            assert leash.pid is not None
-            if _has_ended(leash.pid):
-                self._tell(leash, leash.pid)
-
-    def _tell(self, leash: _Leash, pid: int) -> None:
-        _kill_group(pid)  # what the child started itself
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        leash.pid = None
-        try:
-            leash.channel.send("exit", code=code, by_itself=not leash.killed)
-        except ChannelClosed:
-            pass  # nobody is interested any more
-        self._forget(leash)
+        for leash in list(self._leashes.values()):
+            if leash.pid is None or not _has_ended(leash.pid):
+                continue
+            _kill_group(leash.pid)  # what the child started itself
+            code = os.waitstatus_to_exitcode(os.waitpid(leash.pid, 0)[1])
+            leash.pid = None
+            try:
+                leash.channel.send("exit", code=code, by_itself=not leash.killed)
+            except ChannelClosed:
+                pass  # nobody is interested any more
+            self._forget(leash)
 
     def _drop(self, leash: _Leash) -> None:
         """The asker is gone: so is the child, and soon what the asker would have deleted."""
@@ -322,10 +306,11 @@ class _ForkServer:
 def _sweep_for(seconds: float) -> None:
     """Remove what killed processes left; those that asked for children may still be on their way out."""
     deadline = time.monotonic() + seconds
-    sweep()
-    while time.monotonic() < deadline:
-        time.sleep(limits.OWNER_CHECK_S)
+    while True:
         sweep()
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(limits.OWNER_CHECK_S)
 
 
 def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
@@ -386,13 +371,6 @@ def _drain(fd: int) -> None:
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 if __name__ == "__main__":

@@ -31,17 +31,9 @@ _JOINED = {"joined": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the process is to do.
+    """What the process is to do: the arguments of its `Supervisor`, and how it finds modules.
 
-    Attributes:
-        job: What the gang does.
-        rank: The rank to look after.
-        hub: The meeting point.
-        owner: The process that the worker must not outlive.
-        base: Where the scratch folder is made.
-        cargo: Whether the job's buffers are to be fetched.
-        sys_path: Where the process that orders finds modules.
-        python_path: Its variable of that name: with another one, no warm process of the machine would fit.
+    `python_path` is the variable of that name: with another one, no warm process of the machine would fit.
     """
 
     job: Job

@@ -162,13 +162,9 @@ def start_child(
 
     The worker has the environment, the folder, the umask and the CPUs that this process has now.
 
-    Args:
-        recipe: What must be ready in it.
-        owner: The process that the fork server must not outlive.
-        timeout_s: Seconds to wait, the fork server's own start included.
-        environment: Variables of this child alone.
-        wanted: Asked while waiting; False gives up.
-        entry: "module:function" of what it runs: given its end of `Child.channel`, returns the exit status.
+    `owner` is the process that the fork server must not outlive, `environment` are variables of this child
+    alone, `wanted` is asked while waiting and cancels the request, and `entry` names the function that the
+    child runs: given its end of `Child.channel`, it returns the exit status.
 
     Raises:
         RequestCancelled: `wanted` said no.

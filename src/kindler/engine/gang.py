@@ -273,13 +273,8 @@ class Gang:
     def push(self, rank: int, name: str, *batch: Piece, timeout_s: float | None = None) -> None:
         """Pass a batch to a running worker, which reads it with `worker.feed(name)`.
 
-        Waits while the worker is too far behind; `feed(rank, name).end()` says that nothing more comes.
-
-        Args:
-            rank: Whom to pass it to.
-            name: Which of its feeds.
-            batch: Any number of buffers, which arrive together.
-            timeout_s: The longest time that the worker may take nothing; `sync_timeout_s` by default.
+        Waits while the worker is too far behind, if it takes anything in `timeout_s` (`sync_timeout_s` by
+        default); `feed(rank, name).end()` says that nothing more comes.
 
         Raises:
             FeedError: The worker has ended, closed the feed, or took nothing in time.
@@ -288,13 +283,7 @@ class Gang:
         self.feed(rank, name).put(*batch, timeout_s=limit_s)
 
     def feed(self, rank: int, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
-        """The driver's end of a feed to a rank, always the same for a name.
-
-        Args:
-            rank: Who reads it.
-            name: Which of its feeds.
-            window_bytes: How much may be on its way before `put` waits.
-        """
+        """The driver's end of a feed to a rank; `put` waits once `window_bytes` are on their way."""
         return self._reachable().feeds(self._checked(rank)).writer(name, window_bytes)
 
     def output(self, rank: int, name: str) -> FeedReader:

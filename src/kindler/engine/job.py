@@ -16,10 +16,6 @@ def new_run_id() -> str:
     return secrets.token_hex(4)
 
 
-def new_secret() -> bytes:
-    return secrets.token_bytes(32)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSpec:
     """What one rank does.
@@ -79,7 +75,7 @@ class Job:
     ranks: tuple[RankSpec, ...]
     buffers: tuple[bytes, ...] = ()
     run_id: str = field(default_factory=new_run_id)
-    secret: bytes = field(default_factory=new_secret, repr=False)
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     settings: RunSettings = field(default_factory=RunSettings)
@@ -164,14 +160,7 @@ def members_of(
     addresses: Sequence[str],
     ports: Sequence[Sequence[int]],
 ) -> tuple[GangMember, ...]:
-    """The members of a gang, from what each rank said when it came.
-
-    Args:
-        roles: By rank.
-        hosts: By rank.
-        addresses: The address from which each rank reaches the meeting point.
-        ports: By rank; empty where no rank holds any.
-    """
+    """The members of a gang, from what each rank said when it came; `ports` is empty where none holds any."""
     members: list[GangMember] = []
     counts: dict[str, int] = {}
     machines = set(hosts)

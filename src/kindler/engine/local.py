@@ -24,12 +24,7 @@ def slots() -> int:
 
 
 def start(job: Job, *, base: Path | None = None) -> Gang:
-    """Start `job` on processes of this machine, and return while it runs.
-
-    Args:
-        job: What to run.
-        base: Where the workers' scratch folders are made.
-    """
+    """Start `job` on processes of this machine, with scratch folders in `base`; returns while it runs."""
     gang = Gang(job, _LocalLaunch(job, base))
     gang.start()
     return gang
@@ -38,10 +33,7 @@ def start(job: Job, *, base: Path | None = None) -> Gang:
 def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outcome]:
     """Run `job` on processes of this machine; results in the order of ranks.
 
-    Args:
-        job: What to run.
-        listener: Called on this thread with what workers print and report.
-        base: Where the workers' scratch folders are made.
+    `listener` is called on this thread with what workers print and report.
 
     Raises:
         KindlerError: The run failed. No process is left then, not even a warm one.

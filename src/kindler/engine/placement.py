@@ -57,12 +57,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """A task that scores rows beside others of its kind.
-
-    Attributes:
-        number: Which of them it is.
-        gpus: The GPUs that the cluster manager gave to it; empty where it gave none.
-    """
+    """A task that scores rows beside others of its kind: its number, and the GPUs that were given to it."""
 
     number: int
     gpus: tuple[str, ...] = ()
@@ -71,15 +66,9 @@ class TaskPlace:
 def place(
     device: str, *, local_rank: int, local_size: int, share: bool, given: Sequence[str], gpus: Sequence[str]
 ) -> Placement:
-    """Where a rank computes.
+    """Where a rank computes that asked for `device`: "auto", "cpu", "cuda" or "cuda:N".
 
-    Args:
-        device: What was asked for: "auto", "cpu", "cuda" or "cuda:N".
-        local_rank: The rank's number on its machine.
-        local_size: How many ranks are there.
-        share: Whether ranks may share a GPU.
-        given: The GPUs that the cluster manager gave to this rank.
-        gpus: Those of the machine.
+    `given` are the GPUs that the cluster manager gave to it, `gpus` those of the machine.
 
     Raises:
         ConfigError: There is no such GPU.
@@ -169,11 +158,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The least of the CPUs that this process may run on and the CPU time that its control groups grant.
-
-    Args:
-        root: Where /proc and /sys are.
-    """
+    """The least of the CPUs that this process may run on and the CPU time that its control groups grant."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -183,11 +168,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
-    """Half of what the machine, or the container that this is, has.
-
-    Args:
-        limits: Files that hold a number of bytes, or something else if there is no limit.
-    """
+    """Half of what the machine, or the container that this is, has."""
     sizes = []
     try:
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -308,13 +289,9 @@ _LOOPBACK = "127.0.0.1"
 
 
 def own_address(hosts: Collection[str], *, seen: str) -> str:
-    """The address of this machine for workers on `hosts`.
+    """The address of this machine for workers on `hosts`; `seen` is where the meeting point sees it.
 
     By address: a host name may not resolve, or resolve to an interface that others cannot reach.
-
-    Args:
-        hosts: The machine of every worker.
-        seen: The address from which this machine reaches the meeting point.
     """
     return _LOOPBACK if len(set(hosts)) == 1 else seen
 
