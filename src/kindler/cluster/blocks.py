@@ -46,10 +46,8 @@ class Block(Protocol):
 def encode_batches(batches: Iterable[pa.RecordBatch], *, evenly: bool = True) -> Iterator[tuple[int, Piece]]:
     """Record batches in parts of about a megabyte: how many rows each has, and its bytes.
 
-    Args:
-        batches: The batches.
-        evenly: Whether no part has more than a small share of the rows so far: whichever is the last, several
-            nodes that get parts in turn have about the same number of rows.
+    Evenly: no part has more than a small share of the rows so far, so that several nodes that get parts in
+    turn have about the same number of rows, whichever part is the last.
     """
     sent = 0
     for batch in batches:
@@ -86,13 +84,11 @@ def numbered(parts: Iterable[tuple[int, Piece]]) -> Iterator[tuple[Piece, Piece]
 
 
 def row_count(block: Sequence[Piece]) -> int:
-    """How many rows a block has."""
     count: int = _HEADER.unpack(block[0])[0]
     return count
 
 
 def block_number(block: Sequence[Piece]) -> int:
-    """Which block of its partition it is."""
     number: int = _HEADER.unpack(block[0])[1]
     return number
 
@@ -105,7 +101,6 @@ def decode(buffers: Sequence[bytes], schema: pa.Schema | None) -> Block:
 
 
 def block_of(batch: pa.RecordBatch) -> Block:
-    """A record batch as a program reads it."""
     return _Batch(batch)
 
 
@@ -150,7 +145,6 @@ class _Items:
         return self._items[start:stop]
 
     def arrays(self, names: Mapping[str, str], start: int, stop: int) -> Arrays:
-        """Items are sequences here, with a value for each column in the order of the mapping."""
         chosen = self._items[start:stop]
         for item in chosen:
             if not isinstance(item, (tuple, list)) or len(item) != len(names):
@@ -198,11 +192,6 @@ DEFAULT_NAME = "result"
 
 def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> pa.Array:
     """One value for each row: of the field's type, a struct for several fields, a list of it where `flat`.
-
-    Args:
-        results: A sequence or an array.
-        fields: The columns that were declared; None infers a type.
-        flat: Whether each entry is a sequence of results, none of which drops the row.
 
     Raises:
         DataError: They do not fit.

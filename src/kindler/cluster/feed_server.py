@@ -265,7 +265,6 @@ class FeedServer(Handler):
         threading.Thread(target=self._obey, name="kindler-feed-control", daemon=True).start()
 
     def inbox(self, name: str) -> Inbox:
-        """The feed of that name, always the same."""
         with self._changed:
             if name not in self._inboxes:
                 inbox = Inbox(name, self._changed, self._worker.scratch, self._worker.tick)
@@ -284,7 +283,6 @@ class FeedServer(Handler):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the node that saves."""
         return self._worker.rank == 0
 
     def all_workers_have(self, rows: bool) -> bool:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -105,7 +106,7 @@ class Feeder:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return 0
-        all_batches = map(self._chosen, _then(first, batches))
+        all_batches = map(self._chosen, chain([first], batches))
         schema = self._chosen(first).schema
         blocks = numbered(encode_batches(all_batches, evenly=not self.copies))
         return self._push(blocks, schema, partition, attempt)
@@ -126,43 +127,57 @@ class Feeder:
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
-        node, schema = nearest(self.nodes, partition)[0][0], self._chosen(first).schema
-        with self._naming_the_cause(), _Link(self, node, schema, partition, attempt) as link:
-            rejoin = _Rejoin(self.fields, self.flat)
-            for batch in _then(first, batches):
-                if not batch.num_rows:
-                    continue
-                rejoin.sent(batch)
-                for block in numbered(encode_batches([self._chosen(batch)], evenly=False)):
-                    while not link.has_room(block):
-                        yield from rejoin.joined(link.results(wait=True))
-                    link.put(block)
-                yield from rejoin.joined(link.results(wait=False))
-            link.end()
-            while rejoin.waits:
-                yield from rejoin.joined(link.results(wait=True))
+        rejoin = _Rejoin(self.fields, self.flat)
+
+        def blocks() -> Iterator[tuple[Piece, Piece]]:
+            for batch in chain([first], batches):
+                if batch.num_rows:
+                    rejoin.sent(batch)
+                    yield from numbered(encode_batches([self._chosen(batch)], evenly=False))
+
+        schema = self._chosen(first).schema
+        for data in self._answers(blocks(), schema, partition, attempt, lambda: rejoin.waits):
+            yield from rejoin.joined(pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0))
 
     def infer_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]:
         """The results for any objects, without the objects."""
-        blocks = numbered(encode_items(iter(items)))
-        first = next(blocks, None)
+        parts = numbered(encode_items(iter(items)))
+        first = next(parts, None)
         if first is None:
             return
+        rows = {"sent": 0, "answered": 0}
+
+        def blocks() -> Iterator[tuple[Piece, Piece]]:
+            for block in chain([first], parts):
+                rows["sent"] += row_count(block)
+                yield block
+
+        def waits() -> bool:
+            return rows["answered"] < rows["sent"]
+
+        for data in self._answers(blocks(), None, partition, attempt, waits):
+            results = pickle.loads(data)
+            rows["answered"] += len(results)
+            yield from results
+
+    def _answers(
+        self,
+        blocks: Iterator[tuple[Piece, Piece]],
+        schema: pa.Schema | None,
+        partition: int,
+        attempt: int,
+        waits: Callable[[], bool],
+    ) -> Iterator[bytes]:
         node = nearest(self.nodes, partition)[0][0]
-        waiting = 0
-        with self._naming_the_cause(), _Link(self, node, None, partition, attempt) as link:
-            for block in _then(first, blocks):
+        with self._naming_the_cause(), _Link(self, node, schema, partition, attempt) as link:
+            for block in blocks:
                 while not link.has_room(block):
-                    for results in link.pickled_results(wait=True):
-                        waiting -= len(results)
-                        yield from results
+                    yield from link.answers(wait=True)
                 link.put(block)
-                waiting += row_count(block)
+                yield from link.answers(wait=False)
             link.end()
-            while waiting:
-                for results in link.pickled_results(wait=True):
-                    waiting -= len(results)
-                    yield from results
+            while waits():
+                yield from link.answers(wait=True)
 
     def blocks_before(self, partition: int, attempt: int) -> set[int]:
         """The blocks of this partition that earlier attempts of the task have brought to nodes."""
@@ -276,11 +291,6 @@ def _connected(node: NodeAddress, secret: bytes) -> Channel:
         raise NodeGoneError(f"{node} cannot be reached: {exc}.", rank=node.rank) from exc
 
 
-def _then(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
 class _Link:
     """A connection to one node, for one task.
 
@@ -341,7 +351,6 @@ class _Link:
         return self._writer.ahead
 
     def has_room(self, block: Sequence[Piece]) -> bool:
-        """Whether `put` would not wait."""
         return self.stopped is not None or self._lost is not None or self._writer.has_room(*block)
 
     def put(self, block: Sequence[Piece]) -> None:
@@ -360,7 +369,6 @@ class _Link:
         self.rows += row_count(block)
 
     def end(self) -> None:
-        """All was sent."""
         with suppress(ChannelClosed):  # `check` says so
             self._writer.end()
 
@@ -373,21 +381,12 @@ class _Link:
         if not self._received and self.stopped is None:
             self.check()
 
-    def results(self, *, wait: bool) -> Iterator[pa.ChunkedArray]:
+    def answers(self, *, wait: bool) -> Iterator[bytes]:
         """The results that have come; waits until there is one, or room for more rows.
 
         Raises:
             FeedError: None will come.
         """
-        for data in self._answers(wait=wait):
-            yield pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0)
-
-    def pickled_results(self, *, wait: bool) -> Iterator[list[Any]]:
-        """As `results`, for objects."""
-        for data in self._answers(wait=wait):
-            yield pickle.loads(data)
-
-    def _answers(self, *, wait: bool) -> Iterator[bytes]:
         with self.changed:
             while wait and not self._results.has_batch and self.stopped is None and self._lost is None:
                 if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer.has_ended:
@@ -401,10 +400,9 @@ class _Link:
             self.check()
 
     def check(self) -> None:
-        """Raise when the node went away or wants no more."""
         if self.stopped is not None:
-            told = f"{self.node} takes no more rows: {self.stopped}"
-            raise NodeGoneError(told, rank=self.node.rank) if self._failed else FeedError(told)
+            message = f"{self.node} takes no more rows: {self.stopped}"
+            raise NodeGoneError(message, rank=self.node.rank) if self._failed else FeedError(message)
         if self._lost is not None:
             raise NodeGoneError(
                 f"{self.node} went away ({self._lost}).\n"
@@ -413,7 +411,6 @@ class _Link:
             )
 
     def close(self) -> None:
-        """Hang up."""
         self._channel.close()
         self._thread.join(limits.WAKE_S)
 
@@ -534,15 +531,12 @@ class _Rejoin:
 
     @property
     def waits(self) -> bool:
-        """Whether rows have no result yet."""
         return bool(self._rows)
 
     def sent(self, batch: pa.RecordBatch) -> None:
-        """These rows were sent."""
         self._rows.append(batch)
 
     def joined(self, results: Iterable[pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
-        """Rows with their results."""
         for column in results:
             for chunk in column.chunks:
                 yield from self._chunk(chunk)
@@ -578,14 +572,6 @@ class FeedingJob(Protocol):
 
 
 class LocalJob(threading.Thread):
-    """Pushes a table, or any sequence of objects, from this process.
-
-    Args:
-        data: The data.
-        feeder: Whom to push to.
-        done: Called at the end.
-    """
-
     def __init__(self, data: Any, feeder: Feeder, *, done: Callable[[], None]) -> None:
         super().__init__(name="kindler-feed-job", daemon=True)
         self.error: BaseException | None = None
@@ -612,7 +598,7 @@ def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
     table = table_of(data)
     if table is None:
         return list(feeder.infer_items(data, partition=0))
-    parts = _parts(table, len(feeder.nodes))
+    parts = list(_cut(table, len(feeder.nodes)))
     answers: dict[int, list[pa.RecordBatch]] = {}
     errors: list[BaseException] = []
 
@@ -631,10 +617,6 @@ def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
         raise errors[0]
     tables = [pa.Table.from_batches(answers[n]) for n in range(len(parts)) if answers[n]]
     return pa.concat_tables(tables, promote_options="permissive") if tables else table
-
-
-def _parts(table: pa.Table, count: int) -> Sequence[pa.Table]:
-    return list(_cut(table, count))
 
 
 def _cut(table: pa.Table, count: int) -> Iterator[pa.Table]:

@@ -25,13 +25,10 @@ from kindler.temporary import private_folder
 
 
 def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
-    """The target of every rank.
+    """The target of every rank; `settings` are JSON, and `program` is the function and its arguments.
 
-    Args:
-        worker: The node.
-        settings: JSON: framework, gpus, default_fs.
-        program: The function and its arguments. They are loaded last: importing the user's modules may import
-            a framework, which must find its variables and GPUs.
+    The program is loaded last: importing the user's modules may import a framework, which must find its
+    variables and GPUs.
     """
     chosen: dict[str, Any] = json.loads(settings)
     os.environ.update(variables(worker.members, worker.rank, chosen["framework"]))
@@ -47,7 +44,7 @@ def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
         ctx.check_answered()
     except BaseException as exc:
         if server is not None:
-            server.close(f"{ctx.role} {ctx.task_index} failed:\n{_told(exc)}", failed=True)
+            server.close(f"{ctx.role} {ctx.task_index} failed:\n{_text_of(exc)}", failed=True)
         raise
     if server is not None:
         server.close("the program has returned")
@@ -88,7 +85,7 @@ def _called(function: Any, args: Any, ctx: Context) -> Any:
         ) from exc
 
 
-def _told(exc: BaseException) -> str:
+def _text_of(exc: BaseException) -> str:
     return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
 
 
@@ -103,19 +100,15 @@ def _packed(value: Any) -> bytes:
     return data
 
 
-_held: list[IO[str]] = []  # the claims of this process
+_claims: list[IO[str]] = []  # of this process
 
 
 def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, ...] | None:
-    """Set this process's visible GPUs, before a framework looks for them.
+    """Set this process's visible GPUs, before a framework looks for them: None where nothing was set.
 
-    Args:
-        wanted: How many; None is what Spark gave, else an equal part of the machine's.
-        position: The node's number among those of its machine that compute.
-        nodes: How many those are.
-
-    Returns:
-        The GPUs; None where there are none and nothing was set.
+    They are those that Spark gave to the task, else free ones that it claims: `wanted` of them, or the part
+    of the machine's that the node at `position` among `nodes` may have. A claim is a lock on a file of this
+    user's, held as long as the process lives, so that nodes never share a GPU by accident.
 
     Raises:
         ConfigError: There are not as many as were asked for.
@@ -163,7 +156,7 @@ def claim(gpus: Sequence[str], count: int, folder: Path | None = None) -> list[s
         except OSError:
             lock.close()
             continue
-        _held.append(lock)
+        _claims.append(lock)
         chosen.append(number)
     return chosen
 
