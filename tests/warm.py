@@ -1,7 +1,8 @@
 """The process that workers are forked from is kept through failed runs, and has imported what tests need.
 
 A run that fails ends that process, and the next run starts a new one, which imports the framework again. That
-would be most of what a test of a failure costs. Tests that are about this take the fixture `cold`.
+would be most of what a test of a failure costs. The suites of failures and of recovery run on the engine as
+it ships all the same: they take the fixture `cold`.
 
 Workers unpickle what test modules define, and so import those with what stands at their head. They inherit
 the part that most of them have in common.

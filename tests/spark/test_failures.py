@@ -21,7 +21,7 @@ from kindler.spark.executors import cores_per_host
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("cold", "no_workers_left")]
 
 SCHEMA = "features array<float>, label float"
 
@@ -56,7 +56,7 @@ class AtStepThree(Callback):
 
 
 def test_the_users_own_exception_comes_first_and_no_jvm_stack(
-    cold: None, partitioned: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+    partitioned: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     est = regression()
     data = frame(partitioned)

@@ -31,7 +31,7 @@ from kindler.errors import (
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("cold", "no_workers_left")]
 
 X = np.linspace(0, 1, 64, dtype=np.float32).reshape(32, 2)
 Y = X.sum(1)
@@ -72,7 +72,7 @@ class MyError(Exception):
 
 
 def test_the_users_own_exception_comes_first_with_rank_host_and_traceback(
-    cold: None, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     est = regression()
     before = set(psutil.Process().children(recursive=True))  # helpers of multiprocessing, of other tests
