@@ -21,14 +21,11 @@ _EXPECTED = 256
 
 
 class Failures:
-    """What became of nodes that are gone.
-
-    Attributes:
-        limit_s: How long it takes at most until the failure of a node has ended all of them.
-    """
+    """What became of nodes that are gone."""
 
     def __init__(self, gang: Gang) -> None:
         settings = gang.job.settings
+        # How long it takes at most until the failure of a node has ended all of them.
         self.limit_s = settings.heartbeat_timeout_s + 2 * settings.stop_timeout_s
         self._gang = gang
         self._changed = threading.Condition()
@@ -66,26 +63,19 @@ class Failures:
 
 
 class FailureServer(Handler):
-    """Answers tasks on the driver until it is closed.
-
-    Args:
-        hosts: The address to listen on, and the one that tasks reach it by.
-        secret: What tasks prove themselves with.
-        failures: What is known.
-        ports: The ports that may be taken; None is any.
-    """
+    """Answers tasks on the driver until it is closed."""
 
     def __init__(
         self,
-        hosts: tuple[str, str],
-        secret: bytes,
+        hosts: tuple[str, str],  # the address to listen on, and the one that tasks reach it by
+        secret: bytes,  # what tasks prove themselves with
         failures: Failures,
         *,
-        ports: tuple[int, int] | None = None,
+        ports: tuple[int, int] | None = None,  # the ports that may be taken; None is any
     ) -> None:
         listener = listen(hosts[0], backlog=_EXPECTED, ports=ports)
         self.address: Address = (hosts[1], listener.getsockname()[1])
-        self._failures = failures
+        self._failures = failures  # what is known
         self._asking: dict[Peer, float] = {}
         self._server = Server(
             listener,

@@ -38,30 +38,21 @@ _SIZES = struct.Struct("!QQ")
 
 
 class Inbound:
-    """One feeding task's connection.
-
-    Attributes:
-        kind: TRAIN, INFER, or SPOOL for rows that are kept on disk.
-        pass_number: Which pass over the data it belongs to; None for an inference.
-        partition: The job and the partition of the data that it reads.
-        attempt: Spark may run a task again.
-        superseded: Whether it has done so: this one's rows are no longer taken.
-        broken: Whether the task went away before it had sent everything.
-        numbers: The blocks that it has sent.
-        unanswered: Of an inference: how many rows the program has read and not answered yet.
-    """
+    """One feeding task's connection."""
 
     def __init__(self, peer: Peer, inbox: Inbox, opened: Frame) -> None:
         fields = opened.fields
         self.inbox = inbox
-        self.kind: str = fields["work"]
+        self.kind: str = fields["work"]  # TRAIN, INFER, or SPOOL for rows that are kept on disk
+        # Which pass over the data it belongs to; None for an inference.
         self.pass_number: int | None = fields["pass"]
+        # The job and the partition of the data that it reads.
         self.partition = (str(fields["job"]), int(fields["partition"]))
-        self.attempt = int(fields["attempt"])
-        self.superseded = False
-        self.broken = False
-        self.numbers: set[int] = set()
-        self.unanswered = 0
+        self.attempt = int(fields["attempt"])  # spark may run a task again
+        self.superseded = False  # whether it has done so: this one's rows are no longer taken
+        self.broken = False  # whether the task went away before it had sent everything
+        self.numbers: set[int] = set()  # the blocks that it has sent
+        self.unanswered = 0  # of an inference: how many rows the program has read and not answered yet
         schema, declared = opened.buffers
         self.schema = pa.ipc.read_schema(pa.py_buffer(schema)) if fields["format"] == ARROW else None
         self._declared = list(pa.ipc.read_schema(pa.py_buffer(declared))) if declared else None
@@ -124,27 +115,18 @@ class Inbound:
 
 
 class Inbox:
-    """What tasks send to one feed of this node.
-
-    Attributes:
-        changed: Held while anything here is looked at, and notified when something came.
-        closed: Whether the program wants no more.
-        ended: Whether the driver has said that nothing more comes.
-        pass_number: The pass over the data that is read now.
-        finished: The passes of which everything has been sent.
-        micro_batches: The number of a stream's micro-batch, by pass.
-    """
+    """What tasks send to one feed of this node."""
 
     def __init__(
         self, name: str, changed: threading.Condition, folder: Path, tick: Callable[[], None]
     ) -> None:
         self.name = name
-        self.changed = changed
-        self.closed = False
-        self.ended = False
-        self.pass_number = 0
-        self.finished: set[int] = set()
-        self.micro_batches: dict[int, int] = {}
+        self.changed = changed  # held while anything here is looked at, and notified when something came
+        self.closed = False  # whether the program wants no more
+        self.ended = False  # whether the driver has said that nothing more comes
+        self.pass_number = 0  # the pass over the data that is read now
+        self.finished: set[int] = set()  # the passes of which everything has been sent
+        self.micro_batches: dict[int, int] = {}  # the number of a stream's micro-batch, by pass
         self._tick = tick
         self._spool = _BlockFile(folder / f"feed-{name.replace('/', '_')}.blocks")
         self._schema: pa.Schema | None = None

@@ -66,35 +66,21 @@ class NodeGoneError(FeedError):
 
 @dataclass(frozen=True, kw_only=True)
 class Feeder:
-    """What tasks push, and to whom. Built on the driver, pickled with the job, closed over nothing.
+    """What tasks push, and to whom. Built on the driver, pickled with the job, closed over nothing."""
 
-    Attributes:
-        nodes: Those that are fed.
-        secret: What the tasks prove themselves with.
-        job: A name for the job.
-        feed: The feed's name.
-        kind: TRAIN, INFER or SPOOL.
-        pass_number: Which pass over the data it is; None for an inference.
-        fields: The columns of an inference's results.
-        flat: Whether each row has a list of results.
-        columns: The columns that are sent to nodes; None is all.
-        copies: Whether every node gets all rows, rather than its part.
-        failures: Where tasks ask why a node is gone; None on the driver, which knows by itself.
-        failure_timeout_s: How long that may take.
-    """
-
-    nodes: tuple[NodeAddress, ...]
-    secret: bytes
-    job: str
-    feed: str
-    kind: str
-    pass_number: int | None = None
-    fields: pa.Schema | None = None
-    flat: bool = False
-    columns: tuple[str, ...] | None = None
-    copies: bool = False
+    nodes: tuple[NodeAddress, ...]  # those that are fed
+    secret: bytes  # what the tasks prove themselves with
+    job: str  # a name for the job
+    feed: str  # the feed's name
+    kind: str  # TRAIN, INFER or SPOOL
+    pass_number: int | None = None  # which pass over the data it is; None for an inference
+    fields: pa.Schema | None = None  # the columns of an inference's results
+    flat: bool = False  # whether each row has a list of results
+    columns: tuple[str, ...] | None = None  # the columns that are sent to nodes; None is all
+    copies: bool = False  # whether every node gets all rows, rather than its part
+    # Where tasks ask why a node is gone; None on the driver, which knows by itself.
     failures: Address | None = None
-    failure_timeout_s: float = 0.0
+    failure_timeout_s: float = 0.0  # how long that may take
 
     def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int:
         """Push record batches; returns how many rows, fewer when all nodes want no more.
@@ -292,12 +278,7 @@ def _connected(node: NodeAddress, secret: bytes) -> Channel:
 
 
 class _Link:
-    """A connection to one node, for one task.
-
-    Attributes:
-        stopped: Why the node takes no more, once it has said so.
-        rows: How many rows it has got.
-    """
+    """A connection to one node, for one task."""
 
     def __init__(
         self,
@@ -309,11 +290,11 @@ class _Link:
         changed: threading.Condition | None = None,
     ) -> None:
         self.node = node
-        self.stopped: str | None = None
+        self.stopped: str | None = None  # why the node takes no more, once it has said so
         self._failed = False
         self._lost: str | None = None
         self._received = False
-        self.rows = 0
+        self.rows = 0  # how many rows it has got
         self._channel = _connected(node, feeder.secret)
         self._feeds = Feeds(f"node {node.rank}", self._channel.send, changed=changed)
         self.changed = self._feeds.changed

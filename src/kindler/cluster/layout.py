@@ -20,22 +20,14 @@ class Layout:
 
     Nodes that train come first, the chief before all, so that ranks and worker numbers are the same; then
     come parameter servers and the evaluator.
-
-    Attributes:
-        workers: Nodes that train, the chief included.
-        ps: Parameter servers.
-        chief: Whether the first node that trains is the chief.
-        evaluator: Whether there is an evaluator.
-        until: Whose return ends the cluster: that of all "workers", or of the "chief" alone.
-        evaluator_grace_s: Seconds for the evaluator to return by itself after that.
     """
 
-    workers: int
-    ps: int = 0
-    chief: bool = True
-    evaluator: bool = False
-    until: str = "workers"
-    evaluator_grace_s: float = 0.0
+    workers: int  # nodes that train, the chief included
+    ps: int = 0  # parameter servers
+    chief: bool = True  # whether the first node that trains is the chief
+    evaluator: bool = False  # whether there is an evaluator
+    until: str = "workers"  # whose return ends the cluster: that of all "workers", or of the "chief" alone
+    evaluator_grace_s: float = 0.0  # seconds for the evaluator to return by itself after that
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("ps", 0)):

@@ -45,14 +45,7 @@ def _size(batch: tuple[Piece, ...]) -> int:
 
 
 class Feeds:
-    """This side's ends of all feeds with one other side.
-
-    Args:
-        other: Who is at the other side, for messages.
-        send: Sends a frame; None until `connect`, and what is written meanwhile is kept.
-        waiting: Called about every second while a reader waits.
-        changed: Notified whenever something came; one that several `Feeds` share lets a program wait for any.
-    """
+    """This side's ends of all feeds with one other side."""
 
     def __init__(
         self,
@@ -62,10 +55,11 @@ class Feeds:
         waiting: Callable[[], None] = lambda: None,
         changed: threading.Condition | None = None,
     ) -> None:
-        self.other = other
+        self.other = other  # who is at the other side, for messages
+        # Notified whenever something came; one that several `Feeds` share lets a program wait for any.
         self.changed = changed or threading.Condition()
-        self.waiting = waiting
-        self._send = send
+        self.waiting = waiting  # called about every second while a reader waits
+        self._send = send  # sends a frame; None until `connect`, and what is written meanwhile is kept
         self._unsent: list[tuple[str, tuple[Piece, ...], dict[str, Any]]] = []
         self._writers: dict[str, FeedWriter] = {}
         self._readers: dict[str, FeedReader] = {}

@@ -73,18 +73,13 @@ class RequestCancelled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a fork server has ready; runs with equal recipes share one.
+    """What a fork server has ready; runs with equal recipes share one."""
 
-    Attributes:
-        preload: What to import or call before the first fork: "module" or "module:function".
-        environment: Variables that must be set before anything is imported.
-        idle_s: Seconds without a child after which it ends.
-        inherits: The variables of this process that it and its children have; None is all of them.
-    """
-
+    # What to import or call before the first fork: "module" or "module:function".
     preload: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    idle_s: float = 300.0
+    environment: tuple[tuple[str, str], ...] = ()  # variables that must be set before anything is imported
+    idle_s: float = 300.0  # seconds without a child after which it ends
+    # The variables of this process that it and its children have; None is all of them.
     inherits: tuple[str, ...] | None = None
 
     def inherited(self) -> dict[str, str]:

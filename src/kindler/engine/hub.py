@@ -57,16 +57,7 @@ class _Member:
 
 
 class Hub(Handler):
-    """Serve one run while the block runs; `address` is where supervisors connect.
-
-    Args:
-        job: What the gang does.
-        at_driver: Whether it is the driver's, which feeds workers and takes what they put out; otherwise it
-            is the first rank's, in a stage whose tasks all run once.
-        host: The address to listen on.
-        advertised: The address under which others reach it, where that is another one.
-        cargo: Buffers for every worker, sent to the first supervisor, which passes them on.
-    """
+    """Serve one run while the block runs; `address` is where supervisors connect."""
 
     def __init__(
         self,
@@ -77,7 +68,7 @@ class Hub(Handler):
         advertised: str | None = None,
         cargo: Sequence[Piece] = (),
     ) -> None:
-        self._job = job
+        self._job = job  # what the gang does
         self._size = job.size
         self._settings = settings = job.settings
         self._crew = job.crew
@@ -87,10 +78,12 @@ class Hub(Handler):
         self._transcript = Transcript(job.crew) if job.replaceable and at_driver else None
         self._standby: dict[int, tuple[Peer, Frame]] = {}
         self._reported: dict[int, int] = {}  # by rank, the turn of its last report
+        # Whether it is the driver's, which feeds workers and takes what they put out; otherwise it is the
+        # first rank's, in a stage whose tasks all run once.
         self._at_driver = at_driver
-        self._host = host
-        self._advertised = advertised
-        self._cargo = cargo
+        self._host = host  # the address to listen on
+        self._advertised = advertised  # the address under which others reach it, where that is another one
+        self._cargo = cargo  # buffers for every worker, sent to the first supervisor, which passes them on
         self._members: dict[int, _Member] = {}
         self._feeds: dict[int, Feeds] = {}
         self._over: dict[int, str | None] = {}  # why feeds of a rank cannot go on; None: it has returned

@@ -18,29 +18,23 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSpec:
-    """What one rank does.
+    """What one rank does."""
 
-    Attributes:
-        target: "module:function", called as `function(worker, *buffers)`; it returns buffers.
-        role: What the rank is to the others: "worker", "chief", "ps", "evaluator", "server", ...
-        environment: Variables of its process. They are set when the process is forked; what a library reads
-            while it is imported belongs in `Job.environment`.
-        ports: How many TCP ports to hold for the program that runs there.
-        service: Whether it serves the others and has no end of its own: it is stopped as soon as every other
-            rank has a result, and needs none itself.
-        grace_s: Of a service: how long it may go on once every other rank has a result, to return by itself;
-            `worker.others_ended` says so.
-        beside: Whether it runs beside the others: it takes no slot of the cluster (it runs where ranks meet:
-            at the driver, or with the first rank where that is out of reach) and no part in gathers, and
-            `worker.size` does not count it. Such ranks are services and come last.
-    """
-
-    target: str
-    role: str = "worker"
+    target: str  # "module:function", called as `function(worker, *buffers)`; it returns buffers
+    role: str = "worker"  # what the rank is to the others: "worker", "chief", "ps", "evaluator", "server",
+    # Variables of its process. They are set when the process is forked; what a library reads while it is
+    # imported belongs in `Job.environment`.
     environment: Mapping[str, str] = field(default_factory=dict)
-    ports: int = 0
+    ports: int = 0  # how many TCP ports to hold for the program that runs there
+    # Whether it serves the others and has no end of its own: it is stopped as soon as every other rank has a
+    # result, and needs none itself.
     service: bool = False
+    # Of a service: how long it may go on once every other rank has a result, to return by itself;
+    # `worker.others_ended` says so.
     grace_s: float = 0.0
+    # Whether it runs beside the others: it takes no slot of the cluster (it runs where ranks meet: at the
+    # driver, or with the first rank where that is out of reach) and no part in gathers, and `worker.size`
+    # does not count it. Such ranks are services and come last.
     beside: bool = False
 
 
@@ -51,40 +45,29 @@ def equal_ranks(target: str, count: int) -> tuple[RankSpec, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a gang is to do.
+    """What a gang is to do."""
 
-    Attributes:
-        ranks: What each rank does, by rank.
-        buffers: The arguments of every rank's target.
-        run_id: The run's name.
-        secret: What members prove themselves with.
-        preload: What the fork server has imported before a worker is forked.
-        environment: Variables that must be set before those imports.
-        settings: Time limits.
-        threads: Compute threads of each worker; None shares the machine's cores among its workers.
-        cores: How many of a machine's cores the run may use; None is all that processes may use there.
-        cwd: The driver's folder, for user modules that are found relative to it.
-        sys_path: The driver's module search path.
-        sizes: The sizes of the buffers, where those travel separately.
-        together: Whether all ranks must be started at once and end together. On Spark, others are plain
-            tasks, which it starts when there are slots and starts again when they fail.
-        replaceable: Whether a rank whose process dies is replaced by a new process, which goes on where it
-            had last called `worker.keep`; the others wait for it. Not with `together`, and not for services.
-    """
-
-    ranks: tuple[RankSpec, ...]
-    buffers: tuple[bytes, ...] = ()
+    ranks: tuple[RankSpec, ...]  # what each rank does, by rank
+    buffers: tuple[bytes, ...] = ()  # the arguments of every rank's target
     run_id: str = field(default_factory=new_run_id)
+    # What members prove themselves with.
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    preload: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    settings: RunSettings = field(default_factory=RunSettings)
+    preload: tuple[str, ...] = ()  # what the fork server has imported before a worker is forked
+    environment: tuple[tuple[str, str], ...] = ()  # variables that must be set before those imports
+    settings: RunSettings = field(default_factory=RunSettings)  # time limits
+    # Compute threads of each worker; None shares the machine's cores among its workers.
     threads: int | None = None
+    # How many of a machine's cores the run may use; None is all that processes may use there.
     cores: int | None = None
+    # The driver's folder, for user modules that are found relative to it.
     cwd: str = field(default_factory=os.getcwd)
-    sys_path: tuple[str, ...] = field(default_factory=program_path)
-    sizes: tuple[int, ...] = ()
+    sys_path: tuple[str, ...] = field(default_factory=program_path)  # the driver's module search path
+    sizes: tuple[int, ...] = ()  # the sizes of the buffers, where those travel separately
+    # Whether all ranks must be started at once and end together. On Spark, others are plain tasks, which it
+    # starts when there are slots and starts again when they fail.
     together: bool = True
+    # Whether a rank whose process dies is replaced by a new process, which goes on where it had last called
+    # `worker.keep`; the others wait for it. Not with `together`, and not for services.
     replaceable: bool = False
 
     def __post_init__(self) -> None:
@@ -127,24 +110,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class GangMember:
-    """One rank of a gang.
+    """One rank of a gang."""
 
-    Attributes:
-        rank: Its number in the gang.
-        role: Its role.
-        index: Its number among the ranks of that role.
-        host: The name of its machine.
-        address: The IP address under which the other ranks reach it.
-        ports: The ports held for its program.
-        outside_address: The IP address under which machines that are not of the gang reach it.
-    """
-
-    rank: int
-    role: str
-    index: int
-    host: str
-    address: str
-    ports: tuple[int, ...] = ()
+    rank: int  # its number in the gang
+    role: str  # its role
+    index: int  # its number among the ranks of that role
+    host: str  # the name of its machine
+    address: str  # the IP address under which the other ranks reach it
+    ports: tuple[int, ...] = ()  # the ports held for its program
+    # The IP address under which machines that are not of the gang reach it.
     outside_address: str = field(default="", compare=False)
 
     @property

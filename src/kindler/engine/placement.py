@@ -30,21 +30,14 @@ FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank computes.
+    """Where a rank computes."""
 
-    Attributes:
-        device: What to ask the framework for: what was asked for, without a number.
-        visible: The GPUs that the rank sees; None leaves what is visible as it is.
-        index: The number of its own among them.
-        shared: Whether other ranks use it too.
-        problem: What to say if the rank does compute on a GPU.
-    """
-
-    device: str
+    device: str  # what to ask the framework for: what was asked for, without a number
+    # The GPUs that the rank sees; None leaves what is visible as it is.
     visible: tuple[str, ...] | None = None
-    index: int = 0
-    shared: bool = False
-    problem: str | None = None
+    index: int = 0  # the number of its own among them
+    shared: bool = False  # whether other ranks use it too
+    problem: str | None = None  # what to say if the rank does compute on a GPU
 
     def take(self) -> None:
         """Let this process see its own GPUs alone. Before a framework looks for them."""

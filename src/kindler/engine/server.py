@@ -70,13 +70,6 @@ class Listener:
 
     Nobody waits for a stranger: connections are authenticated side by side, cost a socket and a few bytes
     each until then, and are closed after `timeout_s`; when there are many more than expected, the oldest is.
-
-    Args:
-        listener: Is closed with this.
-        secret: What those who may come in know.
-        admit: Takes over the socket of one who has proved itself. It must not block.
-        expected: How many may come at the same time.
-        timeout_s: How long a greeting may take.
     """
 
     def __init__(
@@ -85,14 +78,14 @@ class Listener:
         secret: bytes,
         admit: Callable[[socket.socket], None],
         *,
-        expected: int,
+        expected: int,  # how many may come at the same time
         timeout_s: float,
     ) -> None:
         self.selector = selectors.DefaultSelector()  # of keys whose data is called with the events
-        self._listener = listener
-        self._secret = secret
-        self._admit = admit
-        self._timeout_s = timeout_s
+        self._listener = listener  # is closed with this
+        self._secret = secret  # what those who may come in know
+        self._admit = admit  # takes over the socket of one who has proved itself. It must not block
+        self._timeout_s = timeout_s  # how long a greeting may take
         self._max_pending = expected + _SPARE_PENDING
         self._pending: dict[int, _Pending] = {}
         self._paused_until: float | None = None
@@ -176,18 +169,13 @@ class Listener:
 
 
 class Peer:
-    """One connection of a server. Any thread may send; nothing here blocks.
-
-    Attributes:
-        id: Who it is, once the handler has set it; until then it has the time of a greeting to say so.
-        sock: For the server alone.
-        blocked: Whether it takes no more for now.
-    """
+    """One connection of a server. Any thread may send; nothing here blocks."""
 
     def __init__(self, sock: socket.socket, server: Server) -> None:
+        # Who it is, once the handler has set it; until then it has the time of a greeting to say so.
         self.id: Any = None
-        self.sock = sock
-        self.blocked = False
+        self.sock = sock  # for the server alone
+        self.blocked = False  # whether it takes no more for now
         self._server = server
         self._since = time.monotonic()
         self._joiner = Joiner()
@@ -321,33 +309,25 @@ class Server:
 
     Nothing in it waits for a single connection: reading goes on frame by frame, a bounded piece at a time,
     and what a connection does not take yet is queued for it.
-
-    Args:
-        listener: Is closed with the server.
-        secret: What those who may come in know.
-        handler: Is called for everything that happens.
-        expected: How many may connect at the same time.
-        name: Of the thread.
-        timeout_s: How long a greeting may take; by default `limits.GREETING_S`.
-        leaves_large: Whether large buffers of frames are left where they were received, as bytearrays:
-            copying them is a quarter of what reading a megabyte costs.
     """
 
     def __init__(
         self,
-        listener: socket.socket,
-        secret: bytes,
+        listener: socket.socket,  # is closed with the server
+        secret: bytes,  # what those who may come in know
         handler: Handler,
         *,
-        expected: int,
-        name: str,
-        timeout_s: float | None = None,
+        expected: int,  # how many may connect at the same time
+        name: str,  # of the thread
+        timeout_s: float | None = None,  # how long a greeting may take; by default `limits.GREETING_S`
         leaves_large: bool = False,
     ) -> None:
         self.lock = threading.RLock()  # of what is queued for peers
+        # Whether large buffers of frames are left where they were received, as bytearrays: copying them is a
+        # quarter of what reading a megabyte costs.
         self.leaves_large = leaves_large
         self.greeting_s = timeout_s or limits.GREETING_S
-        self._handler = handler
+        self._handler = handler  # is called for everything that happens
         self._listener = Listener(listener, secret, self._admit, expected=expected, timeout_s=self.greeting_s)
         self._selector = self._listener.selector
         self._peers: set[Peer] = set()

@@ -34,18 +34,13 @@ class _Rank:
 
 
 class Motion:
-    """How far the ranks of a gang are. It moves while any of them does.
-
-    Args:
-        size: How many ranks there are.
-        limit_s: Seconds without any movement that make a stall. They count from when all have their job.
-        beat_s: Seconds between a rank's pulses.
-    """
+    """How far the ranks of a gang are. It moves while any of them does."""
 
     def __init__(self, size: int, limit_s: float, *, beat_s: float) -> None:
-        self._size = size
+        self._size = size  # how many ranks there are
+        # Seconds without any movement that make a stall. They count from when all have their job.
         self._limit_s = limit_s
-        self._beat_s = beat_s
+        self._beat_s = beat_s  # seconds between a rank's pulses
         self._ranks: dict[int, _Rank] = {}
         self._done: set[int] = set()
         self._moved = 0.0

@@ -81,19 +81,6 @@ class Supervisor:
 
     `start` asks for the process, which warms up while the caller fetches data into `scratch`;
     `run` hands it the job and stays until it has ended.
-
-    Args:
-        job: What to run.
-        rank: The worker's rank.
-        hub: The meeting point.
-        owner: The process that the fork server must not outlive.
-        base: Where the scratch folder is made.
-        far: Whether results go to the hub as they come, rather than into the outcome that `run` returns.
-        cargo: Whether the job's buffers are to be fetched, rather than in the job.
-        attempt: How often the task that this is in was started before; 0 also in a stage that begins again.
-
-    Attributes:
-        dismissed: Whether another process has the place of this one, or shall have it.
     """
 
     def __init__(
@@ -110,19 +97,21 @@ class Supervisor:
     ) -> None:
         self._job = job
         self._rank = rank
+        # How often the task that this is in was started before; 0 also in a stage that begins again.
         self._attempt = attempt
         self._spec = job.ranks[rank]
-        self._hub = hub
-        self._owner = owner
-        self._base = base
+        self._hub = hub  # the meeting point
+        self._owner = owner  # the process that the fork server must not outlive
+        self._base = base  # where the scratch folder is made
+        # Whether results go to the hub as they come, rather than into the outcome that `run` returns.
         self._far = far
-        self._cargo = cargo
+        self._cargo = cargo  # whether the job's buffers are to be fetched, rather than in the job
         self._carrier: Carrier | None = None
         self._source: Address = hub
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
-        self.dismissed = False
+        self.dismissed = False  # whether another process has the place of this one, or shall have it
         self._frozen = False
         self._optional = False
         self._welcomed = threading.Event()

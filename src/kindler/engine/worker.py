@@ -88,6 +88,7 @@ class Worker(Group):
         self._is_fed: bool = fields["fed"]
         self._feeds = Feeds("the driver", channel.send, waiting=self.tick)
         self._released = threading.Event()
+        # Of a service with a grace: set once every other rank has a result; it should return.
         self.others_ended = threading.Event()
         self._halting = Halting()
         self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
