@@ -116,21 +116,29 @@ def run(
         evaluator_grace_s=evaluator_grace_s,
     )
     _check(main_fun, input_mode, framework, tensorboard, log_dir)
-    limits = replace(settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf)
+    run_settings = replace(
+        settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf
+    )
     fed = input_mode == "spark"
+    default_fs = "file://"
+    if spark is not None:
+        from kindler.spark.session import default_file_system
+
+        default_fs = default_file_system(spark)
+    pickle_for_workers({"main_fun": main_fun, "args": args})  # says which part cannot travel
     options = {
         "framework": framework,
         "gpus": gpus,
         "fed": fed,
         "log_dir": log_dir if tensorboard else None,
-        "default_fs": "file://" if spark is None else _default_fs(spark),
+        "default_fs": default_fs,
     }
     job = Job(
         ranks=layout.ranks(fed=fed, tensorboard=tensorboard),
-        buffers=(json.dumps(options).encode(), _program(main_fun, args)),
+        buffers=(json.dumps(options).encode(), cloudpickle.dumps((main_fun, args))),
         environment=tuple(sorted((env or {}).items())),
         preload=("kindler.cluster.node", *_preload(framework, main_fun)),
-        settings=limits,
+        settings=run_settings,
     )
     cluster = Cluster(_started(job, layout, spark, fed=fed), layout, spark, fed=fed, tensorboard=tensorboard)
     cluster._await_start(start_timeout_s)
@@ -380,8 +388,11 @@ class Cluster:
         return f"http://{first.outside_address}:{first.ports[-1]}"
 
     def _await_start(self, timeout_s: float) -> None:
-        if self._spark is not None and not _meets_here(self._spark, self._gang.job.settings):
-            return  # the nodes are out of reach; `wait` tells how they end
+        if self._spark is not None:
+            from kindler.spark.executors import meets_at_driver
+
+            if not meets_at_driver(self._spark, self._gang.job.settings):
+                return  # the nodes are out of reach; `wait` tells how they end
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._ready >= self._training and self._gang.is_running:
@@ -650,12 +661,6 @@ def _check(
         raise MissingExtraError(what="tensorboard=True", package="tensorboard", extra="tensorboard")
 
 
-def _program(main_fun: Any, args: Any) -> bytes:
-    pickle_for_workers({"main_fun": main_fun, "args": args})  # says which part cannot travel
-    data: bytes = cloudpickle.dumps((main_fun, args))
-    return data
-
-
 def _preload(framework: str | None, main_fun: Any) -> tuple[str, ...]:
     """What nodes have imported before the program begins: once for all nodes of a machine."""
     if framework is None or importlib.util.find_spec(framework) is None:
@@ -679,15 +684,3 @@ def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool)
     resolve_workers(spark, layout.size, job.settings, detached=fed)
     check_executors(spark)
     return engine.start(replace(job, cores=cores_per_host(spark)), spark=spark, detached=fed)
-
-
-def _meets_here(spark: SparkSession, settings: RunSettings) -> bool:
-    from kindler.spark.executors import meets_at_driver
-
-    return meets_at_driver(spark, settings)
-
-
-def _default_fs(spark: SparkSession) -> str:
-    from kindler.spark.session import default_file_system
-
-    return default_file_system(spark)

@@ -251,12 +251,9 @@ def nearest(
     for node in nodes:
         far = 0 if node.host == here else 1 + _distance(node.address)
         groups.setdefault(far, []).append(node)
-    return [_rotated(groups[far], partition) for far in sorted(groups)]
-
-
-def _rotated(group: list[NodeAddress], partition: int) -> list[NodeAddress]:
-    start = partition % len(group)
-    return [*group[start:], *group[:start]]
+    ordered = [groups[far] for far in sorted(groups)]
+    starts = [partition % len(group) for group in ordered]
+    return [[*group[start:], *group[:start]] for group, start in zip(ordered, starts, strict=True)]
 
 
 def _distance(address: str) -> int:
@@ -579,7 +576,8 @@ def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
     table = table_of(data)
     if table is None:
         return list(feeder.infer_items(data, partition=0))
-    parts = list(_cut(table, len(feeder.nodes)))
+    step = max(1, -(-table.num_rows // len(feeder.nodes)))
+    parts = [table.slice(start, step) for start in range(0, table.num_rows, step)]
     answers: dict[int, list[pa.RecordBatch]] = {}
     errors: list[BaseException] = []
 
@@ -598,9 +596,3 @@ def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
         raise errors[0]
     tables = [pa.Table.from_batches(answers[n]) for n in range(len(parts)) if answers[n]]
     return pa.concat_tables(tables, promote_options="permissive") if tables else table
-
-
-def _cut(table: pa.Table, count: int) -> Iterator[pa.Table]:
-    step = -(-table.num_rows // count)
-    for start in range(0, table.num_rows, max(step, 1)):
-        yield table.slice(start, step)

@@ -44,7 +44,8 @@ def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
         ctx.check_answered()
     except BaseException as exc:
         if server is not None:
-            server.close(f"{ctx.role} {ctx.task_index} failed:\n{_text_of(exc)}", failed=True)
+            text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+            server.close(f"{ctx.role} {ctx.task_index} failed:\n{text}", failed=True)
         raise
     if server is not None:
         server.close("the program has returned")
@@ -83,10 +84,6 @@ def _called(function: Any, args: Any, ctx: Context) -> Any:
         raise TrainingError(
             f"the program of {ctx.role} {ctx.task_index} ended with sys.exit({exc.code!r})."
         ) from exc
-
-
-def _text_of(exc: BaseException) -> str:
-    return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
 
 
 def _packed(value: Any) -> bytes:

@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -52,7 +51,11 @@ def main(order: dict[str, Any]) -> None:
     before, late = dict(os.environ), order.get("late", False)
     failure = None if late else _preload(order["preload"])
     if not late and holds_accelerator():
-        _begin_again({**order, "late": True, "opened_by": _opened_by or order["preload"][-1]})
+        # Become a process that has imported nothing: whatever opened the device is imported in each fork.
+        late_order = {**order, "late": True, "opened_by": _opened_by or order["preload"][-1]}
+        os.execv(
+            sys.executable, [sys.executable, "-m", "kindler.engine._fork_server_main", json.dumps(late_order)]
+        )
     variables = {name: value for name, value in os.environ.items() if before.get(name) != value}
     server = _ForkServer(listener, order, failure, variables)
     Path(order["path"]).with_suffix(".starting").unlink(missing_ok=True)
@@ -95,11 +98,6 @@ def holds_accelerator(devices: tuple[str, ...] = _ACCELERATORS) -> bool:
     return False
 
 
-def _begin_again(order: dict[str, Any]) -> None:
-    """Become a process that has imported nothing; whatever opened the device is imported in each fork."""
-    os.execv(sys.executable, [sys.executable, "-m", "kindler.engine._fork_server_main", json.dumps(order)])
-
-
 class _ForkServer:
     def __init__(
         self,
@@ -126,7 +124,7 @@ class _ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
-        self._selector.register(wake_r, selectors.EVENT_READ, lambda: _drain(wake_r))
+        self._selector.register(wake_r, selectors.EVENT_READ, lambda: os.read(wake_r, 4096))
         self._watch_owner()
         while not self._ended:
             for key, _ in self._selector.select(limits.OWNER_CHECK_S):
@@ -361,11 +359,6 @@ def _print_by_the_line() -> None:
     if sys.platform == "linux":  # what C and C++ print has a buffer of its own
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-
-
-def _drain(fd: int) -> None:
-    while select.select([fd], [], [], 0)[0] and os.read(fd, 4096):
-        pass
 
 
 def _close_all(fds: list[int]) -> None:

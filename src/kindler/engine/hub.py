@@ -455,7 +455,10 @@ class Hub(Handler):
         member.finished = True
         self._ended(rank, event)
         if frame.kind in ("error", "lost"):
-            self._stop_the_others(at_once=not frame.fields.get("sync", False), why=self._over[rank])
+            if frame.fields.get("sync"):
+                self._abort_within(limits.ROOT_CAUSE_S)
+            else:
+                self.abort(self._over[rank])
         else:
             self._after(rank)
         if self._standby and self.finished:
@@ -523,12 +526,6 @@ class Hub(Handler):
             elif frame.kind in ("error", "lost", "left", "aborted"):
                 self._motion.ended(rank)
         return frame.kind == "pulse"
-
-    def _stop_the_others(self, *, at_once: bool, why: str | None) -> None:
-        if at_once:
-            self.abort(why)
-        else:
-            self._abort_within(limits.ROOT_CAUSE_S)
 
     def _abort_within(self, seconds: float) -> None:
         at = time.monotonic() + seconds

@@ -275,9 +275,12 @@ def run_child(sock: socket.socket) -> int:
     _start(lambda: _listen(channel, worker), "kindler-listen")
     _start(lambda: _beat(worker, job.fields["heartbeat_s"]), "kindler-beat")
     _answer_with_stacks(worker.scratch / STACKS)
-    _enter(job.fields)
+    enter_program_path(job.fields["sys_path"])
+    if os.path.isdir(job.fields["cwd"]):  # stand where the driver stands, if this machine has that place
+        os.chdir(job.fields["cwd"])
     try:
-        results = _load(job.fields["target"])(worker, *_taken(buffers))
+        module, _, name = job.fields["target"].partition(":")
+        results = getattr(importlib.import_module(module), name)(worker, *_taken(buffers))
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
         flush_output()  # its end is told once all lines were passed on
         channel.send("error", **describe(exc))
@@ -324,19 +327,6 @@ def _users_part(exc: BaseException) -> Any:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
     return trace or exc.__traceback__
-
-
-def _enter(fields: dict[str, Any]) -> None:
-    """Stand where the driver stands, as far as this machine has those places."""
-    enter_program_path(fields["sys_path"])
-    if os.path.isdir(fields["cwd"]):
-        os.chdir(fields["cwd"])
-
-
-def _load(target: str) -> Callable[..., Sequence[bytes]]:
-    module, _, name = target.partition(":")
-    function: Callable[..., Sequence[bytes]] = getattr(importlib.import_module(module), name)
-    return function
 
 
 def _listen(channel: Channel, worker: Worker) -> None:
