@@ -164,10 +164,10 @@ def _array_of(values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    made = np.empty(len(values), dtype=object)
+    array = np.empty(len(values), dtype=object)
     for number, value in enumerate(values):  # one by one: numpy would make a matrix of lists
-        made[number] = value
-    return made
+        array[number] = value
+    return array
 
 
 def _own_dtype(kind: pa.DataType) -> str | None:
@@ -201,8 +201,8 @@ def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> 
         kind = pa.list_(kind)
     try:
         if isinstance(results, np.ndarray) and not flat:
-            made = _from_numpy(results)
-            return made if kind is None else made.cast(kind)
+            array = _from_numpy(results)
+            return array if kind is None else array.cast(kind)
         several = fields is not None and len(fields) > 1
         values = [_plain(value, fields if several else None, flat) for value in results]
         return pa.array(values, kind)

@@ -623,10 +623,10 @@ class Cluster:
             fields = self._probe(to_arrow(frame.limit(_PROBE_ROWS)), feeder)
         else:
             fields = schema if isinstance(schema, pa.Schema) else result_schema(schema)
-        taken = sorted(set(fields.names) & set(frame.columns))
-        if taken:
+        existing = sorted(set(fields.names) & set(frame.columns))
+        if existing:
             raise ConfigError(
-                f"inference: the data has columns {taken} already.\n"
+                f"inference: the data has columns {existing} already.\n"
                 'Hint: schema="another_name type" names those of the results.'
             )
         return fields

@@ -142,8 +142,8 @@ class DataFeed:
 
         One that `restore` says was trained before is passed over. Call `commit` or `checkpoint` in each turn.
         """
-        while (found := self._await_micro_batch()) is not None:
-            number, micro_batch = found
+        while (current := self._await_micro_batch()) is not None:
+            number, micro_batch = current
             if micro_batch > self._restored:
                 yield micro_batch
             while self._inbox.pass_number == number and not self._ended:  # what the program has left
@@ -325,16 +325,16 @@ class DataFeed:
     def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
         """Put the cursor at the next block; False where there is none."""
         if only is not None:
-            found: Inbound | str = only if self._inbox.more_of(only) else END
-            if found == END:
+            source: Inbound | str = only if self._inbox.more_of(only) else END
+            if source == END:
                 return False
         else:
-            found = self._next()
-        if isinstance(found, str):
-            self._ended = self._ended or found == END
-            return found == PASS_END and not within_pass
-        self._source = found
-        self._block, self._offset = found.block(), 0
+            source = self._next()
+        if isinstance(source, str):
+            self._ended = self._ended or source == END
+            return source == PASS_END and not within_pass
+        self._source = source
+        self._block, self._offset = source.block(), 0
         return True
 
     def _next(self) -> Inbound | str:
@@ -342,9 +342,9 @@ class DataFeed:
         since = time.monotonic()
         while True:
             with self._inbox.changed:
-                found = self._inbox.ready()
-                if found is not None:
-                    return found
+                source = self._inbox.ready()
+                if source is not None:
+                    return source
                 self._inbox.wait()
             if not (self._unanswered and self._inbox.waits_for_results()):
                 since = time.monotonic()
@@ -399,18 +399,18 @@ class KeptFeed(DataFeed):
         return not self._ended
 
 
-def _mapping(given: InputMapping | None) -> dict[str, str] | None:
-    if given is None:
+def _mapping(columns: InputMapping | None) -> dict[str, str] | None:
+    if columns is None:
         return None
-    if isinstance(given, str):
+    if isinstance(columns, str):
         raise ConfigError(
-            f"input_mapping={given!r}: it is a dict of columns and names, or a list of columns."
+            f"input_mapping={columns!r}: it is a dict of columns and names, or a list of columns."
         )
-    mapping = dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+    mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     if not mapping or not all(isinstance(word, str) for pair in mapping.items() for word in pair):
-        raise ConfigError(f"input_mapping={given!r}: it must name at least one column, by strings.")
+        raise ConfigError(f"input_mapping={columns!r}: it must name at least one column, by strings.")
     if len(set(mapping.values())) < len(mapping):
-        raise ConfigError(f"input_mapping={given!r}: two columns have the same name in a batch.")
+        raise ConfigError(f"input_mapping={columns!r}: two columns have the same name in a batch.")
     return mapping
 
 

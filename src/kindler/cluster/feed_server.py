@@ -69,7 +69,7 @@ class Inbound:
             if self.superseded:
                 return
             self.numbers.add(block_number(frame.buffers))
-        self._feeds.heard(frame)
+        self._feeds.received(frame)
         if frame.kind == "feed.end":
             self._complete = frame.fields["problem"] is None
             self._peer.send("received")

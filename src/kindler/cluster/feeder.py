@@ -397,7 +397,7 @@ class _Link:
             while True:
                 frame = self._channel.receive()
                 if is_feed(frame.kind):
-                    self._feeds.heard(frame)
+                    self._feeds.received(frame)
                     continue
                 with self.changed:
                     if frame.kind == "received":

@@ -110,10 +110,10 @@ def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, 
     Raises:
         ConfigError: There are not as many as were asked for.
     """
-    given = tuple(gpus_of_task())
+    assigned = tuple(gpus_of_task())
     chosen: Sequence[str]
-    if given:
-        chosen = given if wanted is None else given[:wanted]
+    if assigned:
+        chosen = assigned if wanted is None else assigned[:wanted]
     elif wanted == 0:
         chosen = ()
     else:

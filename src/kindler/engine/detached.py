@@ -65,13 +65,13 @@ def start(order: Order) -> None:
         try:
             inlet.write(pickle.dumps(order))
             inlet.close()
-            answer = outlet.readline()
+            line = outlet.readline()
         except OSError as exc:
             raise TrainingError(f"the process that looks after a worker did not start: {exc}.") from exc
-    said: dict[str, Any] = json.loads(answer) if answer else {"message": "it ended without a word"}
-    if said != _JOINED:
+    answer: dict[str, Any] = json.loads(line) if line else {"message": "it ended without a word"}
+    if answer != _JOINED:
         process.wait()
-        raise TrainingError(f"worker {order.rank} did not join the others: {said['message']}")
+        raise TrainingError(f"worker {order.rank} did not join the others: {answer['message']}")
     fork_server.leave_running(process)
 
 
@@ -119,10 +119,10 @@ def _look_after(order: Order) -> str:
         return "error"
 
 
-def _say(said: Mapping[str, Any]) -> None:
+def _say(answer: Mapping[str, Any]) -> None:
     """Tell the task, which listens for one line; later ones have no listener."""
     try:
-        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     except OSError:
         pass

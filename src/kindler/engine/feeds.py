@@ -4,8 +4,8 @@ A feed has a name and two ends. The writer may be ahead of the reader by a windo
 reader says what it has taken. Neither waits for an end that is gone. What a batch means (an Arrow stream, an
 array, a pickle) is left to the two programs.
 
-Nothing here touches a socket: frames go out through a function and come in through `Feeds.heard`, which never
-blocks. So feeds share a worker's connection with its signs of life, and can run over any other channel.
+Nothing here touches a socket: frames go out through a function and come in through `Feeds.received`, which
+never blocks. So feeds share a worker's connection with its signs of life, and can run over any channel.
 
     feed.open    writer -> reader   name, window
     feed.data    writer -> reader   name, and the batch
@@ -91,13 +91,13 @@ class Feeds:
                 self._unsent.clear()
                 self._send = send
 
-    def heard(self, frame: Frame) -> None:
+    def received(self, frame: Frame) -> None:
         name, kind, fields = str(frame.fields["name"]), frame.kind.removeprefix(_PREFIX), frame.fields
         with self.changed:
             if kind == "open":
                 self.reader(name).window_bytes = int(fields["window"])
             elif kind == "data":
-                self.reader(name).came(frame.buffers)
+                self.reader(name).add(frame.buffers)
             elif kind == "end":
                 self.reader(name).ended(fields["problem"])
             elif kind == "taken" and name in self._writers:
@@ -295,7 +295,7 @@ class FeedReader:
         if not over:
             self._feeds.emit("closed", name=self.name, reason=reason)
 
-    def came(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         if not self._closed:
             self._batches.append(batch)
 

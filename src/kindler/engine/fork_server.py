@@ -195,10 +195,10 @@ def close(owner: int | None = None) -> None:
 
 def retire(owner: int | None = None) -> None:
     """Let this owner's fork servers end with their last child: a run failed, the next starts afresh."""
-    heard = _tell_all(owner or os.getpid(), "retire")
+    answered = _tell_all(owner or os.getpid(), "retire")
     for process in _started:
         try:
-            process.wait(limits.WAKE_S if heard else 0.0)
+            process.wait(limits.WAKE_S if answered else 0.0)
         except subprocess.TimeoutExpired:
             pass  # another run still uses it
     _reap()
@@ -208,18 +208,18 @@ def _tell_all(owner: int, word: str) -> bool:
     """Tell every fork server, and return whether all have heard. One that still imports ends at once."""
     folder = _folder(owner)
     _end_starting(folder)
-    heard = True
+    answered = True
     for path in sorted(folder.glob("*.sock")):
         try:
             with _connect(path) as sock:
                 sock.sendall(_WORD)
                 Channel(sock).send(word)
                 sock.settimeout(limits.FORK_ANSWER_S)
-                sock.recv(1)  # closed: it has heard
+                sock.recv(1)  # closed: it has answered
         except (OSError, ChannelClosed) as exc:
             path.unlink(missing_ok=True)  # nobody shall reach it again
-            heard = heard and not isinstance(exc, TimeoutError)
-    return heard
+            answered = answered and not isinstance(exc, TimeoutError)
+    return answered
 
 
 def _end_starting(folder: Path) -> None:
@@ -465,8 +465,8 @@ class PrintedLines:
         """Pass on all that was written before this call, an unfinished line too."""
         with self._reading:
             left = 0 if self._output.closed else self._waiting()
-            while left > 0 and (came := self._read(min(left, _READ_BYTES))):
-                left -= came
+            while left > 0 and (size := self._read(min(left, _READ_BYTES))):
+                left -= size
             if self._rest:
                 self._tell(_text(self._rest))
                 self._rest.clear()

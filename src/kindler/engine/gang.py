@@ -57,11 +57,11 @@ def watch(
     deadline = time.monotonic() + settings.start_timeout_s
     bad: list[Outcome] = []
     ending = complete = gave_up = False
-    came = 0
+    joined = 0
     last_end: float | None = None
     while not ending:
-        if after_first and (not hub.joined or hub.joined > came or (hub.missing() and queued())):
-            came = hub.joined
+        if after_first and (not hub.joined or hub.joined > joined or (hub.missing() and queued())):
+            joined = hub.joined
             deadline = time.monotonic() + settings.start_timeout_s
         over = not running()
         if last_end is None and (over or hub.finished):
@@ -108,21 +108,21 @@ def _stall(hub: Hub, listener: Listener, settings: RunSettings) -> Outcome:
     """Fetch the stacks of all workers, write them to the log, and say who holds up the others."""
     ranks, hosts, stacks = hub.stall(limits.GANG_STACKS_S)
     for rank, text in sorted(stacks.items()):
-        said = f"stalled; the stacks of worker {rank} on {hosts[rank]}:\n{text or '  (it did not answer)'}"
-        _log.error("%s", said)
-        for line in said.splitlines():
+        message = f"stalled; the stacks of worker {rank} on {hosts[rank]}:\n{text or '  (it did not answer)'}"
+        _log.error("%s", message)
+        for line in message.splitlines():
             listener(Event(rank, "log", {"line": line}))
     fields = {"ranks": ranks, "hosts": hosts, "stacks": stacks, "waited_s": settings.stall_timeout_s}
     return Outcome(0, "stalled", fields)
 
 
-def verdict(heard: list[Outcome], returned: list[Outcome]) -> list[Outcome]:
+def verdict(received: list[Outcome], returned: list[Outcome]) -> list[Outcome]:
     """The outcomes of a run in which every rank has a result, by rank; otherwise what went wrong is raised.
 
     What the hub heard comes first: it is in the order in which things happened.
     """
-    known = {(o.rank, o.kind) for o in heard}
-    error: KindlerError | None = failure(heard + [o for o in returned if (o.rank, o.kind) not in known])
+    known = {(o.rank, o.kind) for o in received}
+    error: KindlerError | None = failure(received + [o for o in returned if (o.rank, o.kind) not in known])
     if error is not None:
         raise error
     return sorted(returned, key=lambda outcome: outcome.rank)
@@ -306,8 +306,8 @@ class Gang:
     def _follow(self) -> None:
         try:
             with self._stack:
-                heard = self._watched()
-            self._results = self._judged(heard)
+                received = self._watched()
+            self._results = self._judged(received)
         except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `wait` raises it
             self._error = exc
         finally:
@@ -338,10 +338,10 @@ class Gang:
                 hub.abort()
             launch.end()
 
-    def _judged(self, heard: list[Outcome]) -> list[Outcome]:
-        outcomes = verdict(heard, self._launch.outcomes(self._hub))
+    def _judged(self, received: list[Outcome]) -> list[Outcome]:
+        outcomes = verdict(received, self._launch.outcomes(self._hub))
         results = {o.rank for o in outcomes if o.kind == "result"}
-        left = {o.rank: o for o in [*heard, *outcomes] if o.kind == "left"}
+        left = {o.rank: o for o in [*received, *outcomes] if o.kind == "left"}
         if results and len(results | left.keys() | self.job.services) == self.job.size:
             return outcomes  # whatever became of the engine's own job
         if left and not results and self._reason is None:

@@ -446,7 +446,7 @@ class Hub(Handler):
             member.peer.send("kept")
             return
         if is_feed(frame.kind):
-            self.feeds(rank).heard(frame)
+            self.feeds(rank).received(frame)
             return
         event = Event(rank, frame.kind, frame.fields)
         if frame.kind not in _TERMINAL_EVENTS:

@@ -71,41 +71,41 @@ def _timed_out(bad: Sequence[Outcome]) -> SyncTimeoutError | None:
 
 
 def _raised(outcome: Outcome) -> KindlerError:
-    said = outcome.fields
-    if said.get("sync"):
-        error: KindlerError = SyncError(f"{said['message']} (worker {outcome.rank}, host {said['host']})")
+    fields = outcome.fields
+    if fields.get("sync"):
+        error: KindlerError = SyncError(f"{fields['message']} (worker {outcome.rank}, host {fields['host']})")
         return error
-    own = revive(said["types"][0], said["message"], said.get("own", {}))
+    own = revive(fields["types"][0], fields["message"], fields.get("own", {}))
     return own or worker_error(
-        types=said["types"],
-        message=said["message"],
-        traceback=said["traceback"],
+        types=fields["types"],
+        message=fields["message"],
+        traceback=fields["traceback"],
         rank=outcome.rank,
-        host=said["host"],
-        fields=said.get("fields"),
-        role=said.get("role", "worker"),
+        host=fields["host"],
+        fields=fields.get("fields"),
+        role=fields.get("role", "worker"),
     )
 
 
 def lost_error(outcome: Outcome) -> WorkerLost:
-    said = outcome.fields
+    fields = outcome.fields
     return WorkerLost(
-        said["reason"],
+        fields["reason"],
         rank=outcome.rank,
-        host=said["host"],
-        exit_code=said.get("exit_code"),
-        log_tail=said.get("log_tail", ""),
-        role=said.get("role", "worker"),
+        host=fields["host"],
+        exit_code=fields.get("exit_code"),
+        log_tail=fields.get("log_tail", ""),
+        role=fields.get("role", "worker"),
     )
 
 
 def _stalled(outcome: Outcome) -> StalledError:
-    said = outcome.fields
+    fields = outcome.fields
     return StalledError(
-        ranks=said["ranks"],
-        hosts={int(rank): host for rank, host in said["hosts"].items()},  # JSON's keys are strings
-        stacks={int(rank): text for rank, text in said["stacks"].items()},
-        waited_s=said["waited_s"],
+        ranks=fields["ranks"],
+        hosts={int(rank): host for rank, host in fields["hosts"].items()},  # JSON's keys are strings
+        stacks={int(rank): text for rank, text in fields["stacks"].items()},
+        waited_s=fields["waited_s"],
     )
 
 

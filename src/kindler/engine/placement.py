@@ -57,17 +57,23 @@ class TaskPlace:
 
 
 def place(
-    device: str, *, local_rank: int, local_size: int, share: bool, given: Sequence[str], gpus: Sequence[str]
+    device: str,
+    *,
+    local_rank: int,
+    local_size: int,
+    share: bool,
+    assigned: Sequence[str],
+    gpus: Sequence[str],
 ) -> Placement:
     """Where a rank computes that asked for `device`: "auto", "cpu", "cuda" or "cuda:N".
 
-    `given` are the GPUs that the cluster manager gave to it, `gpus` those of the machine.
+    `assigned` are the GPUs that the cluster manager gave to it, `gpus` those of the machine.
 
     Raises:
         ConfigError: There is no such GPU.
     """
     number = int(device.partition(":")[2]) if _NUMBERED.fullmatch(device) else None
-    own = list(given) or list(gpus)
+    own = list(assigned) or list(gpus)
     if (device not in ("auto", "cuda") and number is None) or not own:
         return Placement(device, index=local_rank)
     if number is not None and number >= len(own):
@@ -75,8 +81,8 @@ def place(
             f"device {device!r} was asked for; there are {len(own)} GPUs for this worker: {', '.join(own)}."
         )
     kind = device.partition(":")[0]
-    if given:
-        return Placement(kind, tuple(given), number or 0)
+    if assigned:
+        return Placement(kind, tuple(assigned), number or 0)
     crowded = local_size > (len(gpus) if number is None else 1)
     chosen = gpus[local_rank % len(gpus) if number is None else number]
     problem = None
@@ -134,12 +140,12 @@ def ask_driver(query: str) -> list[str]:
 
 def gpu_memory() -> dict[str, int]:
     """The bytes of each GPU of the machine, by its number and by its UUID; empty where the driver is mute."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in ask_driver("--query-gpu=index,uuid,memory.total"):
         index, uuid, size = (part.strip() for part in f"{line},,".split(",")[:3])
         if size.removesuffix(" MiB").isdecimal():
-            found[index] = found[uuid] = int(size.removesuffix(" MiB")) << 20
-    return found
+            sizes[index] = sizes[uuid] = int(size.removesuffix(" MiB")) << 20
+    return sizes
 
 
 def gpus_of_task() -> list[str]:
@@ -246,7 +252,7 @@ class HeldPorts:
         except OSError:
             self.release()
             raise
-        self.numbers: tuple[int, ...] = tuple(held.getsockname()[1] for held in self._sockets)
+        self.numbers: tuple[int, ...] = tuple(port.getsockname()[1] for port in self._sockets)
 
     def release(self) -> None:
         """Let go of the ports; may be called again."""
@@ -267,15 +273,15 @@ def _hold(address: str, ports: tuple[int, int] | None) -> socket.socket:
 
 def _bound(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    held = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        held.bind((_V6 if family == socket.AF_INET6 else _V4, port))
+        sock.bind((_V6 if family == socket.AF_INET6 else _V4, port))
         # Only now: a port that somebody else holds is not taken a second time.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     except OSError:
-        held.close()
+        sock.close()
         raise
-    return held
+    return sock
 
 
 _LOOPBACK = "127.0.0.1"

@@ -30,7 +30,7 @@ def beat_interval(heartbeat_s: float, stall_timeout_s: float) -> float:
 class _Rank:
     ticks: int
     waiting: bool
-    heard: float
+    received: float
 
 
 class Motion:
@@ -80,7 +80,7 @@ class Motion:
     def _waits(self, rank: int, now: float) -> bool:
         known = self._ranks.get(rank)
         # One that is silent is stuck where it cannot even say so; its last word is out of date.
-        return known is not None and known.waiting and now - known.heard < _SILENT_BEATS * self._beat_s
+        return known is not None and known.waiting and now - known.received < _SILENT_BEATS * self._beat_s
 
 
 def readable(dump: str, *, source: Callable[[str, int], str] = linecache.getline) -> str:
@@ -109,14 +109,14 @@ def readable(dump: str, *, source: Callable[[str, int], str] = linecache.getline
 
 def _threads(dump: str) -> list[tuple[str, list[tuple[str, int, str]]]]:
     """The last dump in the text: (thread, frames from the outermost in) of each thread."""
-    found: dict[str, list[tuple[str, int, str]]] = {}
+    threads: dict[str, list[tuple[str, int, str]]] = {}
     frames: list[tuple[str, int, str]] = []
     for line in dump.splitlines():
         if thread := _THREAD.match(line):
-            frames = found[thread["thread"]] = []
+            frames = threads[thread["thread"]] = []
         elif frame := _FRAME.match(line):
             frames.insert(0, (frame["file"], int(frame["line"]), frame["function"]))
-    return list(found.items())
+    return list(threads.items())
 
 
 def _users_part(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:

@@ -117,7 +117,7 @@ class Worker(Group):
             local_rank=self.local_rank,
             local_size=neighbours,
             share=share,
-            given=gpus_of_task(),
+            assigned=gpus_of_task(),
             gpus=[] if device == "cpu" else machine_gpus(),
         )
         placement.take()
@@ -248,7 +248,7 @@ class Worker(Group):
         if frame.kind == "gathered":
             self._gathered.put((decode_parts(frame), frozenset(frame.fields.get("lost", ()))))
         elif is_feed(frame.kind):
-            self._feeds.heard(frame)
+            self._feeds.received(frame)
         elif frame.kind == "released":
             self._released.set()
         elif frame.kind == "ending":

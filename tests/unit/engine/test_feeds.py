@@ -15,8 +15,8 @@ from kindler.frame import Frame
 def pair() -> tuple[Feeds, Feeds]:
     """Two sides, each of which hears at once what the other sends."""
     here, there = Feeds("worker 1"), Feeds("the driver")
-    here.connect(lambda kind, *batch, **fields: there.heard(Frame(kind, fields, tuple(map(bytes, batch)))))
-    there.connect(lambda kind, *batch, **fields: here.heard(Frame(kind, fields, tuple(map(bytes, batch)))))
+    here.connect(lambda kind, *batch, **fields: there.received(Frame(kind, fields, tuple(map(bytes, batch)))))
+    there.connect(lambda kind, *batch, **fields: here.received(Frame(kind, fields, tuple(map(bytes, batch)))))
     return here, there
 
 
@@ -33,7 +33,7 @@ def test_batches_come_in_order_and_then_the_end() -> None:
 def test_what_is_written_before_the_other_side_is_there_arrives() -> None:
     here, there = Feeds("worker 1"), Feeds("the driver")
     here.writer("rows").put(b"early")
-    here.connect(lambda kind, *batch, **fields: there.heard(Frame(kind, fields, tuple(map(bytes, batch)))))
+    here.connect(lambda kind, *batch, **fields: there.received(Frame(kind, fields, tuple(map(bytes, batch)))))
     here.writer("rows").end()
 
     assert list(there.reader("rows")) == [(b"early",)]

@@ -15,7 +15,7 @@ def placed(
     device: str = "auto", *, rank: int = 0, size: int = 1, share: bool = False, **where: str
 ) -> Placement:
     given, gpus = (where.get(name, "").split() for name in ("given", "gpus"))
-    return place(device, local_rank=rank, local_size=size, share=share, given=given, gpus=gpus)
+    return place(device, local_rank=rank, local_size=size, share=share, assigned=given, gpus=gpus)
 
 
 def test_workers_of_a_machine_see_one_gpu_each() -> None:
