@@ -414,22 +414,22 @@ class Supervisor:
         if is_feed(frame.kind) and self._down is None:
             self._down = queue.Queue()  # bounded by the windows of feeds
             self._start(self._pump_down, "kindler-pump-feeds")
-        if self._down is not None:
+        if self._down is None:
+            self._give(self._child, frame)
+        else:
             self._down.put(frame)
-            return
-        try:
-            self._child.channel.pass_on(frame)
-        except ChannelClosed:
-            pass  # it has ended, which `_relay` notices
 
     def _pump_down(self) -> None:
         assert self._child is not None
         assert self._down is not None
+        while (frame := self._down.get()) is not None:
+            self._give(self._child, frame)
+
+    def _give(self, child: fork_server.Child, frame: Frame) -> None:
         try:
-            while (frame := self._down.get()) is not None:
-                self._child.channel.pass_on(frame)
+            child.channel.pass_on(frame)
         except ChannelClosed:
-            pass  # it has ended, which `_relay` notices
+            child.kill()  # it has ended, or takes nothing and has half a frame; `_relay` notices
 
     def _beat(self) -> None:
         try:
