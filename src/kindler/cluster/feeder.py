@@ -514,10 +514,9 @@ class _Rejoin:
     def sent(self, batch: pa.RecordBatch) -> None:
         self._rows.append(batch)
 
-    def joined(self, results: Iterable[pa.ChunkedArray]) -> Iterator[pa.RecordBatch]:
-        for column in results:
-            for chunk in column.chunks:
-                yield from self._chunk(chunk)
+    def joined(self, results: pa.ChunkedArray) -> Iterator[pa.RecordBatch]:
+        for chunk in results.chunks:
+            yield from self._chunk(chunk)
 
     def _chunk(self, values: pa.Array) -> Iterator[pa.RecordBatch]:
         done = 0
