@@ -11,30 +11,28 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["alias"]
+_TARGETS: dict[str, str] = {}
 
 
 def alias(name: str, target: str) -> None:
-    """Let `name` and all modules in it be those of `target`.
-
-    Args:
-        name: The second name of a package.
-        target: The package.
-    """
-    if not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(name, target))
+    """Let `name` and all modules in it be those of `target`."""
+    _TARGETS[name] = target
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, name: str, target: str) -> None:
-        self.name, self.target = name, target
-
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if fullname != self.name and not fullname.startswith(f"{self.name}."):
+        name = fullname
+        while name not in _TARGETS:
+            name, _, last = name.rpartition(".")
+            if not last:
+                return None
+        real = _TARGETS[name] + fullname.removeprefix(name)
+        spec = importlib.util.find_spec(real)
+        if spec is None:
             return None
-        real = self.target + fullname.removeprefix(self.name)
-        found = importlib.util.find_spec(real)
-        return None if found is None else ModuleSpec(fullname, _Loader(real), is_package=_holds_others(found))
+        return ModuleSpec(fullname, _Loader(real), is_package=spec.submodule_search_locations is not None)
 
 
 class _Loader(Loader):
@@ -51,7 +49,3 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-
-
-def _holds_others(spec: ModuleSpec) -> bool:
-    return spec.submodule_search_locations is not None

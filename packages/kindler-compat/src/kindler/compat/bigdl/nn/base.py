@@ -1,37 +1,98 @@
 """`Layer`: a torch module with the methods that BigDL's layers have.
 
 A layer called with tensors is a torch module. Called with arrays, `forward` returns arrays and remembers what
-`backward` needs. Called with nodes, it becomes a node of a graph, see `graph.py`.
+`backward` needs. Called with nodes, it becomes a node of a graph, see `Model`.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Signature
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
-from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
-from kindler.compat.bigdl.nn.graph import Node, nodes_of
+from kindler.compat.bigdl.arguments import Configured, arguments
 from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
-from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.util.arrays import JTensor
 from kindler.compat.bigdl.util.rng import fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 
-__all__ = ["INTMAX", "INTMIN", "Layer", "ParameterTable", "regularized", "uniform"]
-
-INTMAX, INTMIN = 2**31 - 1, -(2**31)
-
 Array = np.ndarray[Any, Any]
 
+# The layers of these modules by name: nothing else is ever made of a file.
+CLASSES: dict[str, Any] = {}
 # What `backward` needs of the last `forward` with arrays; not in the layers, which must be picklable.
 _TAPES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+class Regularizer:
+    """Adds `l1 * sign(w) + l2 * w` to the gradient of the weights of a layer that is given one."""
+
+    def __init__(self, l1: float = 0.0, l2: float = 0.0) -> None:
+        self.l1, self.l2 = float(l1), float(l2)
+
+    def gradient(self, value: Any) -> Any:
+        """What is added to the gradient of a parameter of this value."""
+        return self.l1 * value.sign() + self.l2 * value
+
+
+class L1L2Regularizer(Regularizer):
+    """Adds `l1 * sign(w) + l2 * w` to gradients."""
+
+    def __init__(self, l1: float, l2: float, bigdl_type: str = "float") -> None:
+        super().__init__(l1, l2)
+
+
+class L1Regularizer(Regularizer):
+    """Adds `l1 * sign(w)` to gradients."""
+
+    def __init__(self, l1: float, bigdl_type: str = "float") -> None:
+        super().__init__(l1, 0.0)
+
+
+class L2Regularizer(Regularizer):
+    """Adds `l2 * w` to gradients."""
+
+    def __init__(self, l2: float, bigdl_type: str = "float") -> None:
+        super().__init__(0.0, l2)
+
+
+class Node:
+    """A layer in a graph, and the nodes whose outputs it takes, in the order in which it takes them."""
+
+    def __init__(self, layer: Any, inputs: Sequence[Node]) -> None:
+        self.layer, self.inputs = layer, tuple(inputs)
+
+    def element(self) -> Any:
+        """The layer."""
+        return self.layer
+
+    def remove_pre_edges(self) -> Node:
+        """Take no inputs any more."""
+        self.inputs = ()
+        return self
+
+    def remove_next_edges(self) -> Node:
+        """Nothing: a node does not know who takes its output."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"Node({self.layer.name()})"
+
+
+def nodes_of(value: Any) -> tuple[Node, ...]:
+    """The nodes of an argument, if it is one or a list of them; empty otherwise."""
+    if isinstance(value, Node):
+        return (value,)
+    if isinstance(value, list | tuple) and value and all(isinstance(part, Node) for part in value):
+        return tuple(value)
+    return ()
 
 
 class ParameterTable(Iterator[nn.Parameter]):
@@ -56,15 +117,12 @@ class ParameterTable(Iterator[nn.Parameter]):
         return len(self._table())
 
     def keys(self) -> Any:
-        """Names of the layers that have parameters."""
         return self._table().keys()
 
     def values(self) -> Any:
-        """Their parameters."""
         return self._table().values()
 
     def items(self) -> Any:
-        """Names and parameters."""
         return self._table().items()
 
     def _table(self) -> dict[str, dict[str, Array]]:
@@ -72,46 +130,43 @@ class ParameterTable(Iterator[nn.Parameter]):
         for module in self._layer.modules():
             own = dict(module.named_parameters(recurse=False))
             if own and isinstance(module, Layer):
-                table[module.name()] = _named_arrays(own)
+                arrays = table[module.name()] = {}
+                for name, parameter in own.items():
+                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    arrays[name] = to_arrays(parameter)
+                    arrays[f"grad{name[:1].upper()}{name[1:]}"] = to_arrays(gradient)
         return table
 
 
-def _named_arrays(own: dict[str, nn.Parameter]) -> dict[str, Array]:
-    arrays: dict[str, Array] = {}
-    for name, parameter in own.items():
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        arrays[name] = to_arrays(parameter)
-        arrays[f"grad{name[:1].upper()}{name[1:]}"] = to_arrays(gradient)
-    return arrays
-
-
-class Layer(nn.Module):
+class Layer(Configured, nn.Module, takes=arguments()):
     """Base class of BigDL's layers.
 
     Subclasses define `compute`, which gets a tensor, or a list of tensors where the layer takes a table.
-
-    Args:
-        bigdl_type: Without effect.
     """
 
-    made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    _given_name: str | None
+    _regularizers: dict[str, Regularizer]
+    _init_methods: dict[str, InitializationMethod]
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]  # what `files.py` writes
+
+    __repr__ = nn.Module.__repr__  # with the layers inside
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.__module__.startswith(__package__):
             CLASSES[cls.__name__] = cls
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        layer = super().__new__(cls)
-        object.__setattr__(layer, "made_with", (args, kwargs))  # what `files.py` writes
-        return layer
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kept = {"_given_name": None, "_regularizers": {}, "_init_methods": {}, "_arguments": (args, kwargs)}
+        vars(self).update(kept)  # before `setup`
+        super().__init__(*args, **kwargs)
 
-    def __init__(self, bigdl_type: str = "float") -> None:
-        super().__init__()
-        self.bigdl_type = bigdl_type
-        self._given_name: str | None = None
-        self._regularizers: dict[str, Regularizer] = {}
-        self._init_methods: dict[str, InitializationMethod] = {}
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "made_with" in state:  # pickled by a version that kept fewer of the arguments
+            made_with = state["made_with"]
+            kept = {n: v for n, v in self.attributes(*made_with).items() if n not in state["_modules"]}
+            state = {**kept, "_arguments": made_with, **state}
+        super().__setstate__(state)
 
     def compute(self, value: Any) -> Any:
         """The output for a tensor, or for a list of tensors."""
@@ -139,15 +194,11 @@ class Layer(nn.Module):
         """The gradient with respect to the input, after `forward`; gradients of parameters are added up.
 
         What regularizers of layers add to the gradients is added here, once a call.
-
-        Args:
-            input: What `forward` was called with.
-            grad_output: The gradient with respect to its output.
         """
         if self not in _TAPES:
             self.forward(input)
         tensors, output = _TAPES.pop(self)
-        pairs = zip(leaves(output), leaves(to_tensors(grad_output)), strict=True)
+        pairs = zip(_leaves(output), _leaves(to_tensors(grad_output)), strict=True)
         chosen = [(out, grad.reshape(out.shape)) for out, grad in pairs if out.requires_grad]
         torch.autograd.backward([out for out, _ in chosen], [grad for _, grad in chosen])
         for parameter, regularizer in regularized(self):
@@ -183,13 +234,13 @@ class Layer(nn.Module):
             ConfigError: There are more or fewer, or one has more or fewer numbers.
         """
         several = [weights] if isinstance(weights, np.ndarray | JTensor) else list(weights)
-        given = [np.asarray(array) for array in several]
+        arrays = [np.asarray(array) for array in several]
         own = list(nn.Module.parameters(self))
-        if len(given) != len(own):
+        if len(arrays) != len(own):
             raise ConfigError(
-                f"set_weights: the layer has {len(own)} arrays of weights; received {len(given)}."
+                f"set_weights: the layer has {len(own)} arrays of weights; received {len(arrays)}."
             )
-        for place, (parameter, array) in enumerate(zip(own, given, strict=True)):
+        for place, (parameter, array) in enumerate(zip(own, arrays, strict=True)):
             if array.shape == tuple(parameter.shape):
                 continue
             text = (
@@ -204,7 +255,7 @@ class Layer(nn.Module):
                 stacklevel=2,
             )
         with torch.no_grad():
-            for parameter, array in zip(own, given, strict=True):
+            for parameter, array in zip(own, arrays, strict=True):
                 parameter.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
 
     def is_with_weights(self) -> bool:
@@ -221,15 +272,15 @@ class Layer(nn.Module):
         Raises:
             ConfigError: The layer has neither a weight nor a bias, or it is not a method.
         """
-        given = {"weight": weight_init_method, "bias": bias_init_method}
-        chosen = {name: method for name, method in given.items() if method is not None}
+        both = {"weight": weight_init_method, "bias": bias_init_method}
+        chosen = {name: method for name, method in both.items() if method is not None}
         for name, method in chosen.items():
             if not isinstance(method, InitializationMethod):
                 raise ConfigError(
                     f"set_init_method: the method of the {name} must be one of"
                     f" bigdl.nn.initialization_method, such as Xavier(); received {method!r}."
                 )
-        if chosen and not any(isinstance(getattr(self, name, None), nn.Parameter) for name in given):
+        if chosen and not any(isinstance(getattr(self, name, None), nn.Parameter) for name in both):
             raise ConfigError(
                 f"set_init_method: {type(self).__name__} has neither a weight nor a bias of its own.\n"
                 "Hint: call it on the layers inside."
@@ -350,6 +401,8 @@ class Layer(nn.Module):
             weightPath: Without effect: the weights are in the same file.
             over_write: Whether an existing file is replaced.
         """
+        from kindler.compat.bigdl.nn.files import write_layer
+
         write_layer(self, modelPath, over_write=over_write)
 
     def save(self, path: str, over_write: bool = False) -> None:
@@ -359,60 +412,142 @@ class Layer(nn.Module):
     @staticmethod
     def loadModel(modelPath: str, weightPath: str | None = None, bigdl_type: str = "float") -> Any:
         """Read a layer that `saveModel` wrote."""
+        from kindler.compat.bigdl.nn.files import read_layer
+
         return read_layer(modelPath)
 
     load = loadModel
 
-    def regularize(self, **regularizers: Any) -> None:
-        """Remember regularizers by the names of parameters; None is none."""
-        for name, given in regularizers.items():
-            if given is None:
-                continue
-            if not isinstance(given, Regularizer):
-                raise ConfigError(
-                    f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
-                    f" L1L2Regularizer of bigdl.optim.optimizer; received {given!r}."
-                )
-            self._regularizers[name] = given
+    if TYPE_CHECKING:
 
-    def own_regularizers(self) -> Iterator[tuple[nn.Parameter, Regularizer]]:
-        """Parameters of this layer alone, with what is added to their gradients."""
-        for name, regularizer in self._regularizers.items():
-            parameter = getattr(self, name, None)
-            if isinstance(parameter, nn.Parameter):
-                yield parameter, regularizer
+        def __getattr__(self, name: str) -> Any: ...
 
-    def start_with(self, **arrays: Any) -> None:
-        """Set parameters to initial values, by name; None leaves what was drawn."""
-        for name, array in arrays.items():
-            parameter = getattr(self, name, None)
-            if array is None or not isinstance(parameter, nn.Parameter):
-                continue
-            value = torch.as_tensor(np.asarray(array), dtype=parameter.dtype)
-            if value.numel() != parameter.numel():
-                raise ConfigError(
-                    f"{type(self).__name__}: init_{name} must have the shape {tuple(parameter.shape)};"
-                    f" received {tuple(value.shape)}."
-                )
-            with torch.no_grad():
-                parameter.copy_(value.reshape(parameter.shape))
 
-    def without_effect(self, **arguments: Any) -> None:
-        """Warn of arguments that are accepted for programs of BigDL and change nothing."""
-        given = [name for name, value in arguments.items() if value is not None]
-        if given:
-            warnings.warn(f"{type(self).__name__}: {', '.join(given)} have no effect.", stacklevel=3)
+def layer(name: str, compute: Callable[[Any, Any], Any], *texts: str) -> Any:
+    """A class of layers that is a row of a table.
+
+    Args:
+        name: The name of the class.
+        compute: The output, a function of the layer, whose attributes are its arguments, and the input.
+        texts: The arguments of the constructor.
+    """
+    body = {"__module__": compute.__module__, "compute": compute}
+    return type(name, (Layer,), body, takes=arguments(*texts))
+
+
+# Arguments of layers with weights, by what they are for.
+_REGULARIZERS = {
+    "weight": ("wRegularizer", "w_regularizer", "weight_regularizer"),
+    "bias": ("bRegularizer", "b_regularizer", "bias_regularizer"),
+}
+
+
+class Weighted(Layer):
+    """A layer with a weight, a bias, or both, drawn between `1 / sqrt(fan)` and its negative.
+
+    Attributes:
+        shapes: The shape of the weight, that of the bias (None is none) and the fan, of a layer's arguments.
+    """
+
+    shapes: ClassVar[Callable[[Any], tuple[Any, Any, float]]]
+
+    def setup(self) -> None:
+        options = vars(self)
+        for name, shape in zip(("weight", "bias"), type(self).shapes(self), strict=False):
+            self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape)))
+        self.initialize()
+        for name in ("weight", "bias"):
+            self._start_with(name, options.get(f"init_{name}"))
+            for argument in _REGULARIZERS[name]:
+                self._regularize(name, options.get(argument))
+        ignored = [name for name in ("init_grad_weight", "init_grad_bias") if options.get(name) is not None]
+        if ignored:
+            warnings.warn(f"{type(self).__name__}: {', '.join(ignored)} have no effect.", stacklevel=4)
+
+    def initialize(self) -> None:
+        bound = 1 / math.sqrt(type(self).shapes(self)[2])
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                fill_uniform(parameter.data, -bound, bound)
+
+    def _regularize(self, name: str, regularizer: Any) -> None:
+        if regularizer is None:
+            return
+        if not isinstance(regularizer, Regularizer):
+            raise ConfigError(
+                f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
+                f" L1L2Regularizer of bigdl.optim.optimizer; received {regularizer!r}."
+            )
+        self._regularizers[name] = regularizer
+
+    def _start_with(self, name: str, array: Any) -> None:
+        parameter = getattr(self, name)
+        if array is None or parameter is None:
+            return
+        value = torch.as_tensor(np.asarray(array), dtype=parameter.dtype)
+        if value.numel() != parameter.numel():
+            raise ConfigError(
+                f"{type(self).__name__}: init_{name} must have the shape {tuple(parameter.shape)};"
+                f" received {tuple(value.shape)}."
+            )
+        with torch.no_grad():
+            parameter.copy_(value.reshape(parameter.shape))
+
+
+def weighted(
+    name: str,
+    compute: Callable[[Any, Any], Any],
+    shapes: Callable[[Any], tuple[Any, Any, float]],
+    takes: Signature,
+) -> Any:
+    """A class of layers with weights that is a row of a table, see `layer` and `Weighted`."""
+    body = {"__module__": compute.__module__, "compute": compute, "shapes": staticmethod(shapes)}
+    return type(name, (Weighted,), body, takes=takes)
 
 
 def regularized(model: nn.Module) -> Iterator[tuple[nn.Parameter, Regularizer]]:
     """All parameters of a model that have a regularizer, with it."""
     for part in model.modules():
         if isinstance(part, Layer):
-            yield from part.own_regularizers()
+            for name, regularizer in part._regularizers.items():
+                parameter = getattr(part, name, None)
+                if isinstance(parameter, nn.Parameter):
+                    yield parameter, regularizer
 
 
-def uniform(*parameters: nn.Parameter | None, bound: float) -> None:
-    """Draw parameters between -bound and bound."""
-    for parameter in parameters:
-        if parameter is not None:
-            fill_uniform(parameter.data, -bound, bound)
+def are_arrays(value: Any) -> bool:
+    """Whether these are arrays, numbers or `JTensor`s, rather than tensors of torch."""
+    if isinstance(value, list | tuple):
+        return any(are_arrays(part) for part in value)
+    return isinstance(value, np.ndarray | np.generic | JTensor | int | float)
+
+
+def to_tensors(value: Any, *, tracked: bool = False) -> Any:
+    """Tensors instead of arrays: float32, as all of BigDL's are; `tracked` if gradients are wanted."""
+    if isinstance(value, list | tuple):
+        return [to_tensors(part, tracked=tracked) for part in value]
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(np.asarray(value), dtype=torch.float32)
+    return value.detach().clone().requires_grad_() if tracked else value
+
+
+def to_arrays(value: Any) -> Any:
+    """Arrays instead of tensors."""
+    if isinstance(value, list | tuple):
+        return [to_arrays(part) for part in value]
+    if isinstance(value, Mapping):
+        return {name: to_arrays(part) for name, part in value.items()}
+    return value.detach().cpu().numpy()
+
+
+def gradients_of(value: Any) -> Any:
+    """What backward left at the tensors of `to_tensors(tracked=True)`, as arrays; zeros where nothing."""
+    if isinstance(value, list):
+        return [gradients_of(part) for part in value]
+    return to_arrays(value.grad if value.grad is not None else torch.zeros_like(value))
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return [value]

@@ -1,7 +1,4 @@
-"""Layers in files: what they are made with and their weights, so that reading one runs no code of the file.
-
-Layers enter themselves into `CLASSES`; nothing else is ever made of a file.
-"""
+"""Layers in files: their arguments and weights, so that reading one runs no code of the file."""
 
 from __future__ import annotations
 
@@ -15,13 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.regularizers import Regularizer
+from kindler.compat.bigdl.nn.base import Regularizer
+from kindler.compat.bigdl.nn.layer import CLASSES
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 
-__all__ = ["CLASSES", "read_layer", "write_layer"]
-
-CLASSES: dict[str, Any] = {}
 _FORMAT = "kindler.bigdl.layer.1"
 
 
@@ -87,16 +82,16 @@ class _Writer:
             )
         self._seen[id(model)] = len(self._seen)
         if hasattr(model, "arrange"):
-            made: dict[str, Any] = {"steps": model.steps, "starts": model.starts, "ends": model.ends}
+            parts: dict[str, Any] = {"steps": model.steps, "starts": model.starts, "ends": model.ends}
         else:
-            args, kwargs = model.made_with
-            made = {
+            args, kwargs = model._arguments
+            parts = {
                 "args": [self.value(value) for value in args],
                 "kwargs": {name: self.value(value) for name, value in kwargs.items()},
             }
         if getattr(model, "wraps", True) is False:
-            made["layers"] = [self.layer(part) for part in model.layers]
-        return {"class": kind, "name": model._given_name, **made}
+            parts["layers"] = [self.layer(part) for part in model.layers]
+        return {"class": kind, "name": model._given_name, **parts}
 
     def value(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
@@ -116,26 +111,26 @@ class _Reader:
     """The layers that a `_Writer` described."""
 
     def __init__(self) -> None:
-        self._made: list[Any] = []
+        self._layers: list[Any] = []
 
-    def layer(self, given: Mapping[str, Any]) -> Any:
-        if "same" in given:
-            return self._made[given["same"]]
-        place = len(self._made)
-        self._made.append(None)
-        kind = CLASSES.get(given["class"])
+    def layer(self, facts: Mapping[str, Any]) -> Any:
+        if "same" in facts:
+            return self._layers[facts["same"]]
+        place = len(self._layers)
+        self._layers.append(None)
+        kind = CLASSES.get(facts["class"])
         if kind is None:
-            raise ConfigError(f"the file has a layer {given['class']!r}, which is not known.")
-        if "steps" in given:
+            raise ConfigError(f"the file has a layer {facts['class']!r}, which is not known.")
+        if "steps" in facts:
             model = kind.unbuilt()
-            model.arrange(given["steps"], given["starts"], given["ends"])
+            model.arrange(facts["steps"], facts["starts"], facts["ends"])
         else:
-            args = [self.value(value) for value in given["args"]]
-            model = kind(*args, **{name: self.value(value) for name, value in given["kwargs"].items()})
-        self._made[place] = model
-        for part in given.get("layers", ()):
+            args = [self.value(value) for value in facts["args"]]
+            model = kind(*args, **{name: self.value(value) for name, value in facts["kwargs"].items()})
+        self._layers[place] = model
+        for part in facts.get("layers", ()):
             model.add(self.layer(part))
-        model._given_name = given["name"]
+        model._given_name = facts["name"]
         return model
 
     def value(self, value: Any) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from kindler.compat.bigdl.arguments import Configured, arguments
 from kindler.compat.bigdl.util.rng import fill_uniform
 from kindler.errors import ConfigError
 
@@ -23,70 +26,40 @@ __all__ = [
 ]
 
 
-class InitializationMethod:
+class InitializationMethod(Configured, takes=arguments()):
     """Base class."""
-
-    def __init__(self, bigdl_type: str = "float") -> None: ...
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Fill a parameter."""
         raise NotImplementedError
 
 
-class Zeros(InitializationMethod):
-    """0."""
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        tensor.zero_()
+def _method(name: str, fill: Callable[[Any, torch.Tensor], object], takes: str = "") -> Any:
+    body = {"__module__": __name__, "fill": fill}
+    return type(name, (InitializationMethod,), body, takes=arguments(takes))
 
 
-class Ones(InitializationMethod):
-    """1."""
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        tensor.fill_(1.0)
-
-
-class ConstInitMethod(InitializationMethod):
-    """A number."""
-
-    def __init__(self, value: float, bigdl_type: str = "float") -> None:
-        self.value = float(value)
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        tensor.fill_(self.value)
+Zeros = _method("Zeros", lambda self, tensor: tensor.zero_())
+Ones = _method("Ones", lambda self, tensor: tensor.fill_(1.0))
+ConstInitMethod = _method("ConstInitMethod", lambda self, tensor: tensor.fill_(self.value), "value")
+RandomNormal = _method(
+    "RandomNormal", lambda self, tensor: tensor.normal_(self.mean, self.stdv), "mean, stdv"
+)
 
 
-class RandomUniform(InitializationMethod):
-    """Between two limits; without them, `1 / sqrt(fan in)` on both sides of 0.
+class RandomUniform(InitializationMethod, takes=arguments("upper=None, lower=None")):
+    """Between two limits, in BigDL's order; without them, `1 / sqrt(fan in)` on both sides of 0."""
 
-    Args:
-        upper: The upper limit.
-        lower: The lower one; BigDL passes them in this order.
-        bigdl_type: Without effect.
-    """
-
-    def __init__(
-        self, upper: float | None = None, lower: float | None = None, bigdl_type: str = "float"
-    ) -> None:
-        if (upper is None) != (lower is None):
+    def setup(self) -> None:
+        if (self.upper is None) != (self.lower is None):
             raise ConfigError("RandomUniform takes both limits or none.")
-        self.limits = None if upper is None or lower is None else (min(lower, upper), max(lower, upper))
+        limits = (self.lower, self.upper)
+        self.limits = None if self.upper is None else (min(limits), max(limits))
 
     def fill(self, tensor: torch.Tensor) -> None:
         bound = 1 / math.sqrt(_fans(tensor)[0])
         low, high = self.limits or (-bound, bound)
         fill_uniform(tensor, low, high)
-
-
-class RandomNormal(InitializationMethod):
-    """Normally distributed."""
-
-    def __init__(self, mean: float, stdv: float, bigdl_type: str = "float") -> None:
-        self.mean, self.stdv = float(mean), float(stdv)
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        tensor.normal_(self.mean, self.stdv)
 
 
 class Xavier(InitializationMethod):
@@ -97,16 +70,11 @@ class Xavier(InitializationMethod):
         fill_uniform(tensor, -bound, bound)
 
 
-class MsraFiller(InitializationMethod):
-    """Normally distributed, with the variance `2 / n`.
+class MsraFiller(InitializationMethod, takes=arguments("variance_norm_average=True")):
+    """Normally distributed, with the variance `2 / n`; n is fan in, or the mean of fan in and fan out."""
 
-    Args:
-        variance_norm_average: Whether n is the mean of fan in and fan out; otherwise it is fan in.
-        bigdl_type: Without effect.
-    """
-
-    def __init__(self, variance_norm_average: bool = True, bigdl_type: str = "float") -> None:
-        self.average = variance_norm_average
+    def setup(self) -> None:
+        self.average = self.variance_norm_average
 
     def fill(self, tensor: torch.Tensor) -> None:
         fan_in, fan_out = _fans(tensor)
@@ -119,8 +87,7 @@ class BilinearFiller(InitializationMethod):
 
     def fill(self, tensor: torch.Tensor) -> None:
         height, width = tensor.shape[-2:]
-        rows, columns = _tent(height), _tent(width)
-        tensor.copy_((rows[:, None] * columns).expand_as(tensor))
+        tensor.copy_((_tent(height)[:, None] * _tent(width)).expand_as(tensor))
 
 
 def _tent(size: int) -> torch.Tensor:

@@ -7,17 +7,20 @@ triggers such as `MaxEpoch` compare with them.
 
 from __future__ import annotations
 
-import sys
+import io
+import json
 import warnings
+import zipfile
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.arguments import DOUBLEMAX, Configured, arguments
 from kindler.compat.bigdl.optim import schedules
-from kindler.compat.bigdl.optim.method_files import read_method, write_method
 from kindler.compat.bigdl.optim.schedules import Default, Schedule
 from kindler.errors import ConfigError
+from kindler.files import folder_at, split
 
 __all__ = [
     "LBFGS",
@@ -32,10 +35,10 @@ __all__ = [
     "RMSprop",
 ]
 
-DOUBLEMAX = sys.float_info.max
+_FORMAT = "kindler.bigdl.optim.1"
 
 
-class OptimMethod:
+class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=0.0, schedule=None")):
     """Base class of BigDL's optimizers.
 
     Attributes:
@@ -49,18 +52,20 @@ class OptimMethod:
 
     slots: dict[str, float] = {}  # noqa: RUF012 - each class has its own
 
-    def __init__(self, learningrate: float, learningrate_decay: float = 0.0, schedule: Any = None) -> None:
+    def setup(self) -> None:
+        options = vars(self)
+        schedule = options.get("schedule")
         if schedule is not None and not isinstance(schedule, Schedule):
             raise ConfigError(
                 f"{type(self).__name__}: the schedule must be one of bigdl.optim.optimizer, such as"
                 f" Step(100, 0.1); received {schedule!r}."
             )
-        if not learningrate >= 0:
+        self.learningrate = float(options.get("learningrate", 1.0))
+        self.learningrate_decay = float(options.get("learningrate_decay", 0.0))
+        if not self.learningrate >= 0:
             raise ConfigError(
-                f"{type(self).__name__}: learningrate must not be below 0; received {learningrate!r}."
+                f"{type(self).__name__}: learningrate must not be below 0; received {self.learningrate!r}."
             )
-        self.learningrate = float(learningrate)
-        self.learningrate_decay = float(learningrate_decay)
         self.schedule: Schedule = schedule or Default()
         self.state: dict[str, int] = {"epoch": 1, "neval": 1}
         self.kept: list[dict[str, np.ndarray[Any, Any]]] = []
@@ -81,15 +86,35 @@ class OptimMethod:
             path: The file.
             overWrite: Whether an existing file is replaced.
         """
-        write_method(self, path, _classes(), over_write=overWrite)
+        folder, name = split(path)
+        if not overWrite and name in folder_at(folder).names():
+            raise ConfigError(f"{path} exists.\nHint: pass overWrite=True to replace it.")
+        arrays: dict[str, Any] = {
+            f"{place}/{slot}": value for place, own in enumerate(self.kept) for slot, value in own.items()
+        }
+        facts = {"format": _FORMAT, "parameters": len(self.kept), "method": _described(self)}
+        buffer = io.BytesIO()
+        np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
+        folder_at(folder).write(name, [buffer.getbuffer()])
 
     @staticmethod
     def load(path: str | PathLike[str], bigdl_type: str = "float") -> Any:
         """Read what `save` wrote, without running code of the file."""
-        return read_method(path, _classes())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(learningrate={self.learningrate})"
+        folder, name = split(path)
+        try:
+            with np.load(io.BytesIO(folder_at(folder).read(name)), allow_pickle=False) as arrays:
+                facts = json.loads(str(arrays["facts"]))
+                method = _built(facts["method"])
+                method.kept = [{} for _ in range(facts["parameters"])]
+                for key in set(arrays.files) - {"facts"}:
+                    place, _, slot = key.partition("/")
+                    method.kept[int(place)][slot] = arrays[key]
+        except (ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile, EOFError) as exc:
+            raise ConfigError(
+                f"{path} is not an optimizer that `save` of kindler.compat.bigdl wrote.\n"
+                "Hint: files of BigDL itself cannot be read."
+            ) from exc
+        return method
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -148,33 +173,28 @@ class OptimMethod:
         return getattr(keras.optimizers, name)(**options)
 
 
-class SGD(OptimMethod):
+class SGD(
+    OptimMethod,
+    takes=arguments(
+        "learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0, momentum=0.0, dampening=DOUBLEMAX",
+        "nesterov=False, leaningrate_schedule=None, learningrates=None, weightdecays=None",
+        "bigdl_type='float', learningrate_schedule=None",
+    ),
+):
     """Stochastic gradient descent, with momentum, weight decay and a schedule.
 
     As in BigDL, `dampening` is the momentum unless it is given, so that the velocity is a moving mean.
     """
 
-    def __init__(
-        self,
-        learningrate: float = 1e-3,
-        learningrate_decay: float = 0.0,
-        weightdecay: float = 0.0,
-        momentum: float = 0.0,
-        dampening: float = DOUBLEMAX,
-        nesterov: bool = False,
-        leaningrate_schedule: Schedule | None = None,
-        learningrates: Any = None,
-        weightdecays: Any = None,
-        bigdl_type: str = "float",
-        *,
-        learningrate_schedule: Schedule | None = None,
-    ) -> None:
-        super().__init__(learningrate, learningrate_decay, leaningrate_schedule or learningrate_schedule)
-        self.weightdecay, self._momentum, self._nesterov = float(weightdecay), float(momentum), nesterov
-        self.dampening = self._momentum if dampening == DOUBLEMAX else float(dampening)
-        if nesterov and (self._momentum <= 0 or self.dampening != 0):
+    def setup(self) -> None:
+        schedules = [vars(self).pop(name) for name in ("leaningrate_schedule", "learningrate_schedule")]
+        self.schedule = schedules[0] or schedules[1]
+        super().setup()
+        if self.dampening == DOUBLEMAX:
+            self.dampening = self._momentum
+        if self._nesterov and (self._momentum <= 0 or self.dampening != 0):
             raise ConfigError("SGD: nesterov=True requires a momentum above 0 and dampening=0.")
-        if learningrates is not None or weightdecays is not None:
+        if self.learningrates is not None or self.weightdecays is not None:
             raise ConfigError(
                 "SGD: learningrates and weightdecays per parameter are not supported.\n"
                 "Hint: pass a dict of optimizers by the prefix of variable names to TFOptimizer.from_loss."
@@ -210,22 +230,13 @@ class SGD(OptimMethod):
         return self._nesterov
 
 
-class Adam(OptimMethod):
+class Adam(
+    OptimMethod,
+    takes=arguments("learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8"),
+):
     """Adam."""
 
     slots = {"m": 0.0, "v": 0.0}  # noqa: RUF012
-
-    def __init__(
-        self,
-        learningrate: float = 1e-3,
-        learningrate_decay: float = 0.0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate, learningrate_decay)
-        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
@@ -239,36 +250,19 @@ class Adam(OptimMethod):
         return "Adam", {"learning_rate": self.learningrate, **options}
 
 
-class ParallelAdam(Adam):
+class ParallelAdam(
+    Adam,
+    takes=arguments(
+        "learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8", "parallel_num=-1"
+    ),
+):
     """Adam; the number of threads that BigDL's applied it with has no effect."""
 
-    def __init__(
-        self,
-        learningrate: float = 1e-3,
-        learningrate_decay: float = 0.0,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        parallel_num: int = -1,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate, learningrate_decay, beta1, beta2, epsilon)
 
-
-class Adagrad(OptimMethod):
+class Adagrad(OptimMethod, takes=arguments("learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0")):
     """Adagrad, whose sums start from 0."""
 
     slots = {"sum": 0.0}  # noqa: RUF012
-
-    def __init__(
-        self,
-        learningrate: float = 1e-3,
-        learningrate_decay: float = 0.0,
-        weightdecay: float = 0.0,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate, learningrate_decay)
-        self.weightdecay = float(weightdecay)
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         if self.weightdecay:
@@ -277,14 +271,10 @@ class Adagrad(OptimMethod):
         return value - lr * gradient / (tf.sqrt(squares) + 1e-10), {"sum": squares}
 
 
-class Adadelta(OptimMethod):
+class Adadelta(OptimMethod, takes=arguments("decayrate=0.9, epsilon=1e-10")):
     """Adadelta; it has no learning rate."""
 
     slots = {"squares": 0.0, "moves": 0.0}  # noqa: RUF012
-
-    def __init__(self, decayrate: float = 0.9, epsilon: float = 1e-10, bigdl_type: str = "float") -> None:
-        super().__init__(1.0)
-        self.decayrate, self.epsilon = float(decayrate), float(epsilon)
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         rho, epsilon = self.decayrate, self.epsilon
@@ -297,21 +287,10 @@ class Adadelta(OptimMethod):
         return "Adadelta", {"learning_rate": 1.0, "rho": self.decayrate, "epsilon": self.epsilon}
 
 
-class Adamax(OptimMethod):
+class Adamax(OptimMethod, takes=arguments("learningrate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-38")):
     """Adamax."""
 
     slots = {"m": 0.0, "u": 0.0}  # noqa: RUF012
-
-    def __init__(
-        self,
-        learningrate: float = 0.002,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-38,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate)
-        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
@@ -320,50 +299,37 @@ class Adamax(OptimMethod):
         return value - lr / unbiased * tf.math.divide_no_nan(m, u), {"m": m, "u": u}
 
 
-class RMSprop(OptimMethod):
+class RMSprop(
+    OptimMethod, takes=arguments("learningrate=1e-2, learningrate_decay=0.0, decayrate=0.99, epsilon=1e-8")
+):
     """RMSprop, whose means start from 0."""
 
     slots = {"squares": 0.0}  # noqa: RUF012
-
-    def __init__(
-        self,
-        learningrate: float = 1e-2,
-        learningrate_decay: float = 0.0,
-        decayrate: float = 0.99,
-        epsilon: float = 1e-8,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate, learningrate_decay)
-        self.decayrate, self.epsilon = float(decayrate), float(epsilon)
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
         squares = self.decayrate * slots["squares"] + (1 - self.decayrate) * gradient * gradient
         return value - lr * gradient / (tf.sqrt(squares) + self.epsilon), {"squares": squares}
 
 
-class Ftrl(OptimMethod):
+class Ftrl(
+    OptimMethod,
+    takes=arguments(
+        "learningrate=1e-3, learningrate_power=-0.5, initial_accumulator_value=0.1",
+        "l1_regularization_strength=0.0, l2_regularization_strength=0.0",
+        "l2_shrinkage_regularization_strength=0.0",
+    ),
+):
     """Follow the regularized leader."""
 
-    def __init__(
-        self,
-        learningrate: float = 1e-3,
-        learningrate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        l2_shrinkage_regularization_strength: float = 0.0,
-        bigdl_type: str = "float",
-    ) -> None:
-        super().__init__(learningrate)
-        if not learningrate:
+    def setup(self) -> None:
+        super().setup()
+        if not self.learningrate:
             raise ConfigError("Ftrl divides by its learningrate, which must be above 0; received 0.")
-        if learningrate_power > 0:
-            raise ConfigError(
-                f"Ftrl: learningrate_power must not be above 0; received {learningrate_power!r}."
-            )
-        self.power, self.initial = float(learningrate_power), float(initial_accumulator_value)
-        self.l1, self.l2 = float(l1_regularization_strength), float(l2_regularization_strength)
-        self.shrinkage = float(l2_shrinkage_regularization_strength)
+        self.power, self.initial = self.learningrate_power, self.initial_accumulator_value
+        if self.power > 0:
+            raise ConfigError(f"Ftrl: learningrate_power must not be above 0; received {self.power!r}.")
+        self.l1, self.l2 = self.l1_regularization_strength, self.l2_regularization_strength
+        self.shrinkage = self.l2_shrinkage_regularization_strength
 
     @property
     def slots(self) -> dict[str, float]:  # type: ignore[override]
@@ -381,47 +347,59 @@ class Ftrl(OptimMethod):
         return new, {"accumulator": after, "linear": linear}
 
 
-class LBFGS(OptimMethod):
+class LBFGS(
+    OptimMethod,
+    takes=arguments(
+        "max_iter=20, max_eval=DOUBLEMAX, tolfun=1e-5, tolx=1e-9, ncorrection=100, learningrate=1.0",
+        "verbose=False, linesearch=None, linesearch_options=None",
+    ),
+):
     """L-BFGS with steps of fixed size: one gradient per step, over all parameters together.
 
-    Args:
-        max_iter: Without effect, with a warning: an optimizer step evaluates the model once.
-        max_eval: The same.
-        tolfun: Where the gradient's absolute sum is not above this, nothing moves.
-        tolx: The same.
-        ncorrection: How many earlier steps are remembered.
-        learningrate: The size of a step.
-        verbose: Without effect.
-        linesearch: Must be None.
-        linesearch_options: Must be None.
-        bigdl_type: Without effect.
+    `ncorrection` earlier steps are remembered; where the gradient's absolute sum is not above `tolfun`,
+    nothing moves. `max_iter`, `max_eval` and `tolx` have no effect, with a warning.
     """
 
-    def __init__(
-        self,
-        max_iter: int = 20,
-        max_eval: float = DOUBLEMAX,
-        tolfun: float = 1e-5,
-        tolx: float = 1e-9,
-        ncorrection: int = 100,
-        learningrate: float = 1.0,
-        verbose: bool = False,
-        linesearch: Any = None,
-        linesearch_options: Any = None,
-        bigdl_type: str = "float",
-    ) -> None:
-        if linesearch or linesearch_options:
+    def setup(self) -> None:
+        if self.linesearch or self.linesearch_options:
             raise ConfigError("LBFGS: linesearch and linesearch_options must be None.")
-        super().__init__(learningrate)
-        if (max_iter, max_eval, tolx) != (20, DOUBLEMAX, 1e-9):
+        super().setup()
+        self.ncorrection = int(self.ncorrection)
+        if (self.max_iter, self.max_eval, self.tolx) != (20, DOUBLEMAX, 1e-9):
             warnings.warn(
                 "LBFGS: max_iter, max_eval and tolx have no effect: a step evaluates the model once.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        self.tolfun, self.ncorrection = float(tolfun), int(ncorrection)
 
 
-def _classes() -> dict[str, type[Any]]:
-    """What a file may consist of: the classes of this module and of the schedules, by name."""
-    own = {name: globals()[name] for name in __all__}
-    return {**own, **{name: getattr(schedules, name) for name in schedules.__all__}}
+def _described(value: Any) -> Any:
+    """Names of classes and their attributes, for JSON."""
+    if isinstance(value, list | tuple):
+        return [_described(part) for part in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str | dict):
+        return value
+    kind = type(value).__name__
+    if _CLASSES.get(kind) is not type(value):
+        raise ConfigError(f"a {kind} cannot be written: the file has classes of bigdl.optim.optimizer alone.")
+    fields = {name: _described(part) for name, part in vars(value).items() if name != "kept"}
+    return {"class": kind, "fields": fields}
+
+
+def _built(value: Any) -> Any:
+    """What `_described` described; nothing but `_CLASSES` is ever made of a file."""
+    if isinstance(value, list):
+        return [_built(part) for part in value]
+    if not isinstance(value, dict) or "class" not in value:
+        return value
+    kind: Any = _CLASSES[value["class"]]
+    built = kind.__new__(kind)
+    vars(built).update({name: _built(part) for name, part in value["fields"].items()})
+    return built
+
+
+_CLASSES: dict[str, type[Any]] = {
+    **{name: globals()[name] for name in __all__},
+    **{name: getattr(schedules, name) for name in schedules.__all__},
+}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.compat.bigdl.nn.criterion_base import Criterion
+from kindler.compat.bigdl.nn.criterion import Criterion
 from kindler.compat.bigdl.optim.validation import AUC, Loss, ValidationMethod
 from kindler.errors import ConfigError
 

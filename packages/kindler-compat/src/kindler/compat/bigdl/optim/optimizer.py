@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kindler.compat.bigdl.nn.base import L1L2Regularizer, L1Regularizer, L2Regularizer
 from kindler.compat.bigdl.optim.methods import (
     LBFGS,
     SGD,
@@ -14,7 +15,6 @@ from kindler.compat.bigdl.optim.methods import (
     ParallelAdam,
     RMSprop,
 )
-from kindler.compat.bigdl.optim.regularizers import L1L2Regularizer, L1Regularizer, L2Regularizer
 from kindler.compat.bigdl.optim.schedules import (
     Default,
     Exponential,

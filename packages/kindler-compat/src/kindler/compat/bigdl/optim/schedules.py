@@ -6,9 +6,10 @@ number here and a tensor in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+from kindler.compat.bigdl.arguments import Configured, arguments
 from kindler.errors import ConfigError
 
 __all__ = [
@@ -24,8 +25,13 @@ __all__ = [
 ]
 
 
-class Schedule:
+class Schedule(Configured, takes=arguments()):
     """Base class of schedules."""
+
+    def setup(self) -> None:
+        for name in ("max_iteration", "decay_step", "step_size", "iteration_per_epoch"):
+            if name in vars(self):
+                setattr(self, name, _whole(type(self).__name__, name, vars(self)[name]))
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         """The learning rate of a step.
@@ -40,6 +46,34 @@ class Schedule:
         raise NotImplementedError
 
 
+def _factor(name: str, factor: Callable[[Any, Any, Any], Any], *texts: str) -> Any:
+    """A schedule whose rate is the base times a function of it, the operations and the steps made."""
+
+    def rate(self: Any, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
+        return base * factor(self, ops, step - start)
+
+    body = {"__module__": __name__, "rate": rate}
+    return type(name, (Schedule,), body, takes=arguments(*texts))
+
+
+NaturalExp = _factor(
+    "NaturalExp",
+    lambda self, ops, steps: ops.exp(-self.gamma * ops.floor(steps / self.decay_step)),
+    "decay_step, gamma",
+)
+Step = _factor(
+    "Step", lambda self, ops, steps: self.gamma ** ops.floor(steps / self.step_size), "step_size, gamma"
+)
+Exponential = _factor(
+    "Exponential",  # with whole exponents if `stair_case`
+    lambda self, ops, steps: (
+        self.decay_rate
+        ** (ops.floor(steps / self.decay_step) if self.stair_case else steps / self.decay_step)
+    ),
+    "decay_step, decay_rate, stair_case=False",
+)
+
+
 class Default(Schedule):
     """`base / (1 + step * learningrate_decay)`."""
 
@@ -47,95 +81,53 @@ class Default(Schedule):
         return base / (1.0 + (step - start) * decay)
 
 
-class Poly(Schedule):
+class Poly(Schedule, takes=arguments("power, max_iteration")):
     """`base * (1 - step / max_iteration) ** power`, and 0 after `max_iteration` steps.
 
     Steps are counted from the beginning of training, even after another schedule.
     """
 
-    def __init__(self, power: float, max_iteration: int, bigdl_type: str = "float") -> None:
-        self.power, self.max_iteration = float(power), _positive("Poly", "max_iteration", max_iteration)
-
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         left = 1.0 - step / self.max_iteration
-        return base * ops.where(
-            left > 0.0, ops.where(left > 0.0, left, left * 0.0 + 1.0) ** self.power, left * 0.0
-        )
+        power = ops.where(left > 0.0, left, left * 0.0 + 1.0) ** self.power
+        return base * ops.where(left > 0.0, power, left * 0.0)
 
 
-class Exponential(Schedule):
-    """`base * decay_rate ** (step / decay_step)`, with whole exponents if `stair_case`."""
-
-    def __init__(
-        self, decay_step: int, decay_rate: float, stair_case: bool = False, bigdl_type: str = "float"
-    ) -> None:
-        self.decay_step = _positive("Exponential", "decay_step", decay_step)
-        self.decay_rate, self.stair_case = float(decay_rate), stair_case
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        exponent = (step - start) / self.decay_step
-        return base * self.decay_rate ** (ops.floor(exponent) if self.stair_case else exponent)
-
-
-class NaturalExp(Schedule):
-    """`base * exp(-gamma * floor(step / decay_step))`."""
-
-    def __init__(self, decay_step: int, gamma: float, bigdl_type: str = "float") -> None:
-        self.decay_step, self.gamma = _positive("NaturalExp", "decay_step", decay_step), float(gamma)
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        return base * ops.exp(-self.gamma * ops.floor((step - start) / self.decay_step))
-
-
-class Step(Schedule):
-    """`base * gamma ** floor(step / step_size)`."""
-
-    def __init__(self, step_size: int, gamma: float, bigdl_type: str = "float") -> None:
-        self.step_size, self.gamma = _positive("Step", "step_size", step_size), float(gamma)
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        return base * self.gamma ** ops.floor((step - start) / self.step_size)
-
-
-class MultiStep(Schedule):
+class MultiStep(Schedule, takes=arguments("step_sizes, gamma")):
     """`base`, multiplied by `gamma` at each of `step_sizes`."""
 
-    def __init__(self, step_sizes: Sequence[int], gamma: float, bigdl_type: str = "float") -> None:
-        self.step_sizes = [_positive("MultiStep", "step_sizes", size) for size in step_sizes]
-        self.gamma = float(gamma)
+    def setup(self) -> None:
+        self.step_sizes = [_whole("MultiStep", "step_sizes", size) for size in self.step_sizes]
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        made = step - start
+        steps = step - start
         for size in self.step_sizes:
-            base = base * ops.where(made >= size, made * 0.0 + self.gamma, made * 0.0 + 1.0)
+            base = base * ops.where(steps >= size, steps * 0.0 + self.gamma, steps * 0.0 + 1.0)
         return base
 
 
-class Warmup(Schedule):
+class Warmup(Schedule, takes=arguments("delta")):
     """`base + delta * step`."""
-
-    def __init__(self, delta: float, bigdl_type: str = "float") -> None:
-        self.delta = float(delta)
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         return base + self.delta * (step - start)
 
 
-class SequentialSchedule(Schedule):
+class SequentialSchedule(Schedule, takes=arguments("iteration_per_epoch")):
     """Schedules one after the other; each starts from the rate that the one before it reached.
 
     The last one goes on after its iterations.
     """
 
-    def __init__(self, iteration_per_epoch: int, bigdl_type: str = "float") -> None:
-        self.iteration_per_epoch = _positive("SequentialSchedule", "iteration_per_epoch", iteration_per_epoch)
+    def setup(self) -> None:
+        super().setup()
         self._parts: list[tuple[Schedule, int]] = []
 
     def add(self, scheduler: Schedule, max_iteration: int, bigdl_type: str = "float") -> SequentialSchedule:
         """Append a schedule that is used for `max_iteration` steps."""
         if not isinstance(scheduler, Schedule):
             raise ConfigError(f"SequentialSchedule.add takes a schedule; received {scheduler!r}.")
-        self._parts.append((scheduler, _positive("add", "max_iteration", max_iteration)))
+        self._parts.append((scheduler, _whole("add", "max_iteration", max_iteration)))
         return self
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
@@ -153,7 +145,7 @@ class SequentialSchedule(Schedule):
         return rate
 
 
-def _positive(where: str, name: str, value: Any) -> int:
+def _whole(where: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or int(value) != value or value < 1:
         raise ConfigError(f"{where}: {name} must be a whole number of at least 1; received {value!r}.")
     return int(value)

@@ -6,6 +6,9 @@ when the model was new, through checkpoints and earlier runs.
 
 from __future__ import annotations
 
+from typing import Any
+
+from kindler.compat.bigdl.arguments import arguments as _arguments
 from kindler.train import triggers
 
 __all__ = [
@@ -20,46 +23,24 @@ __all__ = [
 ]
 
 
-class EveryEpoch(triggers.EveryEpoch):
-    """Fires after every epoch."""
+def _named(base: type[triggers.Trigger], *arguments: str) -> Any:
+    """A trigger of Kindler's whose argument has BigDL's name."""
+    takes = _arguments(*arguments)
 
-    def __init__(self, bigdl_type: str = "float") -> None:
-        super().__init__()
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = takes.bind(*args, **kwargs)
+        base.__init__(self, *(value for name, value in bound.arguments.items() if name != "bigdl_type"))
 
-
-class SeveralIteration(triggers.SeveralIteration):
-    """Fires after every `interval` iterations, and after every epoch."""
-
-    def __init__(self, interval: int, bigdl_type: str = "float") -> None:
-        super().__init__(interval)
+    body = {"__module__": __name__, "__doc__": base.__doc__, "__init__": __init__, "__signature__": takes}
+    return type(base.__name__, (base,), body)
 
 
-class MaxEpoch(triggers.MaxEpoch):
-    """Fires once `max_epoch` epochs have ended since the model was new."""
-
-    def __init__(self, max_epoch: int, bigdl_type: str = "float") -> None:
-        super().__init__(max_epoch)
-
-
-class MaxIteration(triggers.MaxIteration):
-    """Fires once `max` iterations were made since the model was new."""
-
-    def __init__(self, max: int, bigdl_type: str = "float") -> None:  # noqa: A002 - BigDL's name
-        super().__init__(max)
-
-
-class MaxScore(triggers.MaxScore):
-    """Fires after an epoch whose first validation metric is above `max`."""
-
-    def __init__(self, max: float, bigdl_type: str = "float") -> None:  # noqa: A002 - BigDL's name
-        super().__init__(max)
-
-
-class MinLoss(triggers.MinLoss):
-    """Fires after an epoch whose training loss is below `min`."""
-
-    def __init__(self, min: float, bigdl_type: str = "float") -> None:  # noqa: A002 - BigDL's name
-        super().__init__(min)
+EveryEpoch = _named(triggers.EveryEpoch)
+SeveralIteration = _named(triggers.SeveralIteration, "interval")
+MaxEpoch = _named(triggers.MaxEpoch, "max_epoch")
+MaxIteration = _named(triggers.MaxIteration, "max")
+MaxScore = _named(triggers.MaxScore, "max")
+MinLoss = _named(triggers.MinLoss, "min")
 
 
 class TriggerAnd(triggers.TriggerAnd):
