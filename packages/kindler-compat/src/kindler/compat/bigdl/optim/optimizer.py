@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 from kindler.compat.bigdl.nn.base import L1L2Regularizer, L1Regularizer, L2Regularizer
-from kindler.compat.bigdl.optim.methods import (
-    LBFGS,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    Ftrl,
-    OptimMethod,
-    ParallelAdam,
-    RMSprop,
-)
-from kindler.compat.bigdl.optim.schedules import (
-    Default,
-    Exponential,
-    MultiStep,
-    NaturalExp,
-    Poly,
-    SequentialSchedule,
-    Step,
-    Warmup,
-)
+from kindler.compat.bigdl.optim import methods, schedules, training, triggers
+from kindler.compat.bigdl.optim.methods import *  # noqa: F403
+from kindler.compat.bigdl.optim.schedules import *  # noqa: F403
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
-from kindler.compat.bigdl.optim.training import BaseOptimizer, DistriOptimizer, LocalOptimizer, Optimizer
-from kindler.compat.bigdl.optim.triggers import (
-    EveryEpoch,
-    MaxEpoch,
-    MaxIteration,
-    MaxScore,
-    MinLoss,
-    SeveralIteration,
-    TriggerAnd,
-    TriggerOr,
-)
+from kindler.compat.bigdl.optim.training import *  # noqa: F403
+from kindler.compat.bigdl.optim.triggers import *  # noqa: F403
 from kindler.compat.bigdl.optim.validation import (
     AUC,
     MAE,
@@ -50,50 +22,24 @@ from kindler.compat.bigdl.optim.validation import (
     ValidationMethod,
 )
 
-__all__ = [
+__all__ = [  # noqa: PLE0604 - the names of all parts
     "AUC",
-    "LBFGS",
     "MAE",
     "MSE",
     "NDCG",
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "BaseOptimizer",
-    "Default",
-    "DistriOptimizer",
-    "EveryEpoch",
-    "Exponential",
-    "Ftrl",
     "HitRatio",
     "L1L2Regularizer",
     "L1Regularizer",
     "L2Regularizer",
-    "LocalOptimizer",
     "Loss",
-    "MaxEpoch",
-    "MaxIteration",
-    "MaxScore",
-    "MinLoss",
-    "MultiStep",
-    "NaturalExp",
-    "OptimMethod",
-    "Optimizer",
-    "ParallelAdam",
-    "Poly",
-    "RMSprop",
-    "SequentialSchedule",
-    "SeveralIteration",
-    "Step",
     "Top1Accuracy",
     "Top5Accuracy",
     "TrainSummary",
     "TreeNNAccuracy",
-    "TriggerAnd",
-    "TriggerOr",
     "ValidationMethod",
     "ValidationSummary",
-    "Warmup",
+    *methods.__all__,
+    *schedules.__all__,
+    *training.__all__,
+    *triggers.__all__,
 ]

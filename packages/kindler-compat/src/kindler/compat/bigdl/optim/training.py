@@ -166,14 +166,8 @@ class BaseOptimizer:
 class Optimizer(BaseOptimizer):
     """Trains a model on an RDD of `Sample`s.
 
-    Args:
-        model: A model of `bigdl.nn.layer`.
-        training_rdd: The RDD.
-        criterion: A criterion of `bigdl.nn.criterion`.
-        end_trigger: When to stop.
-        batch_size: Rows of a step over all workers; it need not be a multiple of the cores.
-        optim_method: An optimizer of `bigdl.optim.optimizer`; None is `SGD()`.
-        bigdl_type: Without effect.
+    `batch_size` are the rows of a step over all workers; it need not be a multiple of the cores. The default
+    of `optim_method` is `SGD()`.
     """
 
     def __init__(
@@ -200,17 +194,10 @@ class Optimizer(BaseOptimizer):
         cores: int | None = None,
         bigdl_type: str = "float",
     ) -> Any:
-        """An optimizer for these data.
+        """An optimizer for these data: an RDD of `Sample`s, or a pair (features, labels) of arrays.
 
-        Args:
-            model: A model of `bigdl.nn.layer`.
-            training_set: An RDD of `Sample`s, or a pair (features, labels) of arrays.
-            criterion: A criterion.
-            end_trigger: When to stop; None is `MaxEpoch(1)`.
-            batch_size: Rows of a step.
-            optim_method: The optimizer; None is `SGD()`.
-            cores: Without effect: one process computes with all cores.
-            bigdl_type: Without effect.
+        The default of `end_trigger` is `MaxEpoch(1)`, that of `optim_method` is `SGD()`. `cores` are ignored:
+        one process computes with all.
         """
         common = (criterion, end_trigger, batch_size, optim_method)
         if isinstance(training_set, tuple) and len(training_set) == 2:
@@ -233,19 +220,7 @@ class DistriOptimizer(Optimizer):
 
 
 class LocalOptimizer(BaseOptimizer):
-    """Trains a model on arrays, in one process.
-
-    Args:
-        X: Features: an array, or a list of arrays for a model of several inputs.
-        Y: Labels.
-        model: A model of `bigdl.nn.layer`.
-        criterion: A criterion of `bigdl.nn.criterion`.
-        end_trigger: When to stop.
-        batch_size: Rows of a step.
-        optim_method: An optimizer of `bigdl.optim.optimizer`; None is `SGD()`.
-        cores: Without effect: the process computes with all cores.
-        bigdl_type: Without effect.
-    """
+    """Trains a model on arrays, in one process, with all its cores; a list of arrays are several inputs."""
 
     def __init__(
         self,

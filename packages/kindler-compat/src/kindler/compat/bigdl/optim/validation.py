@@ -31,27 +31,17 @@ __all__ = [
 
 Array = Any
 
-_ALIASES = {
-    "accuracy": "Top1Accuracy",
-    "acc": "Top1Accuracy",
-    "sparse_categorical_accuracy": "Top1Accuracy",
-    "categorical_accuracy": "Top1Accuracy",
-    "binary_accuracy": "Top1Accuracy",
-    "top1accuracy": "Top1Accuracy",
-    "top5acc": "Top5Accuracy",
-    "top5accuracy": "Top5Accuracy",
-    "top_k_categorical_accuracy": "Top5Accuracy",
-    "sparse_top_k_categorical_accuracy": "Top5Accuracy",
-    "loss": "Loss",
-    "mae": "MAE",
-    "mean_absolute_error": "MAE",
-    "mse": "MSE",
-    "mean_squared_error": "MSE",
-    "auc": "AucScore",
-    "aucscore": "AucScore",
-    "treennaccuracy": "TreeNNAccuracy()",
-    "treennaccuracy()": "TreeNNAccuracy()",
+_NAMES = {
+    "Top1Accuracy": "top1accuracy acc accuracy categorical_accuracy sparse_categorical_accuracy"
+    " binary_accuracy",
+    "Top5Accuracy": "top5accuracy top5acc top_k_categorical_accuracy sparse_top_k_categorical_accuracy",
+    "Loss": "loss",
+    "MAE": "mae mean_absolute_error",
+    "MSE": "mse mean_squared_error",
+    "AucScore": "auc aucscore",
+    "TreeNNAccuracy()": "treennaccuracy treennaccuracy()",
 }
+_ALIASES = {name: tag for tag, names in _NAMES.items() for name in names.split()}
 
 
 def tag_of(name: str) -> str:
@@ -253,13 +243,7 @@ class TreeNNAccuracy(ValidationMethod):
 
 
 _METHODS: dict[str, type[ValidationMethod]] = {
-    "Top1Accuracy": Top1Accuracy,
-    "Top5Accuracy": Top5Accuracy,
-    "Loss": Loss,
-    "MAE": MAE,
-    "MSE": MSE,
-    "AucScore": AUC,
-    "TreeNNAccuracy()": TreeNNAccuracy,
+    kind.tag: kind for kind in (Top1Accuracy, Top5Accuracy, Loss, MAE, MSE, AUC, TreeNNAccuracy)
 }
 
 

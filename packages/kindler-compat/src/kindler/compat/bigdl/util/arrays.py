@@ -12,8 +12,6 @@ import numpy as np
 
 from kindler.errors import ConfigError
 
-__all__ = ["JTensor", "Sample"]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -95,13 +93,7 @@ class Sample:
 
     @classmethod
     def from_ndarray(cls, features: Any, labels: Any = None, bigdl_type: str = "float") -> Sample:
-        """A sample of arrays or numbers, or of lists of them.
-
-        Args:
-            features: An array, or a list of arrays for a model of several inputs.
-            labels: A number, an array, or a list of arrays.
-            bigdl_type: Without effect.
-        """
+        """A sample of arrays or numbers, or of lists of them for a model of several inputs."""
         return cls(features, labels, bigdl_type)
 
     @classmethod
