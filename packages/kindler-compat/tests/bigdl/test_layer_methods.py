@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,32 @@ from kindler.errors import ConfigError
 
 def some(*shape: int) -> Any:
     return np.random.default_rng(3).normal(size=shape).astype("float32")
+
+
+def test_rows_of_tables_are_classes_like_any_other() -> None:
+    assert repr(SoftShrink(the_lambda=1)) == "SoftShrink(the_lambda=1.0)"
+    assert list(inspect.signature(Clamp).parameters) == ["min", "max", "bigdl_type"]
+    with pytest.raises(TypeError, match="Clamp.*missing a required argument: 'max'"):
+        Clamp(1)
+    with pytest.raises(TypeError, match="LeakyReLU.*unexpected keyword argument 'slope'"):
+        LeakyReLU(slope=1)
+    with pytest.warns(UserWarning, match="Linear: init_grad_bias have no effect"):
+        Linear(2, 1, init_grad_bias=np.zeros(1))
+    layer = pickle.loads(pickle.dumps(HardTanh(-0.5, 2)))
+    assert type(layer) is HardTanh
+    assert layer.forward(np.array([[-9.0, 9.0]])).tolist() == [[-0.5, 2.0]]
+
+
+def test_layers_that_earlier_versions_pickled_are_read() -> None:
+    assert importlib.import_module("kindler.compat.bigdl.nn.linear").Linear is Linear
+    pooling = SpatialMaxPooling(2, 2, to_ceil=True)
+    state = vars(pooling).copy()
+    state["made_with"] = state.pop("_arguments")
+    for name in ("kw", "kh", "dw", "dh", "pad_w", "pad_h", "format"):
+        del state[name]
+    again = SpatialMaxPooling.__new__(SpatialMaxPooling)
+    again.__setstate__(state)
+    np.testing.assert_array_equal(again.forward(some(1, 1, 3, 3)), pooling.forward(some(1, 1, 3, 3)))
 
 
 def test_weights_are_drawn_anew_by_the_methods_that_a_layer_was_given() -> None:
