@@ -16,7 +16,6 @@ _BEFORE = {
         "shaping",
         "tables",
     ],
-    "base": ["regularizers"],
     "criterion": ["criterion_base"],
 }
 for _now, _names in _BEFORE.items():

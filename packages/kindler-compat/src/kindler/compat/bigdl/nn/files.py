@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import Regularizer
 from kindler.compat.bigdl.nn.layer import CLASSES
+from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 

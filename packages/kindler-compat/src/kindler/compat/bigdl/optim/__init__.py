@@ -5,4 +5,4 @@ from __future__ import annotations
 from kindler.compat.bigdl.alias import alias
 
 # Where regularizers were in earlier versions, by which pickled models name them.
-alias(f"{__name__}.regularizers", "kindler.compat.bigdl.nn.base")
+alias(f"{__name__}.regularizers", "kindler.compat.bigdl.nn.regularizers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kindler.compat.bigdl.nn.base import L1L2Regularizer, L1Regularizer, L2Regularizer
+from kindler.compat.bigdl.nn.regularizers import L1L2Regularizer, L1Regularizer, L2Regularizer
 from kindler.compat.bigdl.optim import methods, schedules, training, triggers
 from kindler.compat.bigdl.optim.methods import *  # noqa: F403
 from kindler.compat.bigdl.optim.schedules import *  # noqa: F403

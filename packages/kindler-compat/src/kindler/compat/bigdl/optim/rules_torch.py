@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import Regularizer, regularized
+from kindler.compat.bigdl.nn.base import regularized
+from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.optim.methods import LBFGS, OptimMethod
 from kindler.errors import ConfigError
 
