@@ -139,7 +139,9 @@ Power = layer(
 )
 AddConstant = layer("AddConstant", lambda self, x: x + self.constant_scalar, "constant_scalar, inplace=False")
 MulConstant = layer("MulConstant", lambda self, x: x * self.scalar, "scalar, inplace=False")
-GradientReversal = layer("GradientReversal", lambda self, x: _reversed(x, self.the_lambda), "the_lambda=1.0")
+GradientReversal = layer(
+    "GradientReversal", lambda self, x: _Reversed.apply(x, self.the_lambda), "the_lambda=1.0"
+)
 Identity = layer("Identity", lambda self, x: x)
 
 
@@ -148,9 +150,17 @@ def _channel_axis(value: torch.Tensor) -> int:
     return {1: 0, 2: 1, 3: 0}.get(value.dim(), 1)
 
 
-def _reversed(x: torch.Tensor, factor: float) -> torch.Tensor:
+class _Reversed(torch.autograd.Function):
     """x; its gradient is multiplied by `-factor`."""
-    return x.detach() - factor * (x - x.detach())
+
+    @staticmethod
+    def forward(ctx: Any, value: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -ctx.factor * gradients[0], None
 
 
 # Noise in training.
