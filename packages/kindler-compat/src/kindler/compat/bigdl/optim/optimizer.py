@@ -39,7 +39,7 @@ __all__ = [  # noqa: PLE0604 - the names of all parts
     "ValidationMethod",
     "ValidationSummary",
     *methods.__all__,
-    *schedules.__all__,
+    *(name for name in schedules.__all__ if name != "Schedule"),
     *training.__all__,
     *triggers.__all__,
 ]
