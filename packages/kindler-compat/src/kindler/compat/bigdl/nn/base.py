@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Signature
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -126,7 +126,12 @@ class Layer(Configured, nn.Module, takes=arguments()):
             CLASSES[cls.__name__] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kept = {"_given_name": None, "_regularizers": {}, "_init_methods": {}, "_arguments": (args, kwargs)}
+        kept: dict[str, Any] = {
+            "_given_name": None,
+            "_regularizers": {},
+            "_init_methods": {},
+            "_arguments": (args, kwargs),
+        }
         vars(self).update(kept)  # before `setup`
         super().__init__(*args, **kwargs)
 
@@ -135,7 +140,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
             made_with = state["made_with"]
             kept = {n: v for n, v in self.attributes(*made_with).items() if n not in state["_modules"]}
             state = {**kept, "_arguments": made_with, **state}
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def compute(self, value: Any) -> Any:
         """The output for a tensor, or for a list of tensors."""
@@ -412,13 +417,12 @@ _REGULARIZERS = {
 
 
 class Weighted(Layer):
-    """A layer with a weight, a bias, or both, drawn between `1 / sqrt(fan)` and its negative.
+    """A layer with a weight, a bias, or both, drawn between `1 / sqrt(fan)` and its negative."""
 
-    Attributes:
-        shapes: The shape of the weight, that of the bias (None is none) and the fan, of a layer's arguments.
-    """
-
-    shapes: ClassVar[Callable[[Any], tuple[Any, Any, float]]]
+    @staticmethod
+    def shapes(o: Any) -> tuple[Any, Any, float]:
+        """The shape of the weight, that of the bias (None is none) and the fan, of a layer's arguments."""
+        raise NotImplementedError
 
     def setup(self) -> None:
         options = vars(self)

@@ -135,7 +135,7 @@ class TimeDistributed(_Wrapper, takes=arguments("model")):
         return output.reshape(rows, steps, *output.shape[1:])
 
 
-class _InputLayer(Identity):  # type: ignore[misc]
+class _InputLayer(Identity):  # type: ignore[misc, valid-type]
     """Where data enters a graph."""
 
 
@@ -165,11 +165,12 @@ class Model(
     """
 
     def setup(self) -> None:
-        inputs, outputs = vars(self).pop("inputs"), vars(self).pop("outputs")
+        inputs: Any = vars(self).pop("inputs")
+        outputs: Any = vars(self).pop("outputs")
         self._arguments = ((), {})  # the graph is in its steps
         if isinstance(inputs, Model) and isinstance(outputs, Model):
             entries = [Input() for _ in inputs.starts]
-            inputs, outputs = entries, outputs(inputs.freeze()(entries))
+            outputs, inputs = outputs(inputs.freeze()(entries)), entries
         starts, ends = nodes_of(inputs), nodes_of(outputs)
         if self.jvalue is not None or not starts or not ends:
             raise ConfigError(
@@ -215,7 +216,8 @@ class Model(
         if len(inputs) != len(self.starts):
             raise ConfigError(f"the Model has {len(self.starts)} inputs; received {len(inputs)}.")
         fed = dict(zip(self.starts, inputs, strict=True))
-        layers, outputs = self.layers, []
+        layers = self.layers
+        outputs: list[Any] = []
         for number, (layer, before) in enumerate(self.steps):
             parts = [fed[number]] if number in fed else [outputs[step] for step in before]
             outputs.append(layers[layer](parts[0] if len(parts) == 1 else parts))

@@ -163,6 +163,9 @@ class _Reversed(torch.autograd.Function):
         return -ctx.factor * gradients[0], None
 
 
+_reversed: Callable[[Any, float], Any] = _Reversed.apply
+
+
 # Noise in training.
 
 GaussianNoise = layer(
@@ -220,7 +223,7 @@ SpatialCrossMapLRN = image_layer(
 
 class _SpatialPooling(ImageLayer):
     @property
-    def data_format(self) -> str:  # type: ignore[override]
+    def data_format(self) -> str:
         return str(self.format)
 
 

@@ -191,7 +191,7 @@ class SGD(
         self.schedule = schedules[0] or schedules[1]
         super().setup()
         if self.dampening == DOUBLEMAX:
-            self.dampening = self._momentum
+            vars(self)["dampening"] = self._momentum
         if self._nesterov and (self._momentum <= 0 or self.dampening != 0):
             raise ConfigError("SGD: nesterov=True requires a momentum above 0 and dampening=0.")
         if self.learningrates is not None or self.weightdecays is not None:
@@ -223,11 +223,11 @@ class SGD(
 
     def momentum(self) -> float:
         """The momentum."""
-        return self._momentum
+        return float(self._momentum)
 
     def nesterov(self) -> bool:
         """Whether it is Nesterov's."""
-        return self._nesterov
+        return bool(self._nesterov)
 
 
 class Adam(
@@ -364,7 +364,7 @@ class LBFGS(
         if self.linesearch or self.linesearch_options:
             raise ConfigError("LBFGS: linesearch and linesearch_options must be None.")
         super().setup()
-        self.ncorrection = int(self.ncorrection)
+        vars(self)["ncorrection"] = int(self.ncorrection)
         if (self.max_iter, self.max_eval, self.tolx) != (20, DOUBLEMAX, 1e-9):
             warnings.warn(
                 "LBFGS: max_iter, max_eval and tolx have no effect: a step evaluates the model once.",

@@ -97,7 +97,7 @@ class MultiStep(Schedule, takes=arguments("step_sizes, gamma")):
     """`base`, multiplied by `gamma` at each of `step_sizes`."""
 
     def setup(self) -> None:
-        self.step_sizes = [_whole("MultiStep", "step_sizes", size) for size in self.step_sizes]
+        vars(self)["step_sizes"] = [_whole("MultiStep", "step_sizes", size) for size in self.step_sizes]
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
         steps = step - start

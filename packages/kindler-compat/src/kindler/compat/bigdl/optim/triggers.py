@@ -6,7 +6,7 @@ when the model was new, through checkpoints and earlier runs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kindler.compat.bigdl.arguments import arguments as _arguments
 from kindler.train import triggers
@@ -22,8 +22,10 @@ __all__ = [
     "TriggerOr",
 ]
 
+T = TypeVar("T", bound=triggers.Trigger)
 
-def _named(base: type[triggers.Trigger], *arguments: str) -> Any:
+
+def _named(base: type[T], *arguments: str) -> type[T]:
     """A trigger of Kindler's whose argument has BigDL's name."""
     takes = _arguments(*arguments)
 
@@ -32,7 +34,7 @@ def _named(base: type[triggers.Trigger], *arguments: str) -> Any:
         base.__init__(self, *(value for name, value in bound.arguments.items() if name != "bigdl_type"))
 
     body = {"__module__": __name__, "__doc__": base.__doc__, "__init__": __init__, "__signature__": takes}
-    return type(base.__name__, (base,), body)
+    return cast(type[T], type(base.__name__, (base,), body))
 
 
 EveryEpoch = _named(triggers.EveryEpoch)
