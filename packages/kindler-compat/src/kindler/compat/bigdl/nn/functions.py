@@ -139,9 +139,7 @@ Power = layer(
 )
 AddConstant = layer("AddConstant", lambda self, x: x + self.constant_scalar, "constant_scalar, inplace=False")
 MulConstant = layer("MulConstant", lambda self, x: x * self.scalar, "scalar, inplace=False")
-GradientReversal = layer(
-    "GradientReversal", lambda self, x: _Reversed.apply(x, self.the_lambda), "the_lambda=1.0"
-)
+GradientReversal = layer("GradientReversal", lambda self, x: _reversed(x, self.the_lambda), "the_lambda=1.0")
 Identity = layer("Identity", lambda self, x: x)
 
 
