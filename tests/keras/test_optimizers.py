@@ -14,7 +14,7 @@ from flavour import FLAVOUR, KERAS, keras2_unless_whole, one_is_enough, one_unle
 
 from kindler import Estimator
 from kindler.frameworks.keras.files import FormatWarning
-from kindler.frameworks.keras.state import Variables
+from kindler.frameworks.keras.state import ModelVariables
 from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -182,7 +182,7 @@ def test_a_file_with_another_optimizer_gives_its_weights_and_says_so(tmp_path: P
     bare = KERAS.Sequential([KERAS.Input((problems.WIDTH,)), *compiled().layers])
     quietly_saved(bare, tmp_path / "bare.h5")
     est = estimator(steps(compiled("adam"), 2))
-    before = [Variables(est.get_model()).value(v) for v in Variables(est.get_model()).all()]
+    before = [ModelVariables(est.get_model()).value(v) for v in ModelVariables(est.get_model()).all()]
 
     with pytest.warns(FormatWarning, match="Halved.*weights were loaded, and this model's Adam"):
         est.load(tmp_path / "own.h5")
@@ -191,6 +191,6 @@ def test_a_file_with_another_optimizer_gives_its_weights_and_says_so(tmp_path: P
     with pytest.warns(FormatWarning, match=r"bare\.h5 has no optimizer"):
         est.load(tmp_path / "bare.h5")
 
-    own = len(Variables(est.get_model()).own())
-    after = Variables(est.get_model()).read()
+    own = len(ModelVariables(est.get_model()).own())
+    after = ModelVariables(est.get_model()).read()
     assert all(np.array_equal(a, b) for a, b in zip(before[own:], after[own:], strict=True))

@@ -12,9 +12,9 @@ from torch import nn, optim
 
 from kindler import Estimator
 from kindler.engine.job import Job
-from kindler.estimator import fit as fitting
+from kindler.estimator import run as running
 from kindler.spark import ingest
-from kindler.train import ingest_progress
+from kindler.train import progress
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
 ) -> None:
     reports: list[dict[str, Any]] = []
     runs: list[str] = []
-    shown = ingest_progress.IngestLine.report
+    shown = progress._IngestLine.report
 
     def heard(line: Any, fields: Any) -> None:
         reports.append(dict(fields))
@@ -53,10 +53,10 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
         runs.append(job.run_id)
         return job
 
-    monkeypatch.setattr(fitting, "Job", made)
-    monkeypatch.setattr(ingest_progress.IngestLine, "report", heard)
+    monkeypatch.setattr(running, "Job", made)
+    monkeypatch.setattr(progress._IngestLine, "report", heard)
     monkeypatch.setattr(ingest, "_POLL_S", 0.1)
-    monkeypatch.setattr(ingest_progress, "_PRINTED_S", 0.0)
+    monkeypatch.setattr(progress, "_INGEST_PRINTED_S", 0.0)
     frame = (
         spark.range(0, ROWS, 1, 6)
         .mapInArrow(Slow(), "id long")
