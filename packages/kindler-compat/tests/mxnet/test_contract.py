@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from kindler.compat.frameworks.mxnet.library import mx
 from kindler.compat.frameworks.mxnet.replica import MxnetReplica
+from kindler.frameworks.base import unpacked
 from kindler.testing.replicas import ReplicaCase, ReplicaContract
 
 
@@ -26,16 +28,33 @@ def _classifier(config: dict[str, Any]) -> Any:
     return net
 
 
+def _spec() -> Any:
+    return MxnetReplica.make_spec(
+        config={"optimizer": "adam", "optimizer_params": {"learning_rate": 0.05}},
+        model_creator=_classifier,
+        loss_creator=lambda config: mx.gluon.loss.SoftmaxCrossEntropyLoss(),
+        eval_metrics_creator=lambda config: mx.metric.Accuracy(),
+    )
+
+
 class TestMxnet(ReplicaContract):
     framework = "mxnet"
     preload = ("numpy", "kindler.compat.frameworks.mxnet.replica")
 
     @pytest.fixture
     def case(self) -> ReplicaCase:
-        spec = MxnetReplica.make_spec(
-            config={"optimizer": "adam", "optimizer_params": {"learning_rate": 0.05}},
-            model_creator=_classifier,
-            loss_creator=lambda config: mx.gluon.loss.SoftmaxCrossEntropyLoss(),
-            eval_metrics_creator=lambda config: [mx.metric.Accuracy(), mx.metric.MAE()][:1],
+        return ReplicaCase(spec=_spec(), batches=_batches())
+
+
+def test_local_states_of_earlier_versions_count_together_on_other_ranks() -> None:
+    replica = MxnetReplica(_spec())
+    now = unpacked(replica.local_state())[0]["own"]
+    earlier = [
+        json.dumps(
+            {"own": now, "tallies": json.dumps([rows, {"loss": [total, rows]}]), "rows": rows, "buffers": {}}
         )
-        return ReplicaCase(spec=spec, batches=_batches())
+        for rows, total in ((4, 2.0), (12, 14.0))
+    ]
+    replica.join_local_states([state.encode() for state in earlier], size=1)
+    assert replica.running_loss() == 1.0  # 16 of 16 rows
+    assert replica.epoch_rows == 16

@@ -31,7 +31,6 @@ from kindler.compat.frameworks.mxnet.spec import (
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, packed
 from kindler.frameworks.contract import Facts, Use, Variables
-from kindler.frameworks.rng import restore_own
 from kindler.frameworks.state_format import is_packed
 
 _PARAMETER = "parameter "
@@ -208,18 +207,11 @@ class MxnetReplica(BaseReplica):
         super().load_state(state, weights_only_model=weights_only_model)
 
     def load_local_state(self, data: bytes) -> None:
-        if is_packed(data):
-            super().load_local_state(data)
-        else:
-            fields = json.loads(data)
-            restore_own(fields["own"])
-            self.epoch_rows = fields["rows"]
-            self._tallied.load([json.loads(fields["tallies"])])
-            self.assign({"buffers": {name: np.array(value) for name, value in fields["buffers"].items()}})
+        super().load_local_state(_repacked_local(data))
         self._draw(self.epoch, self.step)
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        super().join_local_states(states, size=size)
+        super().join_local_states([_repacked_local(data) for data in states], size=size)
         self._draw(self.epoch, self.step)
 
     def save(self, path: str) -> None:
@@ -287,6 +279,16 @@ def _assign(parameter: Any, array: Array) -> None:
         parameter.shape = array.shape
         parameter._finish_deferred_init()
     parameter.set_data(value)
+
+
+def _repacked_local(data: bytes) -> bytes:
+    """A local state; those of earlier versions are JSON."""
+    if is_packed(data):
+        return data
+    fields = json.loads(data)
+    buffers = {name: np.array(value) for name, value in fields.pop("buffers").items()}
+    fields["tallies"] = json.loads(fields["tallies"])
+    return b"".join(packed(fields, {"buffers": buffers}))
 
 
 def _repacked(data: bytes) -> bytes:
