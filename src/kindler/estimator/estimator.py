@@ -21,14 +21,12 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
-from kindler.errors import ConfigError
 from kindler.estimator.checks import (
     ability_complaints,
     evaluate_complaints,
     fit_complaints,
     precision_complaints,
     refuse,
-    run_complaints,
     runtime_complaints,
     warn_caller,
 )
@@ -499,53 +497,6 @@ class Estimator(Saving):
         function: Callable[..., Any] = self._predict(SqlFunctionInput(spark, name), options)
         return function
 
-    @leaves_no_trace
-    def copy(
-        self,
-        *,
-        config: Mapping[str, Any] | None = None,
-        learning_rate: float | None = None,
-        workers: int | None = None,
-        seed: int | None = None,
-        model_dir: str | PathLike[str] | None = None,
-        settings: RunSettings | None = None,
-    ) -> Estimator:
-        """An independent estimator of the same model, with what it has learned so far.
-
-        Training the copy does not change this estimator, nor the model that it was made of.
-
-        Args:
-            config: Entries of `config` that are to be different; creators are called with them.
-            learning_rate: The optimizer's learning rate, instead of its own.
-            workers: Number of workers, instead of its own.
-            seed: The seed, instead of its own.
-            model_dir: The folder for the copy's checkpoints; None is none, so that the two do not mix.
-            settings: Time limits, threads, shared memory, instead of its own.
-
-        Raises:
-            ConfigError: The framework, or how the model was given, has no place for the config or the rate.
-        """
-        own, state = self._model, self._live.state
-        asked = {"workers": workers, "seed": seed, "settings": settings}
-        changes = {name: value for name, value in asked.items() if value is not None}
-        refuse(*run_complaints(changes))
-        if learning_rate is not None and state:
-            raise ConfigError(
-                f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
-                " rate of its optimizer's state.\nHint: copy it before its first fit."
-            )
-        model = FrameworkModel.unpacked(own.framework, own.packed, own.extra_preload)
-        if config or learning_rate is not None:
-            changed = model.replica_type.changed(
-                model.spec, config=dict(config or {}), learning_rate=learning_rate
-            )
-            model = replace(model, spec=changed)
-        arguments = {**vars(self._run_config), **changes, "model_dir": model_dir}
-        copied = type(self)(model, preparation=self._preparation, **arguments)
-        if state:
-            copied._live.state = state
-        return copied.restore_columns(self.signature, list(self.history))
-
     def as_stage(
         self,
         *,
@@ -654,12 +605,6 @@ class Estimator(Saving):
     def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
         """What follows a run that begins; for subclasses that hear more of it than callbacks do."""
         return ()
-
-    def continue_from(self, other: Estimator) -> None:
-        """Take over what another estimator of the same model has learned, its columns and its history."""
-        if other._live.state:
-            self._live.state = other._live.state
-            self.restore_columns(other.signature, list(other.history))
 
     @property
     def preparation(self) -> Preparation:

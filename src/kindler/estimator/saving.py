@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any, overload
 import cloudpickle
 import numpy as np
 
+from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
 from kindler.data.preparation import Preparation
 from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
-from kindler.estimator.checks import ability_complaints, refuse, warn_caller
+from kindler.estimator.checks import ability_complaints, refuse, run_complaints, warn_caller
 from kindler.estimator.constructors import Constructors
 from kindler.estimator.exporting import example_of, write_onnx, write_openvino
 from kindler.estimator.model import FrameworkModel, LiveModel
@@ -61,7 +63,7 @@ class _Load:
 
 
 class Saving(Constructors):
-    """The methods of `Estimator` that read and write files."""
+    """The methods of `Estimator` that copy it, and that read and write files."""
 
     _model: FrameworkModel
     _live: LiveModel
@@ -86,6 +88,59 @@ class Saving(Constructors):
                 self._write_whole(unfinished)
             else:
                 self._live.replica.save(str(unfinished))
+
+    @leaves_no_trace
+    def copy(
+        self,
+        *,
+        config: Mapping[str, Any] | None = None,
+        learning_rate: float | None = None,
+        workers: int | None = None,
+        seed: int | None = None,
+        model_dir: str | PathLike[str] | None = None,
+        settings: RunSettings | None = None,
+    ) -> Self:
+        """An independent estimator of the same model, with what it has learned so far.
+
+        Training the copy does not change this estimator, nor the model that it was made of.
+
+        Args:
+            config: Entries of `config` that are to be different; creators are called with them.
+            learning_rate: The optimizer's learning rate, instead of its own.
+            workers: Number of workers, instead of its own.
+            seed: The seed, instead of its own.
+            model_dir: The folder for the copy's checkpoints; None is none, so that the two do not mix.
+            settings: Time limits, threads, shared memory, instead of its own.
+
+        Raises:
+            ConfigError: The framework, or how the model was given, has no place for the config or the rate.
+        """
+        own, state = self._model, self._live.state
+        asked = {"workers": workers, "seed": seed, "settings": settings}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        refuse(*run_complaints(changes))
+        if learning_rate is not None and state:
+            raise ConfigError(
+                f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
+                " rate of its optimizer's state.\nHint: copy it before its first fit."
+            )
+        model = FrameworkModel.unpacked(own.framework, own.packed, own.extra_preload)
+        if config or learning_rate is not None:
+            changed = model.replica_type.changed(
+                model.spec, config=dict(config or {}), learning_rate=learning_rate
+            )
+            model = replace(model, spec=changed)
+        arguments = {**vars(self._run_config), **changes, "model_dir": model_dir}
+        copied = self._create(model, preparation=self._preparation, **arguments)
+        if state:
+            copied._live.state = state
+        return copied.restore_columns(self.signature, list(self.history))
+
+    def continue_from(self, other: Saving) -> None:
+        """Take over what another estimator of the same model has learned, its columns and its history."""
+        if other._live.state:
+            self._live.state = other._live.state
+            self.restore_columns(other.signature, list(other.history))
 
     @leaves_no_trace
     def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
