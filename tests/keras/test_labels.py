@@ -42,9 +42,9 @@ def test_a_label_between_two_classes_ends_training_and_evaluation_with_its_row()
     est = Estimator.from_keras(model=model("sparse_categorical_crossentropy"), workers=2, engine="local")
     options = {"batch_size": 8, "verbose": 0, "feature_cols": "x", "label_cols": "kind"}
 
-    with pytest.raises(DataError, match=r"column 'kind', row 17: is 1\.5, which is no class number"):
+    with pytest.raises(DataError, match=r"column 'kind', row 17: is 1\.5, which is not a class number"):
         est.fit({"x": DATA["x"], "kind": labels}, epochs=1, **options)
-    with pytest.raises(DataError, match=r"column 'kind', row 17: is 1\.5, which is no class number"):
+    with pytest.raises(DataError, match=r"column 'kind', row 17: is 1\.5, which is not a class number"):
         est.evaluate({"x": DATA["x"], "kind": labels}, **options)
 
 
@@ -58,7 +58,7 @@ def test_every_way_to_name_the_loss_has_the_rule() -> None:
         {"kind": losses.SparseCategoricalCrossentropy()},
     ):
         assert complaint(model(loss), [0, 1, 2]) == complaint(model(loss), [0.0, 2.0]) == ""
-        assert "is 0.5, which is no class number" in complaint(model(loss), [0.0, 0.5])
+        assert "is 0.5, which is not a class number" in complaint(model(loss), [0.0, 0.5])
         assert "is 3, but the model's output has 3 classes" in complaint(model(loss), [1, 3])
         assert "is -1, but the model's output has 3 classes" in complaint(model(loss), [-1, 1], by_name=True)
 

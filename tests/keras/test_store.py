@@ -173,7 +173,7 @@ def test_a_saved_model_that_touches_files_is_refused_on_both_sides(om: Omega, tm
             om.models.get(op)
         assert om.models.get(op, trusted=True) is not None
     (tmp_path / "WriteFile" / "saved_model.pb").write_bytes(b"\xff\xff")
-    with pytest.raises(ConfigError, match="no SavedModel"):
+    with pytest.raises(ConfigError, match="not a SavedModel"):
         om.models.put(tmp_path / "WriteFile", "x")
 
 

@@ -188,7 +188,7 @@ def test_groups_that_contain_themselves_do_not_hang(good: Path, tmp_path: Path) 
         ({"assets/../../x": b""}, r"without '\.\.'"),
         ({"assets//etc/x": b""}, "not a valid path"),
         ({"/etc/x": b""}, "entry '/etc/x'"),
-        ({"assets/x.h5": b"not HDF5"}, r"is no \.keras file"),
+        ({"assets/x.h5": b"not HDF5"}, r"is not a \.keras file"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")

@@ -231,9 +231,9 @@ def test_text_is_text_in_all_protocols(texts: httpx.Client) -> None:
 def test_bytes_that_are_no_text_are_refused(texts: httpx.Client) -> None:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "BYTES", "parameters": {"content_type": "base64"}}
     reply = texts.post("/v2/models/colours/infer", json={"inputs": [{**tensor, "data": ["/w=="]}]})
-    assert (reply.status_code, "no UTF-8" in reply.json()["error"]) == (400, True)
+    assert (reply.status_code, "not valid UTF-8" in reply.json()["error"]) == (400, True)
     reply = texts.post("/v1/models/colours:predict", json={"instances": [[{"b64": "/w=="}]]})
-    assert (reply.status_code, "no UTF-8" in reply.json()["error"]) == (400, True)
+    assert (reply.status_code, "not valid UTF-8" in reply.json()["error"]) == (400, True)
 
 
 def test_batching_can_be_turned_off_for_a_model(texts: httpx.Client) -> None:

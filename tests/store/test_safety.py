@@ -206,7 +206,7 @@ def test_an_onnx_model_brings_the_file_beside_it_and_no_other(local: Omega, tmp_
         with pytest.raises(UntrustedError, match="it reads the file"):
             local.models.put(path, "net")
     path.write_bytes(b"no model")
-    with pytest.raises(ConfigError, match="no ONNX model"):
+    with pytest.raises(ConfigError, match="not an ONNX model"):
         local.models.put(path, "net")
 
 

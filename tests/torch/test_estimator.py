@@ -247,7 +247,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"junk")
 
     for load in (Estimator.load_weights, Estimator.load_checkpoint):
-        with pytest.raises(ConfigError, match="no file of weights"):
+        with pytest.raises(ConfigError, match="not a weights or state file"):
             load(estimator(), tmp_path / "junk.pt")
     with pytest.raises(ConfigError, match=r"junk\.kindler is not a complete checkpoint"):
         estimator().load_checkpoint(tmp_path / "junk.kindler")

@@ -178,7 +178,9 @@ def test_a_label_that_is_no_class_is_refused_in_fit_and_in_evaluate() -> None:
         model=lambda: nn.Linear(4, 3), optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss(), workers=2
     )
 
-    with pytest.raises(DataError, match=r"column 'y', row .*is [012]\.5, which is no class number") as error:
+    with pytest.raises(
+        DataError, match=r"column 'y', row .*is [012]\.5, which is not a class number"
+    ) as error:
         est.fit((X, labels + 0.5), batch_size=8, verbose=0)
     assert error.value.column == "y"
     with pytest.raises(DataError, match="column 'y', row .*is 7, but the model's output has 3 classes"):

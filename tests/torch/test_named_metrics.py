@@ -230,7 +230,7 @@ def _own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def test_what_a_loss_leaves_open_is_refused_rather_than_guessed() -> None:
     x, y = _all(_many)
     with pytest.raises(
-        ConfigError, match=r"what 'auc' means is not clear here.*no probabilities that sum to 1"
+        ConfigError, match=r"what 'auc' means is not clear here.*not probabilities that sum to 1"
     ):
         _figures(_own, "auc", x, y)
     scores, two = _all(_binary)

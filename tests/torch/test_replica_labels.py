@@ -45,7 +45,7 @@ def _with(place: int, value: Any, dtype: Any = np.float32) -> Array:
 @pytest.mark.parametrize(
     ("labels", "complaint"),
     [
-        (_with(7, 0.5), r"is 0\.5, which is no class number.*from 0 to 2"),
+        (_with(7, 0.5), r"is 0\.5, which is not a class number.*from 0 to 2"),
         (_with(7, np.nan), "is NaN"),
         (_with(7, 3), r"is 3\.0, but the model's output has 3 classes: labels must be from 0 to 2"),
         (_with(7, 3, np.int64), "is 3, but the model's output has 3 classes"),

@@ -319,7 +319,7 @@ def _connect(path: Path) -> socket.socket:
     try:
         sock.connect(str(path))
         if not peer_is_this_user(sock):
-            raise ConnectionRefusedError(f"{path} is somebody else's")
+            raise ConnectionRefusedError(f"{path} belongs to another user")
     except BaseException:
         sock.close()
         raise

@@ -403,7 +403,7 @@ class _EventQueue:
                 self._dropped += 1
                 return
             if self._dropped:
-                line = f"({self._dropped} lines were dropped, because nobody read them)"
+                line = f"({self._dropped} lines were dropped, because they were not read)"
                 self._events.append(Event(event.rank, "log", {"line": line}))
                 self._dropped = 0
             self._events.append(event)

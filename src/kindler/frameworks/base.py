@@ -169,7 +169,7 @@ class BaseReplica:
 
     def set_precision(self, precision: str) -> None:
         """Compute in one of the precisions of the framework's row from now on."""
-        raise ConfigError(f"models of this framework cannot be told to compute in {precision}.")
+        raise ConfigError(f"models of this framework cannot compute in {precision}.")
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
         """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.

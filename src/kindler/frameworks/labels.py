@@ -87,7 +87,7 @@ def _class_complaint(value: Any, classes: int | None, ignored: int | None) -> st
     meant = "whole numbers from 0" + ("" if classes is None else f" to {classes - 1}")
     if value != np.floor(value):
         return (
-            f"is {value}, which is no class number: this loss needs {meant}.\n"
+            f"is {value}, which is not a class number: this loss needs {meant}.\n"
             "Hint: number the classes 0, 1, 2, ...; for labels that are measured use a loss for regression."
         )
     hint = "Hint: number the classes from 0, and give the model's last layer one output a class."

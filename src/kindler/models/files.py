@@ -50,5 +50,5 @@ class FileKind(ModelKind):
     def keep(path: Path, folder: Path) -> None:
         """Copy a file into the folder under its own name."""
         if path.is_symlink() or not path.is_file():
-            raise ConfigError(f"{path} is no file.")
+            raise ConfigError(f"{path} is not a file.")
         shutil.copyfile(path, folder / path.name)

@@ -128,7 +128,7 @@ def _imported(path: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"the stored function {path!r} cannot be imported here: {exc}.") from exc
     if not callable(found):
-        raise ConfigError(f"{path!r} is no function.")
+        raise ConfigError(f"{path!r} is not a function.")
     checked: Callable[..., Any] = found
     return checked
 

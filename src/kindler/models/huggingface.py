@@ -140,7 +140,7 @@ def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool
     own = getattr(library, name, None) if module.startswith("transformers.") and name.isidentifier() else None
     cls: Any = own if isinstance(own, type) else class_of(path, classes, trusted=trusted)
     if not issubclass(cls, library.PreTrainedModel):
-        raise ConfigError(f"{path!r} is no class of models of transformers.")
+        raise ConfigError(f"{path!r} is not a model class of transformers.")
     return cls
 
 
@@ -152,7 +152,7 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
     """
     told = _json(folder / _CONFIG)
     if not isinstance(told, dict):
-        raise ConfigError(f"{_CONFIG} is no configuration.")
+        raise ConfigError(f"{_CONFIG} is not a configuration.")
     if trusted:
         return told
     other = _json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
@@ -200,7 +200,7 @@ def _check_indexes(folder: Path) -> None:
         told = _json(path)
         files = told.get("weight_map") if isinstance(told, dict) else None
         if not isinstance(files, dict):
-            raise ConfigError(f"{path.name} is no index of weights.")
+            raise ConfigError(f"{path.name} is not an index of weights.")
         for name in {str(name) for name in files.values()}:
             confined(path.parent, name)
     for path in folder.rglob("*"):

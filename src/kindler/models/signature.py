@@ -182,7 +182,7 @@ def as_text(array: Array, name: str) -> Array:
             made[i] = item.decode() if type(item) is bytes else item
         except UnicodeDecodeError as exc:
             raise DataError(
-                f"the input {name!r} has bytes that are no UTF-8 (value {i}); the model takes text."
+                f"the input {name!r} has bytes that are not valid UTF-8 (value {i}); the model takes text."
             ) from exc
     shaped: Array = made.reshape(array.shape)
     return shaped

@@ -283,7 +283,7 @@ def class_of(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bo
     except BaseException as exc:  # code of the module's: it may also call sys.exit
         raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise ConfigError(f"{path!r} is no class of models.")
+        raise ConfigError(f"{path!r} is not a class of models.")
     return found
 
 

@@ -48,7 +48,7 @@ def kept(model: nn.Module, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     state = {name: value for name, value in model.state_dict().items() if name not in again}
     other = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if other:
-        raise ConfigError(f"the model's state has {other[:5]}, which are no tensors.")
+        raise ConfigError(f"the model's state has {other[:5]}, which are not tensors.")
     places: dict[tuple[Any, ...], str] = {}
     for name, value in state.items():
         place = (value.device, value.data_ptr(), value.numel())

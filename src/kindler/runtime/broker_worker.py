@@ -189,14 +189,14 @@ class _TaskRunner:
                 return
 
     def tidy(self) -> None:
-        """Delete large messages that nobody has read for a day, beside everything else."""
+        """Delete large messages that were never read for a day, beside everything else."""
         threading.Thread(target=self._tidy, name="kindler-tidy", daemon=True).start()
 
     def _tidy(self) -> None:
         try:
             self.messages.tidy()
         except Exception as exc:  # noqa: BLE001 - of the store, which may be away; there is a next time
-            _log.warning("could not delete large messages that nobody has read: %s", exc)
+            _log.warning("could not delete large messages that were never read: %s", exc)
 
     def cancel(self, task_id: str) -> None:
         """Celery's control command."""

@@ -89,8 +89,8 @@ class ServeSettings:
                 )
         if self.isolation == "none" and (self.devices or self.device != "auto"):
             raise ConfigError(
-                "device: models of one process cannot be told apart, so isolation='none' leaves the device to"
-                " each framework.\nHint: isolation='process'; or CUDA_VISIBLE_DEVICES in the environment."
+                "device: models of one process cannot be distinguished, so isolation='none' leaves the device"
+                " to each framework.\nHint: isolation='process'; or CUDA_VISIBLE_DEVICES in the environment."
             )
         if not self.memory_bytes:
             object.__setattr__(self, "memory_bytes", half_of_memory())

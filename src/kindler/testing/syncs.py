@@ -91,7 +91,7 @@ def _exchanged(worker: Group, made: _Made) -> dict[str, list[Array]]:
         "counts": group.sum(counts),
         "mean": group.mean(mine, 1.0 + worker.rank),
         "without the first": group.mean([poisoned], float(worker.rank > 0)),
-        "of nobody": group.mean([np.full(3, np.nan)], 0.0),
+        "without weights": group.mean([np.full(3, np.nan)], 0.0),
         "first": group.broadcast(mine),
         "last": group.broadcast(mine, src=worker.size - 1),
     }
@@ -161,7 +161,7 @@ class SyncContract:
         assert found["counts"][0].tolist() == [size * (size - 1) // 2, size]
         assert [array.dtype for array in found["mean"]] == [array.dtype for array in values[0]]
         assert found["without the first"][0].tolist() == [2.0] * 3
-        assert found["of nobody"][0].tolist() == [0.0] * 3
+        assert found["without weights"][0].tolist() == [0.0] * 3
         assert_equal(found["first"], values[0])
         assert_equal(found["last"], values[-1])
         for result in results:

@@ -22,7 +22,7 @@ def _adam(made: Classifier, **changed: Any) -> Estimator:
 def test_a_placeholder_that_nobody_feeds_is_named() -> None:
     made = Classifier(middle=lambda x: tf.nn.dropout(x, rate=tf.placeholder(tf.float32, (), "rate")))
 
-    with pytest.raises(ConfigError, match=r"'rate:0', which nobody feeds"):
+    with pytest.raises(ConfigError, match=r"'rate:0', which is not fed"):
         _adam(made)
 
 
@@ -31,7 +31,7 @@ def test_a_learning_rate_that_nobody_feeds_is_named() -> None:
     with made.graph.as_default():
         optimizer = tf.train.AdamOptimizer(tf.placeholder(tf.float32, (), "lr"))
 
-    with pytest.raises(ConfigError, match=r"the optimizer .* 'lr:0', which nobody feeds"):
+    with pytest.raises(ConfigError, match=r"the optimizer .* 'lr:0', which is not fed"):
         _adam(made, optimizer=optimizer)
 
 

@@ -120,7 +120,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[Array]]:
         fields = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["kindler"])
         arrays = load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(f"this is no state of a Keras model: {exc}") from exc
+        raise ConfigError(f"this is not a state of a Keras model: {exc}") from exc
     named = [arrays[f"{i:05d}"] for i in range(len(arrays))]
     shaped = [a.reshape(shape) for a, shape in zip(named, fields["shapes"], strict=True)]
     return fields, shaped

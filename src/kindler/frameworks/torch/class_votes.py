@@ -97,7 +97,7 @@ class Votes:
         if not bool(((self.scores >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
             raise unclear(
                 self.name,
-                "the loss does not say what outputs are, and they are no probabilities that sum to 1",
+                "the loss does not say what outputs are, and they are not probabilities that sum to 1",
             )
 
 

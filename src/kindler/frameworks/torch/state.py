@@ -171,7 +171,7 @@ def _loaded(data: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as exc:  # torch raises a dozen kinds for a file that is not its own
-        raise ConfigError(f"this is no file of weights or state that torch can read safely: {exc}") from exc
+        raise ConfigError(f"this is not a weights or state file that torch can load safely: {exc}") from exc
 
 
 def fork_seed(seed: int, *path: int) -> int:

@@ -79,18 +79,18 @@ def dangers(path: Path, *, is_registered: IsRegistered) -> list[str]:
     except ConfigError:
         raise
     except (zipfile.BadZipFile, KeyError, ValueError, OSError, RuntimeError, NotImplementedError) as exc:
-        raise ConfigError(f"{path.name} is no .keras file: {exc}.") from exc
+        raise ConfigError(f"{path.name} is not a .keras file: {exc}.") from exc
     return list(dict.fromkeys(found))
 
 
 def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
     names = [entry.filename for entry in archive.infolist()]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path.name} is no .keras file: it has two entries of one name.")
+        raise ConfigError(f"{path.name} is not a .keras file: it has two entries of one name.")
     size = path.stat().st_size
     for entry in archive.infolist():
         if not _ENTRIES.fullmatch(entry.filename):
-            raise ConfigError(f"{path.name} is no .keras file: it has an entry {entry.filename!r}.")
+            raise ConfigError(f"{path.name} is not a .keras file: it has an entry {entry.filename!r}.")
         check_path(entry.filename.rstrip("/"))
         if entry.file_size > max(_UNPACKED_BYTES, _RATIO * size):
             raise ConfigError(

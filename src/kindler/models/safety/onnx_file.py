@@ -40,7 +40,7 @@ def scan(path: Path) -> Found:
         with path.open("rb") as file:
             return _model(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
     except (Malformed, ValueError) as exc:  # an empty file cannot be mapped
-        raise ConfigError(f"{path.name} is no ONNX model: {exc}.") from exc
+        raise ConfigError(f"{path.name} is not an ONNX model: {exc}.") from exc
 
 
 def _model(data: memoryview) -> Found:

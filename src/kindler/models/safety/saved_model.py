@@ -53,7 +53,7 @@ def dangers(folder: Path) -> list[str]:
             raise Malformed("no graph in it")
         return sorted({problem for graph in graphs for problem in _problems(graph, alone=len(graphs) == 1)})
     except (OSError, Malformed) as exc:
-        raise ConfigError(f"{folder} is no SavedModel: {exc}.") from exc
+        raise ConfigError(f"{folder} is not a SavedModel: {exc}.") from exc
 
 
 def graph_dangers(meta_graph: bytes) -> list[str]:
@@ -65,7 +65,7 @@ def graph_dangers(meta_graph: bytes) -> list[str]:
     try:
         return sorted(set(_problems(memoryview(meta_graph), alone=False)))
     except Malformed as exc:
-        raise ConfigError(f"the bytes are no MetaGraphDef: {exc}.") from exc
+        raise ConfigError(f"the bytes are not a MetaGraphDef: {exc}.") from exc
 
 
 def _problems(meta_graph: memoryview, *, alone: bool) -> Iterator[str]:

@@ -180,7 +180,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._lobby = Shares(_MOST_CALLS, _CALLS_OF_A_CONNECTION, "calls without a key")
         self._calls = Shares(_MOST_CALLS, _CALLS_OF_A_KEY, "calls")
         most = settings.queue_bytes
-        self._answers = Shares(most, most // 2, "bytes of answers that nobody has read yet")
+        self._answers = Shares(most, most // 2, "bytes of answers that are still unread")
         self._uploads = Uploads(most, lambda: self._front.bodies.held_bytes)
         self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), _pool())
         self._handlers = self._made()

@@ -35,7 +35,7 @@ def _loaded(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as exc:
-        raise DataError(f"{path} is no JSON: {exc}.") from exc
+        raise DataError(f"{path} is not valid JSON: {exc}.") from exc
 
 
 def _check(value: Any, where: str) -> None:

@@ -99,5 +99,5 @@ def _loaded(path: Path) -> Array:
     try:
         array: Array = np.load(path, allow_pickle=False)
     except ValueError as exc:
-        raise DataError(f"{path} is no array that can be read without a pickle: {exc}.") from exc
+        raise DataError(f"{path} is not an array that can be read without a pickle: {exc}.") from exc
     return array

@@ -256,7 +256,7 @@ def _refuse_unfed(graph: Any, targets: Sequence[str], fed: Sequence[str], what: 
     unfed = sorted(op.outputs[0].name for op in reached.values() if op.type in PLACEHOLDERS)
     if unfed:
         raise ConfigError(
-            f"{what} needs the placeholder {unfed[0]!r}, which nobody feeds.\n"
+            f"{what} needs the placeholder {unfed[0]!r}, which is not fed.\n"
             "Hint: pass it among inputs or labels; or, where one value serves for all rows, in"
             f" tensor_with_value={{{unfed[0].partition(':')[0]}: (value in training, value otherwise)}}."
         )
