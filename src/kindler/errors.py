@@ -544,8 +544,12 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
     >>> did_you_mean("acuracy", ["accuracy", "auc"])
     " Did you mean 'accuracy'?"
+    >>> did_you_mean("model_creator", ["model", "scheduler_creator"])
+    " Did you mean 'model'?"
     """
-    near = difflib.get_close_matches(str(name), [str(each) for each in known], n=1)
+    wrong, names = str(name), [str(each) for each in known]
+    begin = sorted((each for each in names if wrong.startswith(f"{each}_")), key=len, reverse=True)
+    near = begin or difflib.get_close_matches(wrong, names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
