@@ -14,6 +14,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from kindler import Omega
+from tests.conftest import eventually_none
 from tests.serve.served import Served, serving
 
 MEGABYTE = 1 << 20
@@ -32,32 +33,35 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield made
 
 
-def grown(served: Served, play: Callable[[httpx.Client], None]) -> tuple[int, int]:
-    """The bytes and the areas of shared memory that a server has more after some requests."""
+def grown(served: Served, ask: Callable[[httpx.Client], None], times: int, most: int) -> tuple[int, int]:
+    """The bytes and areas of shared memory that a server has more after so many requests than after one.
+
+    The server gives memory back a few seconds after it is not needed any more: those are waited for.
+    """
     server = psutil.Process(served.process.pid)
-
-    def taken() -> tuple[int, int]:
-        links = [os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir() if link.is_symlink()]
-        return server.memory_info().rss, sum(link.startswith("/memfd:") for link in links)
-
     with httpx.Client(base_url=served.url, timeout=60) as client:
-        play(client)
-        before = taken()
-        play(client)
-        after = taken()
-    return after[0] - before[0], after[1] - before[1]
+        ask(client)
+        before = server.memory_info().rss, areas(server.pid)
+        for _ in range(times):
+            ask(client)
+    eventually_none(lambda: server.memory_info().rss - before[0] >= most, timeout_s=30)
+    return server.memory_info().rss - before[0], areas(server.pid) - before[1]
+
+
+def areas(pid: int) -> int:
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return sum(link.startswith("/memfd:") for link in links)
 
 
 @pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("code", 403)])
 def test_a_refused_request_leaves_nothing_of_its_body(served: Served, name: str, status: int) -> None:
     body = b'{"instances": [[' + b" " * MEGABYTE + b"1.0]]}"
 
-    def play(client: httpx.Client) -> None:
-        for _ in range(150):
-            reply = client.post(f"/v1/models/{name}:predict", content=body)
-            assert reply.status_code == status, reply.text[:500]
+    def ask(client: httpx.Client) -> None:
+        reply = client.post(f"/v1/models/{name}:predict", content=body)
+        assert reply.status_code == status, reply.text[:500]
 
-    more, _ = grown(served, play)
+    more, _ = grown(served, ask, times=200, most=50 * MEGABYTE)
     assert more < 50 * MEGABYTE
 
 
@@ -66,19 +70,17 @@ def test_answers_of_more_than_16_mib_leave_neither_memory_nor_descriptors(served
     tensor = {"name": "x", "shape": [1000, 1], "datatype": "FP64", "parameters": {"binary_data_size": 8000}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
 
-    def play(client: httpx.Client) -> None:
-        for _ in range(6):
-            reply = client.post(
-                "/v2/models/wide/infer",
-                content=head + rows.tobytes(),
-                headers={"inference-header-content-length": str(len(head))},
-            )
-            assert reply.status_code == 200, reply.text[:500]
-            assert len(reply.content) > 1000 * WIDTH * 8
-        told = int(reply.headers["inference-header-content-length"])
-        outputs = np.frombuffer(reply.content[told:]).reshape(1000, WIDTH)
+    def ask(client: httpx.Client) -> None:
+        reply = client.post(
+            "/v2/models/wide/infer",
+            content=head + rows.tobytes(),
+            headers={"inference-header-content-length": str(len(head))},
+        )
+        assert reply.status_code == 200, reply.text[:500]
+        begin = int(reply.headers["inference-header-content-length"])
+        outputs = np.frombuffer(reply.content[begin:]).reshape(1000, WIDTH)
         np.testing.assert_allclose(outputs, rows[:, None] * np.arange(WIDTH), atol=1e-5)
 
-    more, areas = grown(served, play)
-    assert areas == 0
+    more, shared = grown(served, ask, times=10, most=60 * MEGABYTE)
+    assert shared == 0
     assert more < 60 * MEGABYTE
