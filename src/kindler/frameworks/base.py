@@ -101,6 +101,7 @@ class BaseReplica:
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> Any:
+        """Make a replica of a spec that `dumps` packed."""
         return cls(cls.loads(spec), **options)
 
     @classmethod
@@ -283,6 +284,7 @@ class BaseReplica:
         raise NotImplementedError
 
     def names(self) -> list[str]:
+        """Return the names of the trained parameters."""
         return list(self.variables("parameters")["parameters"])
 
     def read(self) -> list[Array]:
@@ -290,6 +292,7 @@ class BaseReplica:
         return list(self.variables("parameters")["parameters"].values())
 
     def write(self, arrays: Sequence[Array]) -> None:
+        """Overwrite the trained parameters, in the order of `names`."""
         self.assign({"parameters": dict(zip(self.names(), arrays, strict=True))})
 
     def read_into(self, arrays: Sequence[Array]) -> None:
@@ -329,7 +332,7 @@ class BaseReplica:
     # What is counted.
 
     def count(self, rows: float, **means: float) -> None:
-        """Means are over this many rows."""
+        """Add means over this many rows: the loss and metrics."""
         self._rows += rows
         for name, mean in means.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(mean) * rows
@@ -341,11 +344,11 @@ class BaseReplica:
         return tallies
 
     def _counted(self) -> Any:
-        """Must be JSON-serializable."""
+        """Return the counts so far, JSON-serializable."""
         return [self._rows, self._sums]
 
     def _count_on_from(self, counted: Sequence[Any]) -> None:
-        """Empty resets the counts."""
+        """Replace the counts by the sum of these; empty resets them."""
         self._rows, self._sums = _added(counted)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:

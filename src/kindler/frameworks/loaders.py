@@ -135,7 +135,7 @@ def is_loader(made: Any) -> bool:
 
 
 def packed(loader: Any) -> Callable[[], Any]:
-    """Picklable, unlike the loader."""
+    """The returned function can be sent to workers, and gives the loader there."""
     kind = _kind_of(loader)
     assert kind is not None
     return kind.pack(loader)

@@ -1,7 +1,7 @@
 """Merges buffers that training changes, such as BatchNorm's statistics, over ranks.
 
-Means are weighted by rows. Variances are those of all rows: with w a rank's share of the rows,
-m = sum(w m_r) and v = sum(w (v_r + (m_r - m)^2)). Integers and flags become the largest, others the first.
+Floating point becomes the mean weighted by rows, a variance that of all rows: with w a rank's share,
+m = sum(w m_r) and v = sum(w (v_r + (m_r - m)^2)). Integers and flags become the largest, others rank 0's.
 """
 
 from __future__ import annotations

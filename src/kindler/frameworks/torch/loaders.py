@@ -155,7 +155,7 @@ class _Every:
 
 
 class _Sliced:
-    """None if the batch is too short for this rank."""
+    """Empty for a batch that is too short for this rank."""
 
     def __init__(self, sampler: Iterable[Any], dealing: Dealing) -> None:
         self.sampler, self._dealing = sampler, dealing

@@ -1,7 +1,7 @@
 """Rules that make a loss exact over uneven ranks: targets in its own form, and what its mean divides by.
 
-Each rank's loss is weighted by its share of the divisor: values of an element-wise loss; targets of a loss by
-class, less ignored ones and times class weights; rows of a user's own loss.
+Summed gradients are those of one process only if each rank's loss is weighted by its share of the divisor:
+values of an element-wise loss; targets not ignored, times class weights; rows of a user's own loss.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class LossRule:
     def tried(
         self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
     ) -> list[Judged]:
-        """Calls copies of the losses, which may change."""
+        """Calls a copy of the loss, so that the loss itself does not change."""
         if not self.unknown:
             return []
         twin = copy.copy(self)
@@ -147,7 +147,7 @@ class LossRule:
         return [twin(outputs, targets, rows, weights=weights)]
 
     def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
-        """The arguments hold a made-up row, which is cut off."""
+        """Calls a gathering loss without rows, as the other ranks wait; the made-up row is cut off."""
         if self.unknown:
             self._loss(*without_rows(self._arguments(outputs, targets)[0]))
 
