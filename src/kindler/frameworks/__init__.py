@@ -1,1 +1,1 @@
-"""How one replica of a model is built, stepped, saved and asked for predictions, one framework a module."""
+"""Frameworks: how a replica of a model is built, trained, saved and used to predict, one package each."""

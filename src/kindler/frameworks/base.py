@@ -1,7 +1,6 @@
-"""What every framework has in common: all that follows from the methods that `contract.py` asks for.
+"""What follows from the methods of `contract.py`: states as bytes, tallies, merged buffers, resuming.
 
-States and weights as bytes, the sums that several ranks counted, buffers that they merge, where an epoch goes
-on. A framework overrides what it can do faster, and what only it can do; defaults say that it cannot.
+A framework overrides what it can do faster or what only it can do; the defaults refuse or do nothing.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ _MODEL = ("parameters", "buffers")
 
 
 class BaseReplica:
-    """A replica; subclasses are made with the same options.
+    """Base class of all replicas; subclasses take the same options.
 
     Attributes:
         device: Where it computes.
-        model: What callbacks see as the model.
-        optimizer: What they see as the optimizer; None where there is none.
-        divisible: Whether several parameter servers can share its parameters: `apply` takes None for one that
-            is left alone, and there is `join_parts`.
-        takes_read_only: Whether `predict` takes arrays that must not be written to, as they are.
-        output_names: What the model called the outputs that it returned last; None where they have no names.
-        mode: How it makes its steps, where it was left a choice.
+        model: The model as callbacks see it.
+        optimizer: The optimizer as callbacks see it; None if there is none.
+        divisible: Whether several parameter servers can share its parameters: `apply` accepts None for a
+            parameter to leave alone, and `join_parts` exists.
+        takes_read_only: Whether `predict` accepts read-only arrays as they are.
+        output_names: The model's names for the outputs it returned last; None if they have none.
+        mode: How it runs its steps, if it had a choice.
 
     Args:
-        spec: What `make_spec` gave.
-        device: "auto", "cpu", "cuda" (one GPU a rank) or "cuda:0".
-        rank: This rank; randomness other than that of the first weights differs by it.
-        local_rank: Its number on its host, which chooses the GPU.
-        seed: What the random numbers of creators start from.
+        spec: The result of `make_spec`.
+        device: "auto", "cpu", "cuda" (one GPU per rank) or "cuda:0".
+        rank: This rank; all randomness except the initial weights depends on it.
+        local_rank: Its number on its host, which selects the GPU.
+        seed: The base of all seeds.
         threads: Compute threads; None leaves the process as it is.
         feature_names: Names of the features.
         label_names: Names of the labels.
-        label_shapes: Where rows of one batch may have another shape than those of another: the shape of a row
-            of each label in the first batch. Otherwise None.
+        label_shapes: The shape of one row of each label in the first batch, if shapes may differ between
+            batches; otherwise None.
     """
 
     divisible = False
@@ -94,7 +93,6 @@ class BaseReplica:
 
     @classmethod
     def dumps(cls, spec: Any) -> bytes:
-        """A pickle, with the code that the user's own modules hold."""
         return pickle_for_workers(spec)
 
     @classmethod
@@ -103,7 +101,7 @@ class BaseReplica:
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> Any:
-        """A replica of what `dumps` packed."""
+        """Make a replica of a spec that `dumps` packed."""
         return cls(cls.loads(spec), **options)
 
     @classmethod
@@ -121,10 +119,10 @@ class BaseReplica:
 
     @classmethod
     def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
-        """A spec that nobody else holds, with these entries of its config and this rate, unless it is None.
+        """Return a private copy of the spec with these config entries and, unless None, this learning rate.
 
         Raises:
-            ConfigError: It has no place for them.
+            ConfigError: The spec has no place for them.
         """
         if learning_rate is not None:
             raise ConfigError(
@@ -137,15 +135,15 @@ class BaseReplica:
     def scoring_model(
         cls, spec: Any, live: Any, state: Callable[[], bytes], before: ScoringModel | None
     ) -> ScoringModel:
-        """The model as it is now, for processes that only score with it.
+        """Return the current model for processes that only score with it.
 
-        Frameworks that can tell it apart leave out what only training needs.
+        Override to leave out what only training needs.
 
         Args:
-            spec: What the user gave.
-            live: The model of this class in this process, if it was made. The user may have changed it.
-            state: Gives the trained state; empty if there is none.
-            before: What this gave last; it is given again where nothing has changed.
+            spec: The spec.
+            live: The model in this process, if one was made; the user may have changed it.
+            state: Returns the trained state; empty if there is none.
+            before: The previous result, returned again if nothing changed.
         """
         return ScoringModel.of(cls.dumps(spec), state(), before)
 
@@ -159,47 +157,47 @@ class BaseReplica:
         raise NotImplementedError
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
-        """What `predict` gives for each of the batches, in their order.
+        """Yield the result of `predict` for each batch, in order.
 
-        A few may be under way at a time: it may ask for up to six more before it gives back the first.
+        May read up to six batches ahead of the first result.
         """
         for batch in batches:
             outputs = self.predict(batch)
             yield Scored(len(batch[0]), outputs, self.output_names)
 
     def set_precision(self, precision: str) -> None:
-        """Compute in one of the precisions of the framework's row from now on."""
+        """Compute in one of the precisions in the framework's registry row from now on."""
         raise ConfigError(f"models of this framework cannot compute in {precision}.")
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
-        """Write the model as "onnx" or "openvino" (an .xml file and a .bin file); its row says if it can.
+        """Write the model as "onnx" or "openvino" (an .xml and a .bin file), if the registry row allows it.
 
-        `features` are a few rows of each input, of which `predict` was called before.
+        `features` holds a few rows of each input; `predict` has been called with them.
         """
         raise ConfigError(f"models of this framework cannot be written as {form}.")
 
     def trained_model(self) -> Any:
-        """The model itself, ready to predict; the user's own instance where one was given."""
+        """Return the model, ready to predict: the user's own instance if one was passed."""
         return self.model
 
     def stored_model(self) -> Any:
-        """What a kind of models (`kindler.models`) writes: the model, or it with what belongs to it."""
+        """Return what `kindler.models` stores: the model, with anything that belongs to it."""
         return self.trained_model()
 
     # Training.
 
     def expect(self, features: Sequence[Array]) -> None:
-        """Inputs of these shapes will come; the arrays have no rows. Called before states are loaded."""
+        """Announce the input shapes with arrays of no rows. Called before states are loaded."""
 
     def restore_requires_grad(self) -> None:
-        """Take from the user's own model what it says besides weights (what is frozen), not from a state."""
+        """Take settings besides weights (such as what is frozen) from the user's model, not from a state."""
 
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
-        """Keep these columns where the model computes, if that pays; a function for each that takes rows."""
+        """Keep these columns on the model's device, if that pays; each function selects rows of one."""
         return None
 
     def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
-        """Multiply the losses of rows by weights, where the row in the registry says `row_weights`.
+        """Multiply the losses of rows by weights; supported if the registry row says `row_weights`.
 
         Args:
             classes: Weights by class number, for training.
@@ -208,34 +206,34 @@ class BaseReplica:
         raise ConfigError(f"{type(self).__name__} takes no weights of rows.")
 
     def watch_losses(self, watch: LossGuard) -> None:
-        """Show `watch` the loss of every training step, where the row in the registry says so.
+        """Report the loss of every training step to `watch`; supported if the registry row says so.
 
-        Where it `skips`, a step with a loss that is not finite on some rank leaves weights, optimizer and
-        buffers on all ranks as they were; only `step` counts it.
+        If it `skips`, a step whose loss is not finite on some rank leaves weights, optimizer and buffers
+        unchanged on all ranks; only `step` counts it.
         """
 
     def join(self, collective: Collective) -> None:
-        """Start from rank 0's state; at most once. Buffers are merged through this from now on."""
+        """Start from rank 0's state and merge buffers through `collective` from now on. Call at most once."""
         self._collective = collective
         if collective.size > 1:
             self.load_state(share_bytes(collective, self.state() if collective.rank == 0 else b""))
 
     @property
     def _others(self) -> Collective | None:
-        """What joins this replica to others; None where there are none."""
+        """None if this is the only rank."""
         return self._collective if self._collective is not None and self._collective.size > 1 else None
 
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
     ) -> GradientExchange | None:
-        """From now on let `train_step` exchange gradients itself; None where the framework cannot.
+        """Let `train_step` exchange gradients itself from now on; None if the framework cannot.
 
         Args:
-            worker: This worker; every rank calls it.
+            worker: This worker; every rank makes this call.
             settings: Time limits, and whether workers of one machine exchange through shared memory.
-            strategy: "allreduce"; or "sharded", which divides the optimizer, or "fsdp", which divides the
-                parameters as well, between ranks.
-            options: Those of the sync of that name.
+            strategy: "allreduce"; "sharded", which divides the optimizer between ranks; or "fsdp", which
+                also divides the parameters.
+            options: Options of that sync.
         """
         return None
 
@@ -259,10 +257,10 @@ class BaseReplica:
         raise NotImplementedError
 
     def pass_step(self) -> None:
-        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+        """Advance per-step schedules in a step for which this rank has no rows."""
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        """There is no schedule."""
+        """Do nothing: there is no schedule."""
 
     def eval_step(self, batch: Batch) -> None:
         raise NotImplementedError
@@ -271,11 +269,11 @@ class BaseReplica:
         return float("nan")
 
     def rates(self) -> list[float]:
-        """The optimizer's learning rates that may be set, one a group of parameters; empty where none may."""
+        """Return the learning rates that can be set, one per parameter group; empty if none can."""
         return []
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        """There are none."""
+        """Do nothing: there are none."""
 
     # Parameters as arrays.
 
@@ -286,24 +284,24 @@ class BaseReplica:
         raise NotImplementedError
 
     def names(self) -> list[str]:
-        """What the trained parameters are called."""
+        """Return the names of the trained parameters."""
         return list(self.variables("parameters")["parameters"])
 
     def read(self) -> list[Array]:
-        """Copies of the trained parameters, in the order of `names`."""
+        """Return copies of the trained parameters, in the order of `names`."""
         return list(self.variables("parameters")["parameters"].values())
 
     def write(self, arrays: Sequence[Array]) -> None:
-        """Overwrite the trained parameters."""
+        """Overwrite the trained parameters, in the order of `names`."""
         self.assign({"parameters": dict(zip(self.names(), arrays, strict=True))})
 
     def read_into(self, arrays: Sequence[Array]) -> None:
-        """Copy the trained parameters into these arrays, of their shapes and dtypes."""
+        """Copy the trained parameters into arrays of the same shapes and dtypes."""
         for into, array in zip(arrays, self.read(), strict=True):
             np.copyto(into, array)
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
-        """One state out of those of servers that looked after the parameters of these places; `divisible`."""
+        """Join the states of servers that each owned the parameters at these positions; `divisible` only."""
         raise NotImplementedError
 
     # Buffers.
@@ -312,14 +310,14 @@ class BaseReplica:
         return self.variables("buffers").get("buffers", {})
 
     def _means_of_variances(self) -> dict[str, str]:
-        """For each buffer that is a variance the one that is its mean."""
+        """Maps the names of variances to those of their means."""
         pairs = ((name, mean_by_name(name)) for name in self._buffers())
         return {name: mean for name, mean in pairs if mean is not None}
 
     def merge_buffers(self) -> None:
-        """Make what training changed besides parameters the same on all ranks, before it is judged.
+        """Make buffers the same on all ranks, before the model is evaluated.
 
-        What no rank has changed (frozen weights, tables) is left alone: its mean would be rounded.
+        Buffers that no rank has changed (frozen weights, tables) are left alone: a mean would round them.
         """
         own = self._buffers() if self._others is not None else {}
         if self._others is None or not own:
@@ -334,60 +332,60 @@ class BaseReplica:
     # What is counted.
 
     def count(self, rows: float, **means: float) -> None:
-        """Note means over so many rows: the loss, and metrics."""
+        """Add means over this many rows: the loss and metrics."""
         self._rows += rows
         for name, mean in means.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(mean) * rows
 
     def take_tallies(self) -> bytes:
-        """This rank's sums and metric states since they were last taken; counting starts anew."""
+        """Return this rank's sums and metric states as bytes, and reset them."""
         tallies = json.dumps(self._counted()).encode()
         self._count_on_from([])
         return tallies
 
     def _counted(self) -> Any:
-        """What was counted so far, as JSON can carry it."""
+        """Return the counts so far, JSON-serializable."""
         return [self._rows, self._sums]
 
     def _count_on_from(self, counted: Sequence[Any]) -> None:
-        """Count on from what some ranks, or nobody, counted together."""
+        """Replace the counts by the sum of these; empty resets them."""
         self._rows, self._sums = _added(counted)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
-        """All ranks' tallies as numbers, without means of means: "loss", each metric, "num_samples"."""
+        """Merge all ranks' tallies, without means of means: "loss", each metric, "num_samples"."""
         rows, sums = _added([json.loads(part) for part in tallies])
         means = {name: total / rows if rows else float("nan") for name, total in sums.items()}
         return {"loss": float("nan"), **means, "num_samples": rows}
 
     def running_loss(self) -> float:
-        """This rank's mean loss since tallies were last taken; cheap, for progress; NaN before any row."""
+        """Return this rank's mean loss since the last `take_tallies`, for progress; NaN before any row."""
         return self._sums.get("loss", 0.0) / self._rows if self._rows else float("nan")
 
     def running_metrics(self) -> dict[str, float]:
-        """Those metrics since tallies were last taken that are cheap to tell; for progress."""
+        """Return the metrics since the last `take_tallies` that are cheap to compute; for progress."""
         return {name: total / self._rows for name, total in self._sums.items() if name != "loss"}
 
     def loss_sums(self) -> tuple[float, float]:
-        """This rank's summed loss and its weight since tallies were last taken; the quotient is the mean."""
+        """Return this rank's summed loss and its weight since the last `take_tallies`, for a mean."""
         return self._sums.get("loss", 0.0), self._rows
 
     # A replica as bytes: loading them executes no code. Between epochs `state` of any rank is enough. In the
     # middle of one each rank has a `local_state` besides, to be loaded after `join` and `begin_epoch`.
 
     def state(self) -> bytes:
-        """Weights, optimizer, schedule, randomness, epoch and step."""
+        """Return weights, optimizer, schedule, randomness, epoch and step."""
         return b"".join(self.freeze()())
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
-        """A copy of what `state` has, made now; the function makes the bytes later, on any thread."""
+        """Copy what `state` holds now; the returned function makes the bytes later, on any thread."""
         fields, variables = {"epoch": self.epoch, "step": self.step}, self.variables()
         return lambda: packed(fields, variables)
 
     def wait_for_copy(self) -> None:
-        """Wait until what was frozen is copied, before anybody but the replica itself changes weights."""
+        """Wait until a frozen state is copied; needed before anyone but the replica changes weights."""
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Go on from `state`; with `weights_only_model` only the model is taken from it.
+        """Restore `state`; with `weights_only_model` only the model.
 
         Raises:
             ConfigError: It is the state of another model or optimizer.
@@ -408,16 +406,16 @@ class BaseReplica:
             self.epoch, self.step = fields["epoch"], fields["step"]
 
     def expected_bytes(self) -> int:
-        """How large `state` will be once it was trained, as far as that shows before."""
+        """Estimate the size of `state` after training."""
         return len(self.state())
 
     def local_state(self) -> bytes:
-        """What this rank alone has within an epoch: randomness, tallies so far, buffers; counting goes on."""
+        """Return what only this rank has within an epoch: randomness, tallies, buffers. Counting goes on."""
         fields = {"own": own_states(), "tallies": self._counted(), "rows": self.epoch_rows}
         return b"".join(packed(fields, {"buffers": self._buffers()}))
 
     def load_local_state(self, data: bytes) -> None:
-        """Go on from `local_state` of the same rank, in the epoch that has just begun."""
+        """Restore `local_state` of the same rank, in the epoch that has just begun."""
         fields, groups = unpacked(data)
         restore_own(fields["own"])
         self._count_on_from([fields["tallies"]])
@@ -425,9 +423,9 @@ class BaseReplica:
         self.assign(groups)
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        """The same where other ranks were there: `states` are theirs, `size` is how many ranks there are now.
+        """Restore from the local states of a different set of ranks; `size` is the number of ranks now.
 
-        Tallies of all count once, buffers are merged, and randomness begins anew.
+        Tallies are counted once, buffers are merged, and randomness is seeded afresh.
         """
         parts = [unpacked(data) for data in states]
         rows = [fields["rows"] for fields, _ in parts]
@@ -439,7 +437,7 @@ class BaseReplica:
         seed_own(self.seed, self.epoch, self.rank, self.step)
 
     def weights(self) -> bytes:
-        """The model's weights alone, as `load` reads them out of a file."""
+        """Return only the model's weights, in the form that `load` reads from a file."""
         return self.state()
 
     def load_weights(self, data: bytes) -> None:
@@ -450,12 +448,12 @@ class BaseReplica:
         Path(path).write_bytes(self.weights())
 
     def load(self, path: str) -> None:
-        """Take the weights out of a file that `save`, or the framework itself, wrote."""
+        """Read the weights from a file written by `save` or by the framework itself."""
         self.load_weights(Path(path).read_bytes())
 
 
 def packed(fields: Mapping[str, Any], variables: Variables) -> list[Buffer]:
-    """The pieces that `unpacked` reads when they are joined."""
+    """Pieces for `unpacked`."""
     named = [(name, array, group) for group, arrays in variables.items() for name, array in arrays.items()]
     described = [(name, array.dtype.name, list(array.shape), group) for name, array, group in named]
     head = json.dumps({**fields, "groups": list(variables), "variables": described}).encode()
@@ -463,7 +461,7 @@ def packed(fields: Mapping[str, Any], variables: Variables) -> list[Buffer]:
 
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], Variables]:
-    """The fields and the variables; what was written before there were groups is in that of parameters."""
+    """In files older than groups, all variables count as parameters."""
     head, buffers = unpack(data)
     fields = json.loads(head)
     groups: Variables = {group: {} for group in fields.get("groups", ())}
@@ -479,11 +477,7 @@ def _raw(array: Array) -> memoryview:
 
 
 def with_config(spec: Any, config: Mapping[str, Any]) -> Any:
-    """A spec with these entries of its config, which may be a field of it or one of its options.
-
-    Raises:
-        ConfigError: It has no config.
-    """
+    """The config is a field of the spec or one of its options; raises ConfigError without one."""
     if not config:
         return spec
     if is_dataclass(spec) and not isinstance(spec, type) and hasattr(spec, "config"):

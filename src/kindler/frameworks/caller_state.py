@@ -1,9 +1,6 @@
-"""What belongs to the caller's process and must be found as it was left: random state, threads, defaults.
+"""Restores the caller's process-wide state (random generators, threads, defaults) after Kindler changes it.
 
-Kindler seeds everything before it makes a model, and models may do as they like; none of that may reach the
-program that called. All of this belongs to the process: it is put back after short moments, in which a model
-is made, loaded or written, and by one thread at a time. A call that takes long, such as `fit`, has several
-such moments and is not one itself: what other threads draw meanwhile is theirs. No framework is imported.
+Only around short moments, one thread at a time: during `fit`, other threads' draws are their own.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ _TORCH_SEED = 67280421310721  # what torch's generators begin with in a new proc
 
 
 def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
-    """Give the caller of a function that takes little time everything back as it was."""
+    """For functions that take little time: other threads wait."""
 
     bare_function = bare_interrupts(function)
 
@@ -45,7 +42,7 @@ def leaves_no_trace(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def bare_interrupts(function: Callable[P, T]) -> Callable[P, T]:
-    """Show of an interrupt within a function the frames of its caller alone."""
+    """Show only the caller's frames for an interrupt, and name the nearest keyword for a misspelt one."""
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,7 +60,6 @@ def bare_interrupts(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _nearest_keyword(error: TypeError, function: Callable[..., Any]) -> str | None:
-    """For a call with a keyword that the function does not have, what to say with the nearest that it has."""
     text = str(error)
     wrong = re.fullmatch(r".+ got an unexpected keyword argument '(\w+)'", text)
     in_the_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
@@ -75,10 +71,7 @@ def _nearest_keyword(error: TypeError, function: Callable[..., Any]) -> str | No
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Put everything back at the end of the block, whatever happens in it; another thread waits for that.
-
-    A framework that is imported within the block is put where it is when it has just been imported.
-    """
+    """A framework first imported within the block is put into its freshly imported state."""
     with _one_at_a_time:
         kept: list[Restore] = [_own(), _torch(), _tensorflow(), _keras(), _keras_2()]
         try:
@@ -126,7 +119,6 @@ def _fresh_torch() -> None:
 
 
 def _tensorflow() -> Restore:
-    """TensorFlow's global seed, and what operations without a seed of their own draw one from."""
     before = _eager_context()
     seed = getattr(before, "_seed", None)
     drawn = before._rng.getstate() if hasattr(before, "_rng") else None
@@ -195,6 +187,6 @@ def _seeds_of_keras_2() -> Any:
 
 
 def _loaded(name: str, attribute: str) -> Any:
-    """A module that is imported already, as far as that it has this attribute."""
+    """The module if it is imported far enough to have this attribute."""
     module = sys.modules.get(name)
     return module if hasattr(module, attribute) else None

@@ -1,9 +1,8 @@
-"""What a framework is: one class, a replica of the user's model in one process. Its row is in `registry.py`.
+"""The framework contract: one class, a replica of the user's model in one process; rows: `registry.py`.
 
-A framework writes the methods of `Replica`; `base.BaseReplica` has defaults for some of them and derives all
-else from them: states as bytes, weights, what several ranks counted, buffers that ranks merge, resuming. An
-ability that only some frameworks have (exports, weights of rows, gradients that are exchanged within a step)
-is a method of `BaseReplica`, too, which the framework overrides and its row names. No framework is imported.
+A framework implements `Replica`; `base.BaseReplica` derives the rest. An ability that only some frameworks
+have (exports, row weights, gradient exchange within a step) is a method of `BaseReplica` that the framework
+overrides and its row declares. No framework is imported.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ a parameter server; several of them that share the parameters; an optimizer whos
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the driver must know of a spec before anything runs.
+    """What the driver must know about a spec before anything runs.
 
     Attributes:
-        labels: Whether training and judging takes labels; "found": where there are some.
-        gpus: Whether the framework that is installed here could compute on a GPU.
+        labels: Whether training and evaluation need labels; "found": if the data has any.
+        gpus: Whether the installed framework could compute on a GPU.
         process_group: Whether workers join `torch.distributed` before they make the model.
-        has_instance: Whether the user holds something that training changes, rather than a way to make it.
-        environment: Variables that must be set in workers before the framework is imported.
-        adapt: Makes of data in a form of the framework's own one that Kindler takes.
+        has_instance: Whether the user holds an object that training changes, not just a way to make it.
+        environment: Variables to set in workers before the framework is imported.
+        adapt: Converts data in a form of the framework's own into one that Kindler reads.
     """
 
     labels: bool | Literal["found"] = True
@@ -51,9 +50,9 @@ class Scored:
     """The outputs of a batch.
 
     Attributes:
-        rows: How many rows it had.
-        outputs: One array an output, rows first.
-        names: What the model called them; None where they have no names.
+        rows: Number of rows.
+        outputs: One array per output, rows first.
+        names: The model's names for them; None if they have none.
     """
 
     rows: int
@@ -64,13 +63,13 @@ class Scored:
 class Replica(Protocol):
     """The user's model in one process, made as `cls(spec, device=..., rank=..., seed=...)`.
 
-    Several ranks make the same calls in the same order. `gradients` and `apply` are together what
-    `train_step` is in one process.
+    All ranks make the same calls in the same order. In one process `train_step` equals `gradients` followed
+    by `apply`.
 
     Attributes:
         epoch: Epochs begun since the model was new.
         step: Optimizer steps since then.
-        epoch_rows: Rows of this rank that the epoch has trained on.
+        epoch_rows: Rows that this rank has trained on in this epoch.
     """
 
     epoch: int
@@ -79,58 +78,58 @@ class Replica(Protocol):
 
     @classmethod
     def make_spec(cls, **options: Any) -> Any:
-        """What the user gave, in whatever form the framework likes.
+        """Check the user's arguments and return them in any form the framework likes.
 
         Raises:
-            ConfigError: It cannot work; says all that is wrong with it.
+            ConfigError: They cannot work; lists every problem.
         """
 
     @classmethod
     def dumps(cls, spec: Any) -> bytes:
-        """The spec as bytes, for workers and files."""
+        """Return the spec as bytes, for workers and files."""
 
     @classmethod
     def loads(cls, data: bytes) -> Any:
-        """The spec out of those bytes."""
+        """Return the spec from those bytes."""
 
     @classmethod
     def facts(cls, spec: Any) -> Facts:
-        """What the driver must know of it."""
+        """Return what the driver must know about the spec."""
 
     @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
-        """Why the spec is not fit for a use, as far as the driver knows.
+        """Return the reasons, as far as the driver knows, why the spec is unfit for a use.
 
-        `value` is the data for "data", and for "division" what the user says that the optimizer's work can be
+        `value` is the data for "data"; for "division" it is what the user says the optimizer's work can be
         divided into: "elements", "parameters" or None.
         """
 
     def variables(self, *groups: str) -> Variables:
-        """Copies of all that the next step depends on, or of these groups of it."""
+        """Return copies of everything the next step depends on, or of these groups."""
 
     def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
-        """Overwrite those of the variables that are named."""
+        """Overwrite the named variables."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Randomness depends on the epoch's number, so that a resumed epoch is the same."""
+        """Begin an epoch. Randomness depends on its number, so that a resumed epoch is the same."""
 
     def train_step(self, batch: Batch) -> None:
-        """A whole optimizer step on the mean over the rows."""
+        """Make a whole optimizer step on the mean over the rows."""
 
     def gradients(self, batch: Batch) -> Gradients:
-        """What this rank's rows say; counts them, and moves no parameter."""
+        """Return and count the gradients of this rank's rows; no parameter moves."""
 
     def apply(self, gradients: Sequence[Array]) -> None:
-        """One step of the optimizer with these gradients, in the order of the parameters; counts `step`."""
+        """Make one optimizer step with these gradients, in the order of the parameters; increments `step`."""
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        """Move per-epoch schedules; `logs` has the epoch's metrics."""
+        """Advance per-epoch schedules; `logs` has the epoch's metrics."""
 
     def eval_step(self, batch: Batch) -> None:
-        """Count the loss and metrics of a batch, learning nothing."""
+        """Count the loss and metrics of a batch without training."""
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
-        """The outputs for these rows, one array an output, rows first."""
+        """Return the outputs for these rows, one array per output, rows first."""
 
     def learning_rate(self) -> float:
-        """The rate of the next step (of the first parameter group)."""
+        """Return the learning rate of the next step (of the first parameter group)."""

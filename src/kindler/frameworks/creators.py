@@ -1,8 +1,4 @@
-"""Calling what users hand in: functions, lambdas, partials, bound methods, classes, callable objects.
-
-Each is called with as much as its signature has room for, so `def model(): ...` and `def model(config): ...`
-both work. What it must return is the caller's to check.
-"""
+"""Calls the user's functions and classes with as many arguments as their signatures take."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def call(creator: Callable[..., Any], *args: Any) -> Any:
     """Call `creator` with as many of `args` as its signature takes.
 
-    A parameter with a default takes its argument only if the default is of the argument's type, or is None
-    under a name that creators use: the 64 of `def model(hidden=64)` is not a place for a config.
+    A parameter with a default takes its argument only if the default has the argument's type, or is None
+    under a name common for creators: `def model(hidden=64)` does not receive the config.
 
     >>> call(lambda: 1, "config"), call(lambda config: config, "config")
     (1, 'config')
@@ -56,7 +52,7 @@ def call(creator: Callable[..., Any], *args: Any) -> Any:
 
 
 def positional(creator: Callable[..., Any]) -> int | None:
-    """How many positional arguments it requires; None when its signature cannot be known."""
+    """None if the signature is unknown."""
     parameters = _parameters(creator)
     if parameters is None:
         return None
@@ -64,10 +60,10 @@ def positional(creator: Callable[..., Any]) -> int | None:
 
 
 def makes(given: Callable[..., Any]) -> bool:
-    """Whether a function makes a loss or metric, rather than being one: it takes a config at most.
+    """Whether a function makes a loss or metric (takes at most a config) rather than being one.
 
-    A function of two arguments is the real one, as is one of any number. Of those with one argument and
-    others that have defaults, the first argument's name tells.
+    Functions of two or of any number of arguments are the loss itself. With one required argument and others
+    that have defaults, the name of the first decides.
 
     >>> makes(lambda config: 1), makes(lambda outputs, targets=None: 1), makes(lambda *tensors: 1)
     (True, False, False)
@@ -86,7 +82,7 @@ def keywords(given: Callable[..., Any]) -> list[str]:
 
 
 def lacking(given: Callable[..., Any], *names: str) -> list[str]:
-    """What it requires besides these; where it has none of the names, besides its first argument."""
+    """Required parameters besides these; if it has none of the names, besides its first."""
     parameters = [p for p in _parameters(given) or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     rest = [p for p in parameters if p.name not in names]
     if len(rest) == len(parameters):
@@ -107,7 +103,6 @@ def _parameters(creator: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def _may_be_config(place: inspect.Parameter) -> bool:
-    """Whether a required argument of a class can be meant to be the config: its name or its type says so."""
     if place.default is not place.empty or place.name in _ROLES:
         return True
     return any(word in f"{place.name} {place.annotation}".lower() for word in _CONFIG_WORDS)

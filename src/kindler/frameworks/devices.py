@@ -1,4 +1,4 @@
-"""What frameworks have in common in the matter of GPUs."""
+"""GPU errors and messages shared by all frameworks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ def explained() -> Iterator[None]:
 
 
 def is_installed(*packages: str) -> bool:
-    """Whether one of these packages is there; loads nothing."""
     return any(importlib.util.find_spec(name) is not None for name in packages)
 
 
 def missing_gpu(device: str, library: str, install: str) -> ConfigError:
-    """That a GPU was asked for and the library finds none."""
     return ConfigError(
         f"device {device!r} was asked for; {library} finds no GPU here.\n"
         f"Hint: pip install '{install}' brings what it needs besides the driver."
@@ -49,11 +47,7 @@ def missing_gpu(device: str, library: str, install: str) -> ConfigError:
 
 @contextmanager
 def quiet_without_gpu() -> Iterator[None]:
-    """Silence the process's standard error within the block, on machines without an NVIDIA driver.
-
-    TensorFlow's native code writes there that there is no driver, whatever Python's settings say; no worker's
-    log needs that line.
-    """
+    """TensorFlow's native code reports a missing driver there, whatever Python's settings say."""
     if os.path.exists("/dev/nvidiactl"):
         yield
         return

@@ -1,8 +1,7 @@
-"""Whether the values of labels are what a loss can mean, said with column and row before the loss sees them.
+"""Checks label values before the loss sees them, and names column and row.
 
-Frameworks themselves would cut 0.5 to the class 0, answer a class that is not there with an IndexError, by
-ending the process (on a GPU) or not at all, and train on a probability of 7. Labels are looked at as arrays,
-so that no GPU has to be waited for.
+Frameworks would truncate 0.5 to class 0, answer an unknown class with an IndexError, by ending the process
+(on a GPU) or not at all, and train on a probability of 7. Arrays are checked, so no GPU is waited for.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ from kindler.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class LabelSource:
-    """The labels of a batch as they were read.
-
-    Attributes:
-        arrays: One a label column, rows first.
-        names: The columns' names; may be empty.
-        where: Names a row of the batch in complaints.
-    """
+    """`where` names a row of the batch in complaints."""
 
     arrays: tuple[Array, ...]
     names: tuple[str, ...]
@@ -37,7 +30,7 @@ class LabelSource:
 
 
 def refuse_non_classes(source: LabelSource, place: int, *, classes: int | None, ignored: int | None) -> bool:
-    """Complain about the first label that is no class number; whether all of them are one."""
+    """False if some labels are the ignored value."""
     values = source.arrays[place]
     if not values.size:
         return True
@@ -54,7 +47,6 @@ def refuse_non_classes(source: LabelSource, place: int, *, classes: int | None, 
 
 
 def refuse_non_probabilities(source: LabelSource, place: int) -> None:
-    """Complain about the first label that is not between 0 and 1."""
     values = source.arrays[place]
     if not values.size or values.dtype.kind == "b" or (values.min() >= 0 and values.max() <= 1):
         return

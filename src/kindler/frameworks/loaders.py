@@ -1,8 +1,6 @@
-"""Data that the user's own code makes, batch by batch: which batches fall to a rank, pass after pass.
+"""Data loaders of the user's own: which of their batches fall to a rank, pass after pass.
 
-A table says which module knows loaders of which library; it is loaded when such a loader is met. Entry points
-of the group `kindler.loaders` add to it. Anything else that can be iterated is taken as it is. What is in a
-batch is not looked at here.
+A table names the modules that read them, imported on first use; entry points `kindler.loaders` extend it.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ class Dealing:
     """How batches are dealt out.
 
     Attributes:
-        rank: Who asks.
-        size: How many ranks there are.
-        seed: Fixes, with the number of the pass, every order that is drawn.
-        unit: What a rank takes: "rows" of each batch, where batches are those of all ranks together; whole
-            "batches" of these; or "samples", to make batches of its own.
+        rank: The rank that asks.
+        size: Number of ranks.
+        seed: Fixes, with the number of the pass, every random order.
+        unit: What a rank takes: "rows" of each batch, if batches are those of all ranks together; whole
+            "batches"; or "samples", to make batches of its own.
     """
 
     rank: int
@@ -49,11 +47,11 @@ class Dealing:
 
     @property
     def whole(self) -> bool:
-        """Whether each batch is cut, and each rank takes a part of its rows."""
+        """Each rank takes part of the rows of each batch."""
         return self.unit == "rows"
 
     def drawing(self, number: int) -> Drawing:
-        """What the order of a pass is drawn from: the same on all ranks."""
+        """The same on all ranks."""
         return Drawing(self.seed, number)
 
     def share(
@@ -69,7 +67,7 @@ class Dealing:
                 yield item
 
     def share_of(self, length: int) -> int:
-        """How many of so many things are this rank's, when every size-th is."""
+        """With every size-th item."""
         return max(0, -(-(length - self.rank) // self.size))
 
 
@@ -77,18 +75,18 @@ class Stream(Protocol):
     """One rank's batches.
 
     Attributes:
-        cut: Whether the rank's rows of each batch are still to be taken out of it.
-        fresh: Whether every batch has memory of its own, that nobody writes to later.
+        cut: Whether this rank's rows must still be cut from each batch.
+        fresh: Whether every batch has its own memory, which nobody writes to later.
     """
 
     cut: bool
     fresh: bool
 
     def length(self) -> float | None:
-        """Batches of one pass: a whole number, `math.inf`, or None where that is not known."""
+        """Return the batches in one pass: a whole number, `math.inf`, or None if unknown."""
 
     def batches(self, number: int) -> Generator[Any, None, None]:
-        """The pass of this number; None is a step in which this rank has no rows. Close it when done."""
+        """Yield the pass of this number; None is a step without rows for this rank. Close it when done."""
 
     def close(self) -> None:
         """Leave no process behind; may be called again."""
@@ -96,8 +94,6 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The code that reads objects of a class: functions of a module that is imported when one is met."""
-
     module: str
     opens: str = "open_loader"
     packs: str = "pack_loader"
@@ -122,7 +118,7 @@ _KINDS = {  # by the package and the name of a class
 
 @cache
 def _kinds_of_others() -> dict[str, _Kind]:
-    """Entry points, named as the rows above, of modules with `open_loader` and `pack_loader`."""
+    """Entry points, named like the rows above, of modules with `open_loader` and `pack_loader`."""
     return {entry.name: _Kind(entry.value) for entry in entry_points(group="kindler.loaders")}
 
 
@@ -134,12 +130,12 @@ def _kind_of(made: Any) -> _Kind | None:
 
 
 def is_loader(made: Any) -> bool:
-    """Whether one of the table's libraries made this; nothing is imported to find out."""
+    """Imports nothing."""
     return _kind_of(made) is not None
 
 
 def packed(loader: Any) -> Callable[[], Any]:
-    """A loader of this process as a function that travels, and gives the loader where it is called."""
+    """The returned function can be sent to workers, and gives the loader there."""
     kind = _kind_of(loader)
     assert kind is not None
     return kind.pack(loader)
@@ -153,7 +149,6 @@ def pickled(loader: Any) -> Callable[[], Any]:
 
 
 def cannot_travel(loader: Any, why: str) -> str:
-    """What to say of a loader that has to stay where it is."""
     return (
         f"this {type(loader).__qualname__} cannot be sent to the workers: {why}.\n"
         "Hint: pass a function of (config, batch_size) that makes it there."
@@ -175,13 +170,10 @@ def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Str
 
 
 def says_sharded(*things: Any) -> bool:
-    """Whether one of these says that it gives each rank its own part already."""
     return any(getattr(thing, "sharded", False) is True for thing in things)
 
 
 class _Iterated:
-    """An iterable of batches: every size-th is this rank's."""
-
     fresh = False
 
     def __init__(self, made: Iterable[Any], make: Callable[[], Any], dealing: Dealing) -> None:

@@ -1,11 +1,7 @@
-"""Whether the losses of parts of a batch make up the loss of the whole: tried once, on the first rows.
+"""Tries once, on the first rows, whether the losses of parts of a batch make up the loss of the whole.
 
-Workers, and the passes of `accumulation_steps`, each see a part of a step's rows. What they compute can be
-put together only if a loss is a mean, or a sum, over what each part has of its own; a loss that compares rows
-with one another is none. Here two uneven parts of some rows play the workers. What one of them gathers with
-`all_gather` are the tensors of both, so that a loss which looks at the rows of all workers is tried, too.
-
-How a loss is called, and what must be put back afterwards, is the business of each framework.
+Workers and the passes of `accumulation_steps` each see part of a step's rows, which suits only a loss that is
+a mean or sum over rows. Two uneven parts play the workers; `all_gather` in one returns the tensors of both.
 """
 
 from __future__ import annotations
@@ -28,15 +24,7 @@ _DEVIATIONS = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A loss whose parts do not make up the whole.
-
-    Attributes:
-        place: Which of the losses.
-        rows: How many rows were tried, and how many of them each part had.
-        whole: The loss of all of them.
-        parts: The mean of the losses of the parts, each by what it counts for.
-        problem: Why there are no such numbers: what was raised for a part of the rows.
-    """
+    """`rows` counts all rows and those of each part; `problem` is the error that a part raised, if any."""
 
     place: int
     rows: tuple[int, ...]
@@ -46,11 +34,7 @@ class Difference:
 
 
 class LossTrial:
-    """Tries a loss on batches until one of them has told what it is.
-
-    Attributes:
-        gathers: Whether the loss has called `all_gather`; None before it was called.
-    """
+    """Tries a loss on batches until one is conclusive; `gathers` is None until the loss was called."""
 
     def __init__(
         self, most_rows: int, join: Callable[[list[Any]], Any] | None, *, strict: bool = True
@@ -64,7 +48,6 @@ class LossTrial:
         return self._left <= 0
 
     def __call__(self, judge: Judge, rows: int, tolerance: float) -> Difference | None:
-        """Try a batch of so many rows; what is wrong with the loss, if something is."""
         self._left -= 1
         chosen = list(range(min(rows, self.most_rows)))
         try:
@@ -108,7 +91,7 @@ class LossTrial:
         return None
 
     def listen(self, call: Callable[[], Any]) -> None:
-        """Only note whether this call gathers: what its rows are is not known."""
+        """Only notes whether this call gathers: its rows are unknown."""
         self._alone(lambda _: call(), [])
 
     def _alone(self, judge: Judge, rows: list[int]) -> Sequence[tuple[float, float]]:
@@ -121,7 +104,7 @@ class LossTrial:
             return judge(rows)
 
     def _together(self, judge: Judge, parts: list[list[int]]) -> list[Sequence[tuple[float, float]]]:
-        """What each part gets, where `all_gather` gives it the tensors of all parts."""
+        """`all_gather` returns the tensors of all parts."""
         if self._join is None:
             return [self._alone(judge, part) for part in parts]
         gathered: list[Any] = []
@@ -141,7 +124,7 @@ class LossTrial:
 
 
 class _Met(BaseException):
-    """Ends a call where it gathers what the other parts have not come to yet."""
+    """Ends a call that gathers before the other parts have got there; re-run once they have."""
 
     def __init__(self, tensor: Any) -> None:
         super().__init__()
@@ -149,8 +132,6 @@ class _Met(BaseException):
 
 
 class _Stage:
-    """Gives what was gathered so far."""
-
     def __init__(self, gathered: Sequence[Any]) -> None:
         self._gathered = list(gathered)
 
@@ -179,7 +160,6 @@ def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> Config
 
 
 def _told(losses: Sequence[tuple[float, float]]) -> bool:
-    """Whether there are numbers that can be compared."""
     return bool(losses) and all(weight and math.isfinite(total / weight) for total, weight in losses)
 
 
@@ -193,7 +173,7 @@ def _average(numbers: Sequence[float]) -> float:
 
 
 def _noise(numbers: Sequence[float]) -> float:
-    """How far the average of draws may be from what it is the average of."""
+    """How far the mean of the draws may be from its expectation."""
     if len(numbers) <= 2:
         return 0.0
     mean = _average(numbers)

@@ -1,8 +1,7 @@
-"""What training changes in a model besides parameters, as BatchNorm's statistics, merged over ranks.
+"""Merges buffers that training changes, such as BatchNorm's statistics, over ranks.
 
-Floating point becomes the mean by rows. The variances of a layer that keeps means and variances become those
-of all rows: with w a rank's share of the rows, m = sum(w m_r) and v = sum(w (v_r + (m_r - m)^2)). Whole
-numbers and flags become the largest, anything else the first rank's.
+Floating point becomes the mean weighted by rows, a variance that of all rows: with w a rank's share,
+m = sum(w m_r) and v = sum(w (v_r + (m_r - m)^2)). Integers and flags become the largest, others rank 0's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _COUNTERS = "iub"
 def merge_over_ranks(
     collective: Collective, own: Mapping[str, Array], rows: int, mean_of: Mapping[str, str]
 ) -> dict[str, Array]:
-    """This rank's buffers as all ranks have them afterwards; all ranks call it with the same names."""
+    """All ranks call it with the same names."""
     floats = {name: array.astype(np.float64) for name, array in own.items() if _is_float(array)}
     counters = {name: array for name, array in own.items() if array.dtype.kind in _COUNTERS}
     others = {name: array for name, array in own.items() if name not in floats and name not in counters}
@@ -38,7 +37,7 @@ def merge_over_ranks(
 def merge_parts(
     parts: Sequence[Mapping[str, Array]], rows: Sequence[int], mean_of: Mapping[str, str]
 ) -> dict[str, Array]:
-    """The same of buffers that ranks had once; a rank may lack some, and one without rows says nothing."""
+    """For saved buffers of former ranks; one may lack some, and one without rows does not count."""
     merged: dict[str, Array] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         known = [(part, count) for part, count in zip(parts, rows, strict=True) if count and name in part]
@@ -59,7 +58,6 @@ def merge_parts(
 
 
 def mean_by_name(name: str) -> str | None:
-    """What the mean is called that belongs to a variance of this name."""
     for variance, mean in (("moving_variance", "moving_mean"), ("running_var", "running_mean")):
         if variance in name:
             return name.replace(variance, mean)

@@ -1,4 +1,4 @@
-"""What the user handed in as bytes for the workers, or a complaint that names the part that cannot go."""
+"""Pickles the user's objects for the workers, and names the part that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _DEEPEST = 8
 
 
 def pickle_for_workers(value: Any) -> bytes:
-    """A dataclass, or a dict of options, as a pickle."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as exc:
@@ -38,7 +37,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _culprit(fields: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """The innermost part that cannot be pickled, and the way to it."""
+    """Also returns the path to it."""
     path: list[str] = []
     parts: Iterator[tuple[str, Any]] = iter(fields.items())
     found: Any = fields
@@ -53,7 +52,7 @@ def _culprit(fields: Mapping[str, Any]) -> tuple[list[str], Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value takes along when it is pickled, each with a name that its owner knows."""
+    """Names are those that the value's owner recognizes."""
     if isinstance(value, functools.partial):
         yield f"the function {title(value.func)}", value.func
         yield from ((f"argument {number} of it", part) for number, part in enumerate(value.args))

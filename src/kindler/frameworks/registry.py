@@ -1,7 +1,6 @@
-"""The table of frameworks: one is a row, which says what it can do, and its code loads on first use.
+"""The table of frameworks: each row declares what one can do; its code loads on first use.
 
-Importing this module loads no framework. What the loaded classes promise is in `contract.py`. Rows of other
-distributions come from the entry points "kindler.frameworks".
+Other distributions add rows through the entry points "kindler.frameworks".
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from kindler.registry import Registry, Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameworkSpec(Spec):
-    """A framework, and what it can do: nobody needs to ask for its name.
+    """A framework and its abilities, so that no code has to ask for its name.
 
     Attributes:
-        can: "train", "evaluate", "predict"; "export" for those whose models become ONNX or OpenVINO files.
-        loop: Who makes the steps: Kindler ("step"), or the framework itself ("fit", as Keras does).
-        callbacks: The packages whose `Callback` classes its users' callbacks are derived from.
-        row_weights: Whether it takes a weight per row, and weights of classes.
-        weighted_batches: Whether the third part of a batch that user code makes is a weight per row.
-        watches_losses: Whether it says of each step's loss whether it is finite (`watch_losses`).
-        syncs: The syncs that train it; None for every one that finds nothing against the model.
+        can: "train", "evaluate", "predict"; "export" if its models can become ONNX or OpenVINO files.
+        loop: Who runs the steps: Kindler ("step") or the framework itself ("fit", like Keras).
+        callbacks: Packages whose `Callback` classes its users' callbacks derive from.
+        row_weights: Whether it supports row and class weights.
+        weighted_batches: Whether the third part of a user-made batch is a weight per row.
+        watches_losses: Whether it reports whether each step's loss is finite (`watch_losses`).
+        syncs: The syncs that can train it; None for every sync that accepts the model.
         live: Whether the user may change the model between runs, so that its own state counts.
         gpus: Whether its models compute on GPUs.
-        precisions: The precisions that a model can be told to compute in, whatever it was made in.
-        compile_modes: What `compile=` of its estimators can be.
-        form: The format of files that its models are in as they are, "openvino"; None for those in none.
+        precisions: Precisions a model can be switched to, whatever it was made in.
+        compile_modes: Allowed values of `compile=` in its estimators.
+        form: The file format its models already have ("openvino"); None if none.
     """
 
     can: frozenset[str] = frozenset({"train", "evaluate", "predict"})

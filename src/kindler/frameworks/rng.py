@@ -1,7 +1,4 @@
-"""Randomness that several ranks share: what draws the order of the data must draw the same on all of them.
-
-Python, numpy and the frameworks that this process has loaded; none is imported for it.
-"""
+"""Randomness shared by ranks: the order of the data must be drawn alike on all. Imports no framework."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import numpy as np
 
 
 def seed_all(*numbers: int) -> None:
-    """Seed everything that user code may draw from; the same numbers give the same draws."""
     seed = seed_own(*numbers)
     torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
     if torch is not None:
@@ -24,7 +20,7 @@ def seed_all(*numbers: int) -> None:
 
 
 def seed_own(*numbers: int) -> int:
-    """Seed Python and numpy, which no framework seeds; returns the seed."""
+    """Seed Python and numpy, which no framework seeds."""
     seed = _seed(numbers)
     random.seed(seed)
     np.random.seed(seed)
@@ -32,7 +28,7 @@ def seed_own(*numbers: int) -> int:
 
 
 def own_states() -> list[Any]:
-    """Where Python's and numpy's generators are, as JSON can carry it."""
+    """JSON-serializable."""
     kind, numbers, *rest = np.random.get_state(legacy=True)
     return [_lists(random.getstate()), [kind, np.asarray(numbers).tolist(), *rest]]
 
@@ -48,10 +44,9 @@ def _lists(state: Any) -> Any:
 
 
 class Drawing:
-    """Draws of their own: a `with` block goes on drawing where the last one of the same object ended.
+    """A separate random stream: each `with` block continues where the last one on this object ended.
 
-    Outside of it everything is as if nothing had been drawn. TensorFlow keeps its state elsewhere and is
-    left alone.
+    TensorFlow keeps its state elsewhere and is left alone.
     """
 
     def __init__(self, *numbers: int) -> None:

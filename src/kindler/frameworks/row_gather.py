@@ -1,9 +1,7 @@
-"""`all_gather` with numpy arrays: the rows of all ranks, and gradients that go back to each.
+"""`all_gather` for numpy arrays: the rows of all ranks, with gradients that flow back to each.
 
-Every rank's loss counts for its share of a step. So what flows back to the rows of a rank is the sum over all
-ranks of what they made of them, each by its share; whatever a loss does with rows of others, the step is that
-of the mean of all ranks' losses. Backward passes meet in the reverse order of the forward passes, which is
-why ranks must gather alike. Each framework brings its own tensors.
+Gradients are weighted by each rank's share of the step, so the step is that of the mean of all ranks' losses.
+Backward passes meet in the reverse order of forward passes, which is why ranks must gather alike.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from kindler.errors import ConfigError
 
 
 class RowGather:
-    """One rank's end."""
-
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
         self._calls = 0
@@ -29,7 +25,7 @@ class RowGather:
         self._calls = 0
 
     def agree(self, rows: int, what: str) -> list[int]:
-        """How many rows each rank has; `what` says all else that must be the same on all ranks."""
+        """Returns the row count of each rank; `what` describes all else that must be the same."""
         self._calls += 1
         mine = np.zeros((self._collective.size, 2), np.int64)
         mine[self._collective.rank] = rows, zlib.crc32(f"{self._calls} {what}".encode())
@@ -65,7 +61,7 @@ class RowGather:
 
 
 def refuse_to_gather(tensor: Any) -> Any:
-    """What `all_gather` is where workers do not all compute the same part of a step at the same time."""
+    """For workers that do not compute the same part of a step at the same time."""
     raise ConfigError(
         "all_gather needs workers that meet in every step and compute it in one pass.\n"
         "Hint: sync='allreduce' (or 'sharded', 'fsdp') with accumulation_steps=1, or workers=1."

@@ -1,8 +1,6 @@
-"""A small head and big buffers as one run of bytes, without copying the buffers.
+"""A small head and large buffers as one run of bytes, without copying the buffers.
 
-    magic | length of the head | how many buffers | length of each | head | buffers
-
-What the head says, and what the buffers mean, is the framework's affair.
+magic | length of the head | number of buffers | length of each | head | buffers
 """
 
 from __future__ import annotations
@@ -22,14 +20,13 @@ _NUMBER = struct.Struct("<Q")
 
 
 def pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """The pieces that `unpack` reads when they are joined."""
+    """Pieces for `unpack`."""
     sizes = [memoryview(buffer).nbytes for buffer in buffers]
     numbers = b"".join(_NUMBER.pack(number) for number in (len(head), len(sizes), *sizes))
     return [_MAGIC + numbers + head, *buffers]
 
 
 def is_packed(data: bytes) -> bool:
-    """Whether these bytes begin as `pack` lets them begin."""
     return data[: len(_MAGIC)] == _MAGIC
 
 
@@ -54,14 +51,7 @@ def unpack(data: bytes) -> tuple[bytes, list[memoryview]]:
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A model for processes that only score with it: nothing of training, and every weight once.
-
-    Attributes:
-        spec: The model, as its framework packs it.
-        state: Weights that the spec does not have; empty where it has them all.
-        content: A digest of both.
-        of_state: The trained state that `state` was taken from, if it was.
-    """
+    """A model for scoring only; `state` holds weights missing from `spec`, `content` is a digest of both."""
 
     spec: bytes
     state: bytes
@@ -75,7 +65,7 @@ class ScoringModel:
     def of(
         cls, spec: bytes, state: bytes, before: ScoringModel | None, *, of_state: bytes = b""
     ) -> ScoringModel:
-        """The one from before, if it has the same bytes: comparing costs a tenth of a digest."""
+        """Return `before` if it has the same bytes: comparing costs a tenth of a digest."""
         if before is not None and before.spec == spec and before.state == state:
             return before
         digest = hashlib.blake2b(spec, digest_size=32)

@@ -1,4 +1,4 @@
-"""Exports a Keras model in a process of its own, where Keras is on a backend that can.
+"""Exports a Keras model in a separate process, on a backend that can.
 
 python -m kindler.frameworks.keras._export_main FOLDER FORM PATH
 """
@@ -15,7 +15,6 @@ from kindler.errors import KindlerError
 
 
 def main(folder: str, form: str, path: str) -> None:
-    """Export the model in `folder`, which the process that started this one wrote."""
     import keras
 
     from kindler.frameworks.keras.export import export

@@ -1,4 +1,4 @@
-"""Which Keras: found out on the driver, imported on a worker, and given its share of the machine."""
+"""Chooses the Keras backend on the driver; imports it on a worker, with its share of the machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch", "keras"
 
 
 def flavour_of(model: Any) -> str | None:
-    """ "keras" for a model of Keras 3, "tf_keras" for one of Keras 2, None for anything else."""
+    """Tells Keras 3 ("keras") from Keras 2 ("tf_keras"); None for anything that is not a Keras model."""
     for cls in type(model).__mro__:
         root = cls.__module__.partition(".")[0]
         if cls.__name__ == "Model" and root in ("keras", "tf_keras"):
@@ -39,7 +39,7 @@ def flavour_of(model: Any) -> str | None:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether `compile` was called; Keras 2 says so under another name."""
+    """Keras 2 records it under another name."""
     return bool(getattr(model, "compiled", None) or getattr(model, "_is_compiled", False))
 
 
@@ -59,7 +59,6 @@ def backend_of(model: Any, wanted: str | None) -> str:
 
 
 def require(backend: str) -> None:
-    """Complain on the driver about what workers would miss."""
     for package in ("keras", _PACKAGES[backend]):
         if importlib.util.find_spec(package) is None:
             extra = "keras" if package == "keras" and backend == "torch" else backend
@@ -76,7 +75,6 @@ def environment(backend: str) -> tuple[tuple[str, str], ...]:
 
 
 def load(backend: str) -> Any:
-    """Keras 3 on that backend, imported now if it is not yet."""
     loaded = _imported()
     if loaded is None:
         return _import_on(backend)
@@ -90,9 +88,9 @@ def load(backend: str) -> Any:
 
 @contextmanager
 def without_devices() -> Iterator[None]:
-    """Keep Keras on PyTorch from asking for a GPU while it is imported; `configure` chooses its device later.
+    """Keep Keras on PyTorch from touching a GPU during import; `configure` chooses the device later.
 
-    CUDA does not work in the forks of a process that has asked. The other backends ask on their first use.
+    CUDA does not work in forks of a process that has touched it. The other backends wait for their first use.
     """
     before = os.environ.get(DEVICE_VARIABLE)
     os.environ[DEVICE_VARIABLE] = before or "cpu"
@@ -104,7 +102,7 @@ def without_devices() -> Iterator[None]:
 
 
 def _import_on(backend: str) -> Any:
-    """Keras reads its backend from the environment, which is the caller's: it is set for this import only."""
+    """Set the caller's KERAS_BACKEND for this import only."""
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = backend
     try:
@@ -117,19 +115,19 @@ def _import_on(backend: str) -> Any:
 
 
 def configure(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:
-    """Give the backend its threads and its device; must come before its first operation."""
+    """Must come before the backend's first operation."""
     importlib.import_module(f"kindler.frameworks.keras.on_{backend}").configure(
         device=device, local_rank=local_rank, threads=threads
     )
 
 
 def on_gpu(backend: str) -> bool:
-    """Whether the backend computes on a GPU, once it was configured."""
+    """Valid only after `configure`."""
     return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
 
 
 def fitting(backend: str) -> AbstractContextManager[Any]:
-    """Around Keras's own `fit`: what makes its steps faster on this backend, if anything does."""
+    """Context for Keras's own `fit` that makes steps faster on this backend, if anything does."""
     if backend != "torch" or not on_gpu(backend):
         return nullcontext()
     from kindler.frameworks.torch.device import backward_on
@@ -138,12 +136,11 @@ def fitting(backend: str) -> AbstractContextManager[Any]:
 
 
 def taken_bytes(backend: str) -> int:
-    """What this process has of its GPU's memory, as the backend counts it."""
     return int(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").taken_bytes())
 
 
 def may_use_gpus(backend: str) -> bool:
-    """Whether what is installed of the backend could compute on a GPU; asks no device and loads nothing."""
+    """Whether the installed packages could use a GPU; touches no device and loads nothing."""
     if backend == "torch":
         from kindler.frameworks.torch.device import has_gpu_build
 
@@ -152,7 +149,6 @@ def may_use_gpus(backend: str) -> bool:
 
 
 def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:
-    """Python, numpy and the backend: what creators draw initial weights from."""
     seed %= 1 << 32
     load(backend)
     # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.
@@ -173,7 +169,7 @@ def _imported() -> str | None:
 
 
 def _configured() -> str:
-    """What `import keras` would choose: the environment, its file, or the first backend that is installed."""
+    """What `import keras` would choose: the environment, its file, or the first installed backend."""
     named = os.environ.get("KERAS_BACKEND") or _imported() or _from_file()
     if named in BACKENDS:
         return str(named)

@@ -1,8 +1,4 @@
-"""What Keras's `fit` tells on its way: the user's callbacks, between what must happen before and after them.
-
-A `CallbackList` of Keras's own kind stands around the user's callbacks, so that they see figures that are
-already merged over all workers, and files are written once.
-"""
+"""Wraps the user's callbacks in Keras's `fit`: figures are merged over workers, and files written once."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 
 
 class Watch(Protocol):
-    """Who follows Keras's loop; epochs and steps are counted from 0, as Keras does."""
+    """Follows Keras's loop; epochs and steps count from 0, as in Keras."""
 
     def train_begins(self) -> None: ...
 
@@ -33,20 +29,20 @@ class Watch(Protocol):
     def step_begins(self) -> None: ...
 
     def step_ends(self, steps: int, logs: Any) -> bool:
-        """After so many steps of this epoch; whether to end the run here, which all ranks decide alike.
+        """Called after each step; True ends the run here, and all ranks decide alike.
 
-        `logs` is a mapping whose `later(name)` gives a metric that only `float` brings from its device.
+        `logs` is a mapping whose `later(name)` defers fetching a metric from its device until `float`.
         """
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
-        """Before the user's callbacks: make `logs` those of all ranks, validation included."""
+        """Called before the user's callbacks: make `logs` those of all ranks, validation included."""
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
-        """After the user's callbacks; whether the run ends, on all ranks."""
+        """Called after the user's callbacks; True ends the run on all ranks."""
 
 
 def writes(keras: Any, callback: Any) -> bool:
-    """Whether this callback of Keras's own only writes or shows: one rank does that for all."""
+    """One rank does for all what only writes or displays."""
     kinds = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
     return isinstance(callback, kinds)
 
@@ -57,7 +53,7 @@ def make_hooks(
     listens = any(_overrides(keras, callback, name) for callback in callbacks for name in _BATCH_HOOKS)
 
     class Hooks(keras.callbacks.CallbackList):  # type: ignore[misc]
-        """Around the user's callbacks; `opens` and `closes` join several calls of `fit` to one run."""
+        """`opens` and `closes` join several calls of `fit` into one run."""
 
         opens = closes = True
         offset = 0
@@ -105,7 +101,7 @@ def make_hooks(
 
 
 class Remembering:
-    """A callback's memory, for checkpoints: what it counts, not what it was made with."""
+    """Keeps a callback's counters, not its constructor arguments."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback
@@ -120,7 +116,6 @@ class Remembering:
         return {"class": type(self._callback).__name__, "counted": counted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the callback those numbers back, if it is of the same class."""
         if state["class"] == type(self._callback).__name__:
             vars(self._callback).update(state["counted"])
 
@@ -130,13 +125,10 @@ def _is_number(value: Any) -> bool:
 
 
 class Later:
-    """A number that may still be on a device."""
-
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def set_out(self) -> None:
-        """Begin to bring it, if the backend can without waiting."""
         if hasattr(self._value, "copy_to_host_async"):  # JAX
             self._value.copy_to_host_async()
 
@@ -146,7 +138,7 @@ class Later:
 
 
 class _Figures(Mapping[str, Any]):
-    """Logs as plain numbers, which are brought from a device only when somebody looks."""
+    """Logs as plain numbers, fetched from the device only on access."""
 
     def __init__(self, logs: Mapping[str, Any]) -> None:
         self._logs = logs
@@ -155,12 +147,11 @@ class _Figures(Mapping[str, Any]):
         return plain(self._logs[name])
 
     def later(self, name: str) -> Later:
-        """A figure that is brought when `float` or `floats` asks for it."""
         return Later(self._logs[name])
 
     @staticmethod
     def floats(figures: Sequence[Later]) -> list[float]:
-        """Several of them, as little one by one as can be."""
+        """Start all copies before waiting for the first."""
         for figure in figures:
             figure.set_out()
         return [float(figure) for figure in figures]

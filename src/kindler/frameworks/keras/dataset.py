@@ -1,4 +1,4 @@
-"""A worker's batches in the form that Keras asks for: a dataset of `(x, y)` or `(x, y, sample_weight)`."""
+"""A worker's batches as a dataset of `(x, y)` or `(x, y, sample_weight)` for Keras."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Feed(Protocol):
-    """Batches by number, counted from 0 within the epoch that runs."""
+    """Batches by number, counted from 0 within the current epoch."""
 
     def __len__(self) -> int: ...
 
@@ -26,8 +26,6 @@ class Feed(Protocol):
 
 
 class Remembering(HostCode):
-    """A feed that keeps what went wrong in it."""
-
     def __init__(self, feed: Feed) -> None:
         super().__init__()
         self._feed = feed
@@ -37,7 +35,6 @@ class Remembering(HostCode):
 
     @property
     def varies(self) -> bool:
-        """Whether rows of one batch may have another shape than those of another."""
         return bool(getattr(self._feed, "varies", False))
 
     def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
@@ -46,8 +43,6 @@ class Remembering(HostCode):
 
 
 class Arranged:
-    """How columns become what the model is called with."""
-
     def __init__(
         self,
         model: Any,
@@ -76,13 +71,11 @@ class Arranged:
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
     def check(self, labels: tuple[Array, ...], where: Callable[[int], int | str]) -> None:
-        """Check that the model's losses can mean these labels; `where` names a row."""
         source = LabelSource(labels, tuple(self._labels), where)
         for rule in self._rules:
             rule(source)
 
     def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
-        """Inputs, targets and, where there is one, the weight of each row."""
         targets, weights = list(labels[: len(self._labels)]), labels[len(self._labels) :]
         packed: list[Any] = [self.inputs(features)]
         if targets:
@@ -102,7 +95,6 @@ class Arranged:
 
 
 def dataset(keras: Any, backend: str, feed: Feed, arranged: Arranged) -> Any:
-    """A dataset that this Keras fits on or evaluates, on this backend."""
     return _mapped(feed, arranged) if backend == "tensorflow" else _py_dataset(keras, feed, arranged)
 
 
@@ -118,7 +110,7 @@ def _py_dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
 
 
 def _mapped(feed: Feed, arranged: Arranged) -> Any:
-    """For TensorFlow: numbers of steps, mapped to their batches; a generator costs half a millisecond."""
+    """Maps step numbers to batches: a generator costs half a millisecond per step."""
     import tensorflow as tf
 
     def tuples(part: Any) -> Any:  # a list would be taken for one tensor
@@ -145,10 +137,7 @@ def _mapped(feed: Feed, arranged: Arranged) -> Any:
 
 
 def with_own_threads(made: Any) -> Any:
-    """A `tf.data.Dataset` that makes its batches on threads of its own.
-
-    TensorFlow's may be a single one, and a step that waits there for a batch stands in the batch's way.
-    """
+    """TensorFlow may have a single thread, where a step waiting for a batch would block that batch."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -171,7 +160,6 @@ def _input_names(model: Any) -> list[str]:
 
 
 def _input_shapes(model: Any, names: Sequence[str] | None) -> list[tuple[int | None, ...] | None]:
-    """What each input wants a row to be, where the model says so."""
     tensors = getattr(model, "inputs", None) or ()
     structure = getattr(model, "_inputs_struct", None)
     if names is not None:
@@ -185,7 +173,6 @@ def _input_shapes(model: Any, names: Sequence[str] | None) -> list[tuple[int | N
 
 
 def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
-    """A flat row as the image that the model wants, where the numbers are as many."""
     if shape is None or array.shape[1:] == shape or None in shape:
         return array
     sizes = [int(size) for size in shape if size is not None]
@@ -198,7 +185,7 @@ def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
 
 
 def with_text(batch: Any) -> Any:
-    """The same with text as TensorFlow's tensors, which alone say that it is text."""
+    """Convert text to TensorFlow tensors, the only type that marks it as text."""
     if isinstance(batch, dict):
         return {name: with_text(part) for name, part in batch.items()}
     if isinstance(batch, tuple | list):

@@ -1,8 +1,4 @@
-"""A Keras model as ONNX or OpenVINO, for any number of rows.
-
-Not every backend can do both by itself. What one cannot is done by a process with Keras on another: a model
-of Keras 3 is the same there.
-"""
+"""Exports a Keras model to ONNX or OpenVINO, in a process with another backend if this one cannot."""
 
 from __future__ import annotations
 
@@ -69,7 +65,7 @@ def _export_elsewhere(model: Any, form: str, path: str, backend: str, features: 
 
 
 def _in_order(model: Any, features: Sequence[Array]) -> list[Array]:
-    """Rows for the inputs of a model in its own order, which may be another than that of the columns."""
+    """The columns may be in another order than the model's inputs."""
     if not getattr(model, "inputs", None):
         return list(features)
     shapes = [[1, *(1 if size is None else size for size in each.shape[1:])] for each in model.inputs]
@@ -99,6 +95,6 @@ def _require(package: str, extra: str, backend: str) -> None:
 
 
 def _last_line(told: object) -> str:
-    """What was said last: the lines before are places in code."""
+    """The lines before the last are places in code."""
     lines = [line.strip() for line in str(told).splitlines() if line.strip()]
     return (lines[-1] if lines else "it did not say why")[:300]

@@ -1,4 +1,4 @@
-"""Keras's own files: a model is written as it is now, and what a file does not hold is said.
+"""Keras's own files: saves the model as it is now, and warns of what a file cannot hold.
 
 Keras saves the optimizer that `compile` was called with. Saving as `.h5` drops it from that record, and
 `model.optimizer = ...` never gets there, so a later file would bring another optimizer back.
@@ -26,12 +26,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class FormatWarning(UserWarning):
-    """A file does not hold, or does not give back, all that the model has."""
+    """A file does not hold, or does not restore, everything the model has."""
 
 
 @contextmanager
 def with_live_optimizer(model: Any) -> Iterator[None]:
-    """While the block runs, Keras saves the optimizer that the model has now; afterwards nothing changed."""
     known = getattr(getattr(model, "_compile_config", None), "config", None)
     if not isinstance(known, dict) or getattr(model, "optimizer", None) is None:
         yield
@@ -46,7 +45,6 @@ def with_live_optimizer(model: Any) -> Iterator[None]:
 
 
 def described(optimizer: Any) -> dict[str, Any] | None:
-    """An optimizer as plain values, to see later whether another one is the same."""
     if optimizer is None:
         return None
     return {
@@ -57,7 +55,6 @@ def described(optimizer: Any) -> dict[str, Any] | None:
 
 
 def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
-    """Complain if the model came out of its archive with another optimizer than it went in with."""
     got = described(getattr(model, "optimizer", None)) if wanted is not None else None
     if got == wanted:
         return
@@ -89,7 +86,6 @@ def save(model: Any, path: str, *, flavour: str) -> None:
 
 
 def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, Any]) -> None:
-    """Give the model the weights in a file, and its optimizer the state there, where it is of its kind."""
     if path.endswith(".weights.h5"):
         model.load_weights(path)
         return
@@ -120,7 +116,7 @@ def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, An
 
 
 def read_model(path: str, *, trusted: bool) -> Any:
-    """The model in a `.keras` file, compiled as it was; code in it runs only for those who trust it."""
+    """Read a compiled model from a `.keras` file; code in it runs only if `trusted`."""
     try:
         with zipfile.ZipFile(path) as archive:
             version = str(json.loads(archive.read("metadata.json"))["keras_version"])
@@ -141,7 +137,7 @@ def read_model(path: str, *, trusted: bool) -> Any:
 
 
 def _take_slots(optimizer: Any, found: tuple[str, list[Array]] | None) -> str:
-    """Give the optimizer the state of one of its kind; returns why that cannot be."""
+    """Returns why it cannot be, or ""."""
     mine, name = slots(optimizer), type(optimizer).__name__
     if found is None:
         return "has no optimizer"
@@ -161,7 +157,7 @@ def _slots_of(optimizer: Any) -> tuple[str, list[Array]] | None:
 
 
 def _slots_in_h5(path: str) -> tuple[str, list[Array]] | None:
-    """The optimizer's kind and variables in a file of the old format; None where there is none."""
+    """None without an optimizer."""
     h5py: Any = importlib.import_module("h5py")
     with h5py.File(path, "r") as file:
         if "optimizer_weights" not in file or "training_config" not in file.attrs:
@@ -176,7 +172,6 @@ def _slots_in_h5(path: str) -> tuple[str, list[Array]] | None:
 
 
 def _warn_of_losses(model: Any, path: str, flavour: str) -> None:
-    """Say what this file does not hold, or Keras does not read back from it."""
     optimizer, lost = getattr(model, "optimizer", None), []
     if optimizer is None:
         return

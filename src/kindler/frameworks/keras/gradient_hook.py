@@ -1,8 +1,4 @@
-"""What the backends' train steps share: how many rows a step has, and where its gradients go.
-
-The exchange itself is `sync/`; when a step happens is Keras's own `fit`. Between the two stands what is
-installed here: the optimizer gets gradients that are already the mean over the rows of all ranks.
-"""
+"""Between Keras's own `fit` and `sync/`: optimizers get gradients already averaged over all ranks' rows."""
 
 from __future__ import annotations
 
@@ -20,22 +16,14 @@ Means = Callable[[Sequence[Array], float], list[Array]]
 
 
 class Rows:
-    """What is known of the step that is being traced or run.
-
-    Attributes:
-        now: How many rows it has; a number or a symbol of the graph.
-        turn: What the exchange before left for the next one of the same step, so that they keep their order.
-    """
+    """`now` is the step's row count or a graph symbol; `turn` chains its exchanges to keep their order."""
 
     now: Any = 0
     turn: Any = None
 
 
 class HostCode:
-    """Something that is called from within a backend.
-
-    A backend raises an exception of host code as one of its own, without type or fields.
-    """
+    """Code called from within a backend, which would re-raise its exceptions without type or fields."""
 
     def __init__(self) -> None:
         self._error: Exception | None = None
@@ -50,7 +38,6 @@ class HostCode:
 
     @contextmanager
     def unwrapped(self) -> Iterator[None]:
-        """Raise what was remembered as it was, while the block runs."""
         try:
             yield
         except Exception:
@@ -61,8 +48,6 @@ class HostCode:
 
 
 class Exchange(HostCode):
-    """The mean over ranks, or what another function makes of gradients, called from within a backend."""
-
     def __init__(self, means: Means) -> None:
         super().__init__()
         self._means = means
@@ -94,7 +79,7 @@ def install(
 
 
 def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) -> Exchange:
-    """Let `learn` move the model's weights, in the place of its optimizer."""
+    """Let `learn` move the model's weights instead of its optimizer."""
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
     rows, exchange = Rows(), Exchange(learn)
     _let_gather(model, refuse_to_gather)
@@ -106,7 +91,6 @@ def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) ->
 
 
 def _applying(owners: Sequence[Any], backend: str) -> str:
-    """The method through which all of these optimizers get gradients in a train step."""
     if backend == "jax":
         return "stateless_apply"
     return "apply" if all(hasattr(owner, "apply") for owner in owners) else "apply_gradients"  # Keras 2
@@ -136,7 +120,7 @@ def _share_pairs(exchanged: Any, apply: Any) -> Any:
 
 
 def _sent(on: Any, model: Any, learn: Means, rows: Rows, *, pairs: bool) -> Any:
-    """What moves the trained variables in the place of the optimizer, which only counts steps."""
+    """Moves the trained variables instead of the optimizer, which only counts steps."""
 
     def assign(given: Any, trainable_variables: Any = None, *args: Any, **options: Any) -> None:
         trained = model.trainable_variables
@@ -153,7 +137,6 @@ def _sent(on: Any, model: Any, learn: Means, rows: Rows, *, pairs: bool) -> Any:
 def noting(
     owners: Sequence[Any], backend: str, note: Callable[[Sequence[Any]], None]
 ) -> AbstractContextManager[None]:
-    """Only note the gradients that optimizers are given meanwhile."""
     name = _applying(owners, backend)
 
     def stateless(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -167,8 +150,6 @@ def noting(
 
 
 def _let_gather(model: Any, gather: Callable[[Any], Any]) -> None:
-    """Let `all_gather` be this function in the model's steps."""
-
     def within(step: Any) -> Any:
         def train_step(*args: Any) -> Any:
             with gathering(gather):
@@ -180,7 +161,6 @@ def _let_gather(model: Any, gather: Callable[[Any], Any]) -> None:
 
 
 def _count_rows(model: Any, on: Any, rows: Rows, *, may_idle: bool) -> None:
-    """Let the model's steps tell how many rows they have."""
     if may_idle:
         replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
     else:
@@ -196,7 +176,6 @@ def _weighing(step: Any, on: Any, rows: Rows) -> Any:
 
 
 def refuse_own_step(model: Any, keras: Any) -> None:
-    """Complain about a model whose class has a train step of its own: its gradients cannot be asked for."""
     if type(model).train_step is not keras.Model.train_step:
         raise ConfigError(
             f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
@@ -205,7 +184,7 @@ def refuse_own_step(model: Any, keras: Any) -> None:
 
 
 def alone(step: Any) -> Any:
-    """A train or test step that gets inputs without targets by themselves, as from Keras's `fit(x)`."""
+    """Pass inputs without targets bare rather than in a tuple, as Keras's `fit(x)` does."""
 
     def unwrapped(*args: Any) -> Any:
         *state, data = args
@@ -217,13 +196,13 @@ def alone(step: Any) -> Any:
 
 
 def scaled_loss(model: Any, loss: Any) -> Any:
-    """The loss times what an optimizer of mixed precision will divide gradients by."""
+    """For a mixed-precision optimizer, which will unscale gradients."""
     scale = getattr(model.optimizer, "scale_loss", None)
     return loss if scale is None else scale(loss)
 
 
 def count(model: Any, loss: Any, rows: int, *judged: Any) -> None:
-    """Update the metrics as Keras's own train step does; `judged` is inputs, targets, outputs, weights."""
+    """As Keras's own train step does; `judged`: inputs, targets, outputs, weights."""
     tracker = getattr(model, "_loss_tracker", None)  # Keras 2 has counted the loss already
     if tracker is not None:
         tracker.update_state(loss, sample_weight=rows)
@@ -231,20 +210,18 @@ def count(model: Any, loss: Any, rows: int, *judged: Any) -> None:
 
 
 def optimizers(model: Any) -> list[Any]:
-    """The optimizer that the model was compiled with, and those that it keeps for a step of its own."""
+    """The compiled optimizer, and any others the model holds for its own train_step."""
     own = getattr(model, "optimizer", None)
     held = [value for value in vars(model).values() if _is_optimizer(value)]
     return list({id(o): o for o in [*([own] if own is not None else []), *held]}.values())
 
 
 def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    """Put `change(method)` in the place of one object's method."""
     object.__setattr__(owner, name, change(getattr(owner, name)))
 
 
 @contextmanager
 def instead(owners: Sequence[Any], name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a function take the place of a method of these objects meanwhile."""
     before = [vars(owner).get(name) for owner in owners]
     for owner in owners:
         object.__setattr__(owner, name, function)
@@ -269,7 +246,7 @@ def _refuse_sums(model: Any) -> None:
 
 
 def _refuse_masks(model: Any) -> None:
-    """A masked loss is the mean over the steps that count, and of those each worker has another number."""
+    """A masked loss is a mean over the steps that count, whose number differs between workers."""
     hint = (
         "Hint: use workers=1, or a loss that is a mean over the steps of each row, on outputs without a mask."
     )
@@ -288,7 +265,6 @@ def _refuse_masks(model: Any) -> None:
 
 
 def losses_of(given: Any) -> list[Any]:
-    """Each of the losses that a model was compiled with."""
     if isinstance(given, dict):
         return [loss for part in given.values() for loss in losses_of(part)]
     if isinstance(given, list | tuple):

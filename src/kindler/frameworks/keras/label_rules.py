@@ -1,7 +1,4 @@
-"""What the labels of a compiled model must be, by its losses.
-
-Keras would cut the label 0.5 to the class 0, and on some backends take a class that is not there for none.
-"""
+"""Label checks by loss: Keras would truncate 0.5 to class 0, and some backends accept unknown classes."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ _KERAS = ("keras", "tf_keras")
 
 
 def label_rules(model: Any, labels: Sequence[str], *, by_name: bool) -> list[Rule]:
-    """Functions that complain about labels which a loss of Keras's own cannot mean."""
     names = list(getattr(model, "output_names", None) or ())
     widths = [tensor.shape[-1] if len(tensor.shape) > 1 else None for tensor in _outputs(model)]
     found: list[Rule] = []
@@ -50,7 +46,7 @@ def _loss_of(loss: Any, output: int, names: Sequence[str]) -> Any:
 
 
 def kind_of(loss: Any) -> str:
-    """The name of a loss of Keras's own, whether it is a string, a function or an object; "" for others."""
+    """ "" if it is not a loss of Keras's own."""
     if isinstance(loss, str):
         return loss.replace("_", "").lower()
     named = loss if hasattr(loss, "__name__") else type(loss)

@@ -1,7 +1,7 @@
-"""What Keras programs read their batches from, on several ranks: `tf.data` and datasets that are indexed.
+"""`tf.data` and indexed Keras datasets on several ranks.
 
-A `tf.data.Dataset` is sharded by TensorFlow itself: by file where there are enough, else batch by batch, and
-not at all where its options say so. Made on the driver, it travels as its graph.
+TensorFlow itself shards a `tf.data.Dataset`: by file if there are enough, else by batch, and not at all if
+its options say so. Made on the driver, it travels as its graph.
 """
 
 from __future__ import annotations
@@ -27,17 +27,14 @@ def open_dataset(dataset: Any, dealing: Dealing) -> _Dataset:
 
 
 def open_indexed(made: Any, dealing: Dealing) -> _Indexed:
-    """A keras PyDataset, or a Sequence of Keras 2, as this rank's batches."""
     return _Indexed(made, dealing)
 
 
 def pack_indexed(made: Any) -> Callable[[], Any]:
-    """A PyDataset or Sequence as a function that gives it elsewhere."""
     return pickled(made)
 
 
 def pack_dataset(dataset: Any) -> Callable[[], Any]:
-    """A dataset as a function that gives it elsewhere; what travels is its graph."""
     import tensorflow as tf
 
     try:
@@ -55,7 +52,7 @@ def pack_dataset(dataset: Any) -> Callable[[], Any]:
 
 
 def _graph_of(tf: Any, variant: Any) -> bytes:
-    """A dataset as bytes; in programs of TensorFlow 1 it is a tensor that a session must evaluate."""
+    """In TensorFlow 1 programs the dataset is a tensor that a session must evaluate."""
     in_graph = isinstance(getattr(variant, "graph", None), tf.Graph) and not hasattr(variant, "numpy")
     with variant.graph.as_default() if in_graph else nullcontext():
         packed = tf.raw_ops.DatasetToGraphV2(
@@ -68,7 +65,7 @@ def _graph_of(tf: Any, variant: Any) -> bytes:
 
 
 def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:
-    """The dataset that `pack_dataset` was given; `spec` is a pickle, so only from our own channel."""
+    """`spec` is a pickle, so it must come from our own channel."""
     import tensorflow as tf
     from tensorflow.python.data.ops.dataset_ops import _VariantDataset
 
@@ -79,8 +76,6 @@ def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:
 
 
 class _Dataset:
-    """One rank's batches of a `tf.data.Dataset`."""
-
     fresh = True
 
     def __init__(self, dataset: Any, dealing: Dealing) -> None:
@@ -114,8 +109,6 @@ class _Dataset:
 
 
 class _Indexed:
-    """One rank's batches of a dataset that is asked for batches by number: every size-th."""
-
     fresh = False
 
     def __init__(self, made: Any, dealing: Dealing) -> None:
@@ -177,7 +170,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _seed_shuffles(tf: Any, graph: Any) -> None:
-    """Give shuffles without a seed one: all ranks must see the same order to take their parts of it."""
+    """Seed unseeded shuffles: all ranks must see the same order to take their parts of it."""
     bodies = [(graph.node, ""), *((function.node_def, ":output:0") for function in graph.library.function)]
     for nodes, output in bodies:
         constants = {node.name: node for node in nodes if node.op == "Const"}

@@ -1,8 +1,6 @@
 """Metrics over all ranks: their variables are sums, so those of all ranks add up to one process's.
 
-A metric starts from its reset state, and every row adds to it; what several ranks added is the sum of what
-each did. That holds for all of Keras's own metrics. A metric of the user's own is tried on the first rows: it
-may say of its variables how they are merged otherwise, `merge_over_workers = {"peak": "max"}`, or is refused.
+The user's own metrics are tried on the first rows; `merge_over_workers = {"peak": "max"}` merges otherwise.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ _OTHERWISE: dict[str, Callable[..., Any]] = {"max": np.maximum.reduce, "min": np
 
 
 class Tallies:
-    """The metrics of one built model; made while they are in their reset state.
-
-    Attributes:
-        rows: How many rows they have seen, where the replica was stepped; Keras's own loop does not say.
-    """
+    """Create it while the metrics are reset. Keras's own loop does not count `rows`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -58,7 +52,6 @@ class Tallies:
         return pack({"rows": sum(fields["rows"] for fields, _ in found)}, merged)
 
     def _merged(self, parts: Sequence[Sequence[Array]]) -> list[Array]:
-        """What several ranks counted, each given as the values of `variables`, as one has it."""
         rules = {
             id(variable): _rule(metric, variable)
             for metric in _each(self._model.metrics)
@@ -74,7 +67,7 @@ class Tallies:
     def try_out(
         self, judge: Callable[[Sequence[slice]], None], rows: int, *, own_step: bool = False
     ) -> list[str]:
-        """Try whether metrics of the user's own can be merged; returns what to know of others."""
+        """Raises if the user's own metrics cannot be merged; returns warnings about others."""
         own = [metric for metric in _each(self._model.metrics) if _is_own(metric)]
         if not own or rows < 2:
             return []
@@ -99,17 +92,12 @@ class Tallies:
     def _after(
         self, judge: Callable[[Sequence[slice]], None], parts: Sequence[slice], own: Sequence[Any]
     ) -> tuple[list[Array], list[Array]]:
-        """The values of all variables after these rows, and the results of these metrics."""
         judge(parts)
         results = [np.asarray(plain(metric.result())) for metric in own]
         return [value_of(variable) for variable in self.variables], results
 
     def load(self, joined: bytes) -> dict[str, Any]:
-        """What `joined` made, as numbers; the metrics hold that state afterwards.
-
-        A metric that nobody updated is left out: a train step of the user's own may return a "loss" that it
-        computed itself.
-        """
+        """Leaves out metrics that nobody updated: a user's train_step may return a "loss" of its own."""
         fields, arrays = unpack(joined)
         self.rows = fields["rows"]
         untouched = set()
@@ -127,12 +115,10 @@ class Tallies:
         return {name: figure for name, figure in self.figures().items() if name not in idle}
 
     def load_sum(self, parts: Sequence[Sequence[Array]]) -> None:
-        """Hold what several ranks counted, given as the values of `variables` on each."""
         for variable, value in zip(self.variables, self._merged(parts), strict=True):
             variable.assign(value)
 
     def figures(self) -> dict[str, float]:
-        """The metrics' present results, as plain numbers."""
         return {name: plain(value) for name, value in self._results().items()}
 
     def _results(self) -> dict[str, Any]:
@@ -142,7 +128,6 @@ class Tallies:
 
 
 def plain(value: Any) -> Any:
-    """A tensor of one number as that number; more than one as a list."""
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     return array.item() if array.size == 1 else array.tolist()
 
@@ -154,14 +139,13 @@ def _each(metrics: Sequence[Any]) -> Iterator[Any]:
 
 
 def _is_own(metric: Any) -> bool:
-    """Whether the user wrote it, or the function that it is the mean of."""
     function = getattr(metric, "_fn", None)
     names = [type(metric).__module__, *([] if function is None else [getattr(function, "__module__", "")])]
     return any(str(name).partition(".")[0] not in _KERAS for name in names)
 
 
 def _rule(metric: Any, variable: Any) -> Callable[..., Any] | None:
-    """How the values of ranks become one; None adds them."""
+    """None adds the ranks' values."""
     said = dict(getattr(metric, "merge_over_workers", None) or {}).get(_name(variable), "sum")
     if said != "sum" and said not in _OTHERWISE:
         raise ConfigError(

@@ -1,7 +1,6 @@
-"""Keras on JAX: gradients leave the jitted step through a callback of host code.
+"""Keras on JAX: gradients leave the jitted step through a host callback.
 
-Shapes are static under `jit`, so the rows of a step are a plain number, and local batches of two sizes are
-two compilations, not a padded one.
+Shapes are static under `jit`: two local batch sizes mean two compilations.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ jnp: Any = jax.numpy
 
 
 def configure(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    """A process that has already computed keeps what it has."""
     if threads is not None:
         os.environ["NPROC"] = str(threads)
         if threads == 1:
@@ -49,7 +48,7 @@ def taken_bytes() -> int:
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
-    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    """Also updates the metrics."""
     others = model.non_trainable_variables
     state = [[v.value for v in part] for part in (model.trainable_variables, others, model.metrics_variables)]
     grads, (loss, outputs, changed, _) = jax.grad(model.compute_loss_and_updates, has_aux=True)(
@@ -86,7 +85,7 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
 
 
 def send_gradients(model: Any, learn: Means, rows: Rows) -> Any:
-    """What moves the trained variables in the place of the optimizer, which only counts steps."""
+    """The optimizer only counts steps."""
     optimizer = model.optimizer
     place = next(n for n, variable in enumerate(optimizer.variables) if variable is optimizer.iterations)
 
@@ -100,7 +99,7 @@ def send_gradients(model: Any, learn: Means, rows: Rows) -> Any:
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
-    """What `all_gather` is in a train step: nothing, as `jit` must know how many rows the others have."""
+    """`all_gather` raises: `jit` would have to know the row counts of the other ranks."""
 
     def refuse(tensor: Any) -> Any:
         raise ConfigError(
@@ -113,7 +112,7 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
-    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+    """Without rows, computes on a zero row of no weight."""
 
     def train_step(state: Any, data: Any) -> Any:
         rows.now, rows.turn = row_count(data), None
@@ -141,11 +140,7 @@ def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
 
 
 def _through_buffers(dense: list[Any], like: list[Any], means: Means, rows: Rows) -> list[Any]:
-    """Read and write XLA's own memory.
-
-    Copies would be made by the pool of threads that runs the callback: with one thread, it would wait for
-    itself.
-    """
+    """Copies would be made by the thread pool that runs the callback: with one thread, it would deadlock."""
     weight = float(rows.now)
 
     def host(_: Any, outputs: Any, turn: Any, *inputs: Any) -> None:
@@ -161,8 +156,6 @@ def _through_buffers(dense: list[Any], like: list[Any], means: Means, rows: Rows
 
 
 def _through_copies(dense: list[Any], like: list[Any], means: Means, weight: int) -> list[Any]:
-    """By way of host memory, from and to another device."""
-
     def host(*arrays: Any) -> list[Any]:
         return means([np.asarray(array) for array in arrays], float(weight))
 

@@ -1,7 +1,7 @@
-"""Keras on TensorFlow, Keras 2 included: gradients leave the graph through one stateful call of host code.
+"""Keras on TensorFlow, Keras 2 included: gradients leave the graph through one stateful host call.
 
-TensorFlow runs such calls in the order of the program, so all ranks exchange in the same order, under
-`tf.function`, in eager mode, and with several steps per execution.
+TensorFlow runs such calls in program order, so all ranks exchange in the same order, under `tf.function`,
+in eager mode, and with several steps per execution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
 
 
 def configure(*, device: str, local_rank: int, threads: int | None) -> None:
-    """Threads and the one GPU of this rank; a process that has computed already keeps what it has."""
+    """A process that has already computed keeps what it has."""
     gpus: list[Any] | None = None
     try:
         if threads is not None:
@@ -49,10 +49,7 @@ def taken_bytes() -> int:
 
 
 class DrawingOps:
-    """Whether a model's compiled steps have operations that draw numbers and keep a state of their own.
-
-    Their seeds are fixed when a step is compiled. Layers of Keras 3 draw without such operations.
-    """
+    """Finds stateful random operations, whose seeds are fixed on compilation; Keras 3 layers use none."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,7 +58,6 @@ class DrawingOps:
             replaced(model, name, self._looking)
 
     def begin_epoch(self) -> None:
-        """Have the steps compiled anew, with the seed of now, if there are such operations in them."""
         if self._found:
             self._model.make_train_function(force=True)
             self._model.make_test_function(force=True)
@@ -83,10 +79,7 @@ def _draws(graph: Any) -> bool:
 
 
 def seed(number: int, *, compiled: bool) -> None:
-    """Seed the operations that are yet to be made and, with `compiled`, begin anew those that were.
-
-    The latter forgets every compiled function, and making one again takes from a tenth of a second to many.
-    """
+    """`compiled` drops all compiled functions, which take from a tenth of a second to many to make again."""
     from tensorflow.python.eager import context
 
     if compiled:
@@ -99,13 +92,13 @@ def seed(number: int, *, compiled: bool) -> None:
 
 
 def judge_once(model: Any, batch: Any) -> None:
-    """Make what Keras 2 only makes when it judges a batch: weights, losses, metrics."""
+    """Create what Keras 2 only creates on evaluation: weights, losses, metrics."""
     model.test_step(tf.nest.map_structure(tf.convert_to_tensor, batch))
     model.reset_metrics()
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
-    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    """Also updates the metrics."""
     inputs, targets, weights = tf.nest.map_structure(
         lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
     )
@@ -146,8 +139,6 @@ def dense(grad: Any, variable: Any) -> Any:
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
-    """What `all_gather` is in a train step: two stateful calls of host code, there and back."""
-
     def there(own: Any, count: Any) -> Any:
         with exchange.kept():
             own = own if count else own[:0]  # of a row of zeros nothing is given
@@ -179,7 +170,7 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
-    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+    """Without rows, computes on a zero row of no weight."""
 
     def train_step(data: Any) -> Any:
         data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights

@@ -1,4 +1,4 @@
-"""Keras on PyTorch: steps run eagerly, so gradients are exchanged where the optimizer takes them."""
+"""Keras on PyTorch: steps run eagerly, so gradients are exchanged as the optimizer takes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_gpu() -> bool:
 
 
 def _device(device: str, local_rank: int) -> torch.device:
-    """What was asked for; "auto" is what Keras itself would choose, with one GPU a rank."""
+    """ "auto" is the choice that Keras would make, with one GPU per rank."""
     if device == "auto" and DEVICE_VARIABLE in os.environ:
         device = os.environ[DEVICE_VARIABLE]
     if device == "auto" and torch.backends.mps.is_available():
@@ -65,7 +65,7 @@ def reseed(seed: int) -> None:
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
-    """The gradient of the loss of these rows, for each trained variable; the metrics have seen them."""
+    """Also updates the metrics."""
     model.zero_grad()
     outputs = model(inputs, training=True)
     loss = model.compute_loss(inputs, targets, outputs, weights)
@@ -105,7 +105,7 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
 
 def idle_step(step: Any, rows: Rows, model: Any) -> Any:
-    """A train step that may get no rows: it computes on a row of zeros that counts for nothing."""
+    """Without rows, computes on a zero row of no weight."""
 
     def train_step(data: Any) -> Any:
         rows.now = row_count(data)

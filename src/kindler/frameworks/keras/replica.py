@@ -1,8 +1,4 @@
-"""Keras: one replica of the user's model, trained by Keras's own `fit` as one process would be.
-
-Making the model is in `spec.py`, the exchange of gradients in `gradient_hook.py`, what `fit` tells on its way
-in `callbacks.py`, the model as bytes in `state.py`. The training loop decides when a run begins and ends.
-"""
+"""One replica of the user's Keras model, trained by Keras's own `fit`."""
 
 from __future__ import annotations
 
@@ -64,20 +60,13 @@ from kindler.frameworks.state_format import Buffer, ScoringModel
 
 
 def preload() -> None:
-    """Import what is slow to import: Keras and its backend; the process can be forked afterwards."""
+    """The process can still be forked afterwards."""
     with backends.without_devices():
         import keras  # noqa: F401 - the environment says on which backend
 
 
 class KerasReplica(BaseReplica):
-    """One rank's copy of a Keras model.
-
-    It steps as any replica, and has a loop of its own that `train/fit_loop.py` follows: that is faster, and
-    calls the callbacks that its users know.
-
-    Attributes:
-        may_idle: Whether steps of this rank may have no rows, as `build` was told.
-    """
+    """Steps like any replica; Keras's own `fit` (see `train/fit_loop.py`) is faster and calls callbacks."""
 
     divisible = True
 
@@ -112,7 +101,7 @@ class KerasReplica(BaseReplica):
         self._kept: tuple[list[Array], list[Array]] = ([], [])
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
-        """Say what batches consist of; `by_name` calls the model with names unless it was told otherwise."""
+        """Set the columns of batches; `by_name` passes inputs by name unless the spec says otherwise."""
         inputs = "dict" if by_name and self.spec.inputs == "auto" else self.spec.inputs
         self._features = list(features)
         self._arranged = Arranged(self.model, inputs=inputs, features=features, labels=labels)
@@ -123,7 +112,7 @@ class KerasReplica(BaseReplica):
 
     @property
     def runs_ahead(self) -> bool:
-        """On a GPU, and with JAX, which only waits for other ranks."""
+        """Steps return before they are done: on a GPU, and on JAX unless it waits for other ranks."""
         return self.on_gpu or (self.spec.backend == "jax" and self._others is None)
 
     @classmethod
@@ -138,7 +127,6 @@ class KerasReplica(BaseReplica):
 
     @classmethod
     def make_spec(cls, *, keras_backend: str | None = None, **options: Any) -> KerasSpec:
-        """A spec of these fields of `KerasSpec`; `config` may be None."""
         spec = KerasSpec(**{**options, "config": dict(options.get("config") or {})})
         if complaints := check(spec):
             raise ConfigError("\n".join(complaints))
@@ -148,7 +136,6 @@ class KerasReplica(BaseReplica):
 
     @classmethod
     def changed(cls, spec: KerasSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> KerasSpec:
-        """The spec with these entries of its config; the rate is set in the compiled model."""
         spec = with_config(spec, config)
         return spec if learning_rate is None else with_rate(spec, learning_rate)
 
@@ -197,7 +184,6 @@ class KerasReplica(BaseReplica):
         return self._tallies
 
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
-        """Make every variable of the model, its metrics and its optimizer, from the shapes of a batch."""
         self.may_idle = may_idle
         sample = [zeros((1, *array.shape[1:]), array.dtype) for array in features]
         self._signature = [(str(array.dtype), tuple(array.shape[1:])) for array in features]
@@ -222,8 +208,6 @@ class KerasReplica(BaseReplica):
             self._drawing_ops = self._on_backend.DrawingOps(self.model)
 
     def try_metrics(self, batch: Batch) -> list[str]:
-        """Try metrics of the user's own on these rows: those of several ranks are merged."""
-
         def judge(parts: Sequence[slice]) -> None:
             self.evaluate(_Parts(batch, parts))
 
@@ -246,7 +230,7 @@ class KerasReplica(BaseReplica):
         variables.assign(collective.broadcast(variables.read()))
 
     def share_steps(self, collective: Collective) -> None:
-        """Let every optimizer of the model apply the mean over the rows of all ranks, in `fit` too."""
+        """Make every optimizer apply the mean over the rows of all ranks, within `fit`, too."""
         if collective.size == 1:
             return
         self._leave_graphs()
@@ -256,7 +240,7 @@ class KerasReplica(BaseReplica):
         )
 
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
-        """Let `learn` move the parameters in the place of the optimizer, in `fit` too."""
+        """Let `learn` move the parameters instead of the optimizer, within `fit`, too."""
         refuse_own_step(self.model, self.keras)
         self._leave_graphs()
         self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
@@ -271,7 +255,7 @@ class KerasReplica(BaseReplica):
     def hooks(
         self, given: Sequence[Any], watch: callbacks.Watch, *, size: int, epochs: int, steps: int
     ) -> Any:
-        """Around the user's callbacks: all on the first rank, on others those that do more than write."""
+        """All callbacks on the first rank; on others those that do more than write."""
         return callbacks.make_hooks(
             self.keras,
             [c for c in given if self.rank == 0 or not callbacks.writes(self.keras, c)],
@@ -290,8 +274,6 @@ class KerasReplica(BaseReplica):
         return bool(self.model.stop_training)
 
     def look_at(self, batch: Batch) -> None:
-        """Check that the losses can mean the labels of a batch."""
-
         def within(row: int) -> str:
             return f"{row} of the {batch.rows} that worker {self.rank} has in a step"
 
@@ -306,7 +288,7 @@ class KerasReplica(BaseReplica):
             self.step += 1
 
     def _counting_on(self) -> AbstractContextManager[None]:
-        """Keep Keras from forgetting metrics with every batch, as it does where batches come one by one."""
+        """Stop Keras from resetting metrics with every single batch."""
         return instead([self.model], "reset_metrics", lambda: None)
 
     def eval_step(self, batch: Batch) -> None:
@@ -317,7 +299,7 @@ class KerasReplica(BaseReplica):
             self.tallies.rows += batch.rows
 
     def _named(self, *groups: str) -> dict[str, dict[str, Any]]:
-        """The variables themselves, called by their paths; buffers also by their places."""
+        """The variables themselves by path; buffers by position and path."""
         found: dict[str, dict[str, Any]] = {}
         if not groups or "parameters" in groups:
             found["parameters"] = {_path(v): v for v in self.model.trainable_variables}
@@ -327,7 +309,7 @@ class KerasReplica(BaseReplica):
         return found
 
     def variables(self, *groups: str) -> Variables:
-        """Parameters and buffers; what the optimizer has is in `state`."""
+        """Parameters and buffers; the optimizer's are in `state`."""
         self._sync_jax()
         named = self._named(*groups).items()
         return {group: {name: value_of(v) for name, v in part.items()} for group, part in named}
@@ -357,7 +339,6 @@ class KerasReplica(BaseReplica):
         return {names[v]: names[id(mean)] for v, mean in pairs if v in names and id(mean) in names}
 
     def gradients(self, batch: Batch) -> Gradients:
-        """The gradient of the loss that the model was compiled with."""
         refuse_own_step(self.model, self.keras)
         self._sync_jax()
         self.look_at(batch)
@@ -371,7 +352,6 @@ class KerasReplica(BaseReplica):
         return Gradients(found, float(batch.rows))
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
-        """One step of the optimizer that the model was compiled with."""
         self._sync_jax()
         self._on_backend.apply(self.model, gradients)
         self.step += 1
@@ -379,7 +359,7 @@ class KerasReplica(BaseReplica):
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         """The first server's state, with what the others have changed.
 
-        This replica's own optimizer never moved: a server that has another value has changed it.
+        This replica's optimizer never moved, so a server with a different value has changed it.
         """
         fields, mine = unpack(self.state())
         trained = {id(v): place for place, v in enumerate(self.model.trainable_variables)}
@@ -397,7 +377,7 @@ class KerasReplica(BaseReplica):
         return pack(fields, whole)
 
     def rates(self) -> list[float]:
-        """The optimizer's rate, unless a schedule decides it."""
+        """Empty if a schedule sets the rate."""
         optimizer = self.model.optimizer
         own = vars(optimizer).get("_learning_rate", optimizer.learning_rate)
         scheduled = callable(own) and not hasattr(own, "assign")
@@ -438,7 +418,6 @@ class KerasReplica(BaseReplica):
             )
 
     def _try_loss(self, feed: Feed) -> None:
-        """Whether a loss of the user's own can be put together from those of several workers' rows."""
         if self._tried or self._others is None:
             return
         self._tried = True
@@ -452,7 +431,7 @@ class KerasReplica(BaseReplica):
             try_loss(self.model, self.keras, backend, batch, undo=self.undo_step, gathers=self._meets)
 
     def evaluate(self, feed: Feed, hooks: Any = None) -> None:
-        """Judge the rows of `feed`; the figures stay in the metrics, for `tallies`."""
+        """The results stay in the metrics, for `tallies`."""
         if not len(feed):
             self.model.reset_metrics()
             return
@@ -466,7 +445,7 @@ class KerasReplica(BaseReplica):
             )
 
     def begin_epoch(self, epoch: int) -> None:
-        """Dropout of several ranks differs, and depends on the epoch: a resumed epoch is the same."""
+        """Dropout differs between ranks and epochs; a resumed epoch is the same."""
         if self._others is not None:
             fork_seeds(self.model, self.seed, epoch, self.rank)
         super().begin_epoch(epoch)
@@ -476,13 +455,12 @@ class KerasReplica(BaseReplica):
             self._drawing_ops.begin_epoch()
 
     def begin_step(self) -> None:
-        """Draw on from where the epoch was left: not earlier, for Keras draws itself to open its dataset."""
+        """Restore randomness only here: Keras itself draws when it opens its dataset."""
         if self._drawn:
             self._on_torch.restore_randomness(self._drawn)
             self._drawn = []
 
     def keep_step(self) -> None:
-        """Copy everything that a step changes; what the step before has made is known already."""
         self._sync_jax()
         counted = [value_of(variable) for variable in self.tallies.variables]
         self._kept = (self._variables.read(), counted)
@@ -491,7 +469,6 @@ class KerasReplica(BaseReplica):
         return all(bool(np.isfinite(array).all()) for array in self.read() if array.dtype.kind == "f")
 
     def undo_step(self) -> None:
-        """Weights, optimizer, buffers, seeds and metrics as they were."""
         self._sync_jax()
         arrays, counted = self._kept
         self._variables.assign(arrays)
@@ -527,7 +504,6 @@ class KerasReplica(BaseReplica):
         return float(np.asarray(rate))
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
-        """A copy of all that the next step depends on; the function makes bytes of it later."""
         self._sync_jax()
         if self._compiled and self.model.built:
             self._build_optimizers()  # the user may have compiled the model anew
@@ -544,7 +520,6 @@ class KerasReplica(BaseReplica):
         return lambda: [pack(fields, arrays)]
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Go on from `state`, or take only the model's own variables from it."""
         fields, arrays = unpack(data)
         self._build_from(fields["signature"], fields["features"])
         variables = self._variables
@@ -560,14 +535,13 @@ class KerasReplica(BaseReplica):
         return [*buffers, *self.tallies.variables]
 
     def local_state(self) -> bytes:
-        """What only this rank has in the middle of an epoch: buffers, randomness, metrics so far."""
         self._sync_jax()
         arrays = [value_of(variable) for variable in self._local_variables()]
         drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
         return pack({"own": own_states(), "rows": self.epoch_rows}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
-        """Go on in the middle of an epoch; `load_state` came before."""
+        """Call after `load_state`."""
         fields, arrays = unpack(data)
         if "own" in fields:
             restore_own(fields["own"])
@@ -594,25 +568,22 @@ class KerasReplica(BaseReplica):
             self._drawn = self._on_torch.randomness()
 
     def save(self, path: str) -> None:
-        """Write the model as Keras does: `.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
+        """`.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
         self._sync_jax()
         files.save(self.model, path, flavour=self.flavour)
 
     def load(self, path: str) -> None:
-        """Take weights (and the optimizer's state, where the file has it) from what `save` wrote."""
         if self._compiled and self.model.built:
             self._build_optimizers()  # so that the state has all that workers will look for
         files.load_into(self.model, path, self.keras, custom_objects(self.model, self.flavour))
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
-        """The outputs for these rows; several outputs in the model's order."""
         outputs = self.model.predict_on_batch(with_text(self._arranged.inputs(features)))
         named = list(_leaves(outputs))
         self.output_names = tuple(name for name, _ in named) if isinstance(outputs, Mapping) else None
         return [np.asarray(part) for _, part in named]
 
     def export(self, form: str, path: str, features: Sequence[Array]) -> None:
-        """Write the model as "onnx" or "openvino"; a few rows of its inputs were predicted before."""
         self._sync_jax()
         backend = "tf_keras" if self.flavour == "tf_keras" else self.spec.backend
         export(self.model, form, path, backend=backend, features=features)
@@ -671,8 +642,6 @@ def _path(variable: Any) -> str:
 
 
 class _Parts:
-    """Some rows of a batch, as batches of their own."""
-
     varies = True
 
     def __init__(self, batch: Batch, parts: Sequence[slice]) -> None:
@@ -687,7 +656,6 @@ class _Parts:
 
 
 def _leaves(outputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each output with its name; those of nested outputs are joined."""
     if isinstance(outputs, Mapping):
         parts = list(outputs.items())
     elif isinstance(outputs, list | tuple):

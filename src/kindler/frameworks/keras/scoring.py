@@ -1,8 +1,4 @@
-"""A Keras model for processes that only score with it.
-
-Keras writes a compiled model with its optimizer. Here that is taken out of the archive, and so is the time at
-which it was written: the same model has the same bytes.
-"""
+"""A Keras model for scoring only: no optimizer or time of saving, so equal models have equal bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ _OF_TRAINING = {"optimizer", "optimizers"}
 
 
 def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringModel | None) -> ScoringModel:
-    """What a process needs to score with the model as it is now."""
     model = spec.model
     if model is None or isinstance(model, Archive):
         return ScoringModel.of(dumps(spec), own_state(state()), before)

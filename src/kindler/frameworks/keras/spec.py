@@ -1,8 +1,4 @@
-"""What a user hands in for Keras, as one value that travels to the workers.
-
-A creator travels as it is. A model travels as the archive that Keras itself saves, together with the classes
-and functions of the user's own that it needs to be read again.
-"""
+"""The user's Keras arguments as one value; a model travels as Keras's archive with custom objects."""
 
 from __future__ import annotations
 
@@ -25,10 +21,7 @@ from kindler.frameworks.pickling import pickle_for_workers
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A model as bytes: what `model.save("x.keras")` writes, and the user's own objects in it.
-
-    `optimizer` describes the one that the model had, so that no other one takes its place unnoticed.
-    """
+    """`optimizer` describes the model's, so that no other one takes its place unnoticed."""
 
     flavour: str
     data: bytes
@@ -38,17 +31,7 @@ class Archive:
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSpec:
-    """A model and how to make it.
-
-    Attributes:
-        model: A compiled model, or its archive once it travels.
-        model_creator: A callable that returns a compiled model, called with the config.
-        compile_args_creator: A callable that returns arguments for `compile`, called with the config.
-        config: What creators are given.
-        backend: What Keras computes with.
-        inputs: Whether a model of several inputs gets them in order ("positional"), by name ("dict"), or by
-            name where the names of its inputs are those of the columns ("auto").
-    """
+    """`model` is an `Archive` once it travels; `inputs="auto"` goes by name if columns match the inputs."""
 
     model: Any = None
     model_creator: Callable[..., Any] | None = None
@@ -59,7 +42,6 @@ class KerasSpec:
 
 
 def check(spec: KerasSpec) -> list[str]:
-    """What can be complained about before anything starts."""
     found = []
     if (spec.model is None) == (spec.model_creator is None):
         found.append("pass either model= (a Keras model) or model_creator= (a function that returns one).")
@@ -80,7 +62,6 @@ def check(spec: KerasSpec) -> list[str]:
 
 
 def lacking(spec: KerasSpec, *names: str) -> list[str]:
-    """What training (or judging) needs and the model, as far as it is known here, has not."""
     model = spec.model
     if model is None or spec.compile_args_creator is not None or is_compiled(model) or not names:
         return []
@@ -89,12 +70,12 @@ def lacking(spec: KerasSpec, *names: str) -> list[str]:
 
 
 def against_several(spec: KerasSpec) -> list[str]:
-    """What speaks against training by several workers, as far as it is known without running a creator."""
+    """Must not run a creator."""
     return [] if spec.model is None or isinstance(spec.model, Archive) else synchronized(spec.model)
 
 
 def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
-    """The spec with this learning rate; a model is changed in place."""
+    """Changes a model in place."""
     if spec.compile_args_creator is not None:
         raise ConfigError(
             f"learning_rate={rate}: compile_args_creator decides the rate.\n"
@@ -118,8 +99,6 @@ def _rated(model: Any, rate: float) -> Any:
 
 @dataclass(frozen=True)
 class _Rated:
-    """A creator of compiled models whose learning rate is then set."""
-
     creator: Callable[..., Any]
     rate: float
 
@@ -128,7 +107,7 @@ class _Rated:
 
 
 def synchronized(model: Any) -> list[str]:
-    """A complaint about layers that would have to see the rows of all workers at once; empty without any."""
+    """Complaints about layers that need the rows of all workers at once."""
     found = [
         layer.name
         for layer in model._flatten_layers()
@@ -147,7 +126,6 @@ def synchronized(model: Any) -> list[str]:
 
 
 def build_model(spec: KerasSpec) -> Any:
-    """The model: the user's own instance, what its archive holds, or what the creator makes."""
     if isinstance(spec.model, Archive):
         model = _restore(spec.model, spec.backend)
     elif spec.model is not None:
@@ -171,14 +149,13 @@ def dumps(spec: KerasSpec) -> bytes:
 
 
 def with_archive(spec: KerasSpec) -> KerasSpec:
-    """The spec with an archive in the place of its model, if it has one."""
     if spec.model is None or isinstance(spec.model, Archive):
         return spec
     return replace(spec, model=_archive(spec.model))
 
 
 def loads(data: bytes) -> KerasSpec:
-    """The spec that `dumps` packed; Keras is on its backend from now on."""
+    """Fixes Keras's backend in this process."""
     backend, _, packed = data.partition(b"\n")
     load(backend.decode())
     spec: KerasSpec = cloudpickle.loads(packed)
@@ -186,7 +163,6 @@ def loads(data: bytes) -> KerasSpec:
 
 
 def revived(data: bytes) -> KerasSpec:
-    """The spec that `dumps` packed, with the model itself in the place of its archive."""
     spec = loads(data)
     return replace(spec, model=build_model(spec)) if isinstance(spec.model, Archive) else spec
 
@@ -209,7 +185,7 @@ def _archive(model: Any) -> Archive:
 
 
 def _build_scaled(model: Any) -> None:
-    """Keras 2 cannot read an optimizer with a loss scale back that had no variables when it was saved."""
+    """Keras 2 cannot read back an optimizer with a loss scale that had no variables when saved."""
     optimizer: Any = getattr(model, "optimizer", None)
     if hasattr(optimizer, "_loss_scale") and model.built:
         optimizer.build(model.trainable_variables)
@@ -228,12 +204,11 @@ def _restore(archive: Archive, backend: str) -> Any:
 
 
 def custom_objects(model: Any, flavour: str) -> dict[str, Any]:
-    """The user's own classes and functions in a model, under the names that Keras looks for."""
     return dict(_named_objects(model, flavour))
 
 
 def _named_objects(model: Any, flavour: str) -> Iterator[tuple[str, Any]]:
-    """The user's own classes and functions in the model, under the names that Keras looks for."""
+    """The user's own classes and functions in the model, under the names that Keras looks up."""
     keras = importlib.import_module(flavour)
     for thing in _things(model):
         for part in (thing, *_values(thing)):
@@ -267,7 +242,6 @@ def _things(model: Any) -> Iterator[Any]:
 
 
 def _values(thing: Any) -> Iterator[Any]:
-    """What a layer or a metric holds: activations, initializers, regularizers, wrapped functions."""
     for name, value in list(getattr(thing, "__dict__", {}).items()):
         # Keras keeps a wrapper of a layer's own `build` in it, which would take the whole layer along.
         if not hasattr(type(thing), name) and (_is_function(value) or hasattr(value, "get_config")):

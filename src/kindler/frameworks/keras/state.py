@@ -1,4 +1,4 @@
-"""A Keras model's variables as arrays and as bytes that execute nothing when they are read: safetensors."""
+"""A Keras model's variables as safetensors: reading them executes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class ModelVariables:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that the model was compiled with, and those it keeps for a step of its own."""
         return optimizers(self._model)
 
     def own(self) -> list[Any]:
@@ -35,7 +34,7 @@ class ModelVariables:
         return _once([*self.own(), *(v for o in self.optimizers for v in _of_optimizer(o))])
 
     def buffers(self, *, seeds: bool = False) -> tuple[list[Any], list[Any]]:
-        """What training changes besides weights: floating point, and other; seeds only where asked for."""
+        """Floating point variables, then others."""
         trained = {id(variable) for variable in self._model.trainable_variables}
         known = {id(state) for state in seed_states(self._model)}
         rest = [v for v in self.own() if id(v) not in trained and (seeds or id(v) not in known)]
@@ -78,7 +77,7 @@ def value_of(variable: Any) -> Array:
 
 
 def seed_states(model: Any) -> list[Any]:
-    """The variables that random layers draw their seeds from (Keras 3)."""
+    """The variables that random layers of Keras 3 draw their seeds from."""
     found = []
     for layer in model._flatten_layers():
         found += [generator.state for generator in getattr(layer, "_seed_generators", ())]
@@ -86,7 +85,6 @@ def seed_states(model: Any) -> list[Any]:
 
 
 def variances(model: Any) -> dict[int, Any]:
-    """For each moving variance, by its id, the moving mean that goes with it."""
     found = {}
     for layer in model._flatten_layers():
         mean, variance = getattr(layer, "moving_mean", None), getattr(layer, "moving_variance", None)
@@ -96,7 +94,6 @@ def variances(model: Any) -> dict[int, Any]:
 
 
 def fork_seeds(model: Any, seed: int, epoch: int, rank: int, *place: int) -> None:
-    """Give the random layers of one rank in one epoch (at one place of it) seeds of their own."""
     for number, state in enumerate(seed_states(model)):
         state.assign(np.array([seed_of(seed, epoch, rank, number, *place), 0], np.uint32))
 
@@ -127,7 +124,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[Array]]:
 
 
 def _plain(array: Array) -> Array:
-    """Kinds that numpy itself does not know (bfloat16) travel as float32, which holds their values."""
+    """dtypes unknown to numpy (bfloat16) travel as float32, which holds their values."""
     whole = array if array.dtype.kind in "biuf" and array.dtype.isbuiltin else array.astype(np.float32)
     return whole.reshape(-1)
 

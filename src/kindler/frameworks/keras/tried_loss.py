@@ -1,8 +1,7 @@
-"""Losses of the user's own on the first rows: whether parts of a step make up the step; see `loss_trial.py`.
+"""Tries the user's own losses on the first rows; see `loss_trial.py`.
 
-A loss that the model was compiled with is tried on what the model predicts for some rows. Of a train step of
-the user's own only the gradients are known that it gives to its optimizers: it is called on the rows, with
-nothing that it does left behind, and layers that look at their batch or draw random numbers at rest.
+Of the user's own train_step only the gradients it gives its optimizers are known: it is called on the rows
+and undone, with layers that look at their batch or draw random numbers as in evaluation.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _HINT = (
 def try_loss(
     model: Any, keras: Any, backend: str, batch: Sequence[Any], *, undo: Callable[[], None], gathers: bool
 ) -> None:
-    """Try the loss that a model learns by, which `is_own`."""
     own_step = type(model).train_step is not keras.Model.train_step
     unknown = _unknown(model)
     rows = len(next(_leaves(batch)))
@@ -73,7 +71,7 @@ def try_loss(
 
 
 def is_own(model: Any, keras: Any) -> bool:
-    """Whether the model learns by a loss of the user's own, of which nobody knows what it is a mean over."""
+    """Whether the model learns by a loss of the user's own, which may not be a mean over rows."""
     names = ("train_step", "compute_loss")
     return bool(_unknown(model) or _that_add_losses(model)) or any(
         getattr(type(model), name) is not getattr(keras.Model, name) for name in names
@@ -85,7 +83,7 @@ def _unknown(model: Any) -> list[Any]:
 
 
 def _that_add_losses(model: Any) -> list[str]:
-    """The classes of layers that call `add_loss`, beside Keras's own: those add means over rows."""
+    """Classes of layers that call `add_loss`, except Keras's own: those add means over rows."""
     kinds = {type(layer) for layer in (model, *model._flatten_layers(include_self=False))}
     return sorted(kind.__name__ for kind in kinds if kind.__name__ == "AddLoss" or _calls_add_loss(kind))
 
@@ -120,7 +118,7 @@ def _undone(judge: Callable[[list[int]], Any], undo: Callable[[], None]) -> Call
 def _losses(
     model: Any, keras: Any, batch: Sequence[Any], most: int, *, anew: bool
 ) -> Callable[[list[int]], Any]:
-    """The loss of rows for which the model is called once; `anew` calls it each time, for what layers add."""
+    """`anew` calls the model each time rather than once, for losses that its layers add."""
     inputs = _mapped(batch[0], lambda array: array[:most])
 
     def called(rows: Any) -> Any:
@@ -141,7 +139,7 @@ def _losses(
 
 
 def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list[int]], Any]:
-    """What the optimizers are given for some rows: of each call one number, which is linear in gradients."""
+    """One number, linear in the gradients, for each call of an optimizer."""
     on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
 
     def judge(chosen: list[int]) -> list[tuple[float, float]]:
@@ -162,7 +160,6 @@ def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list
 
 @contextmanager
 def _resting(model: Any) -> Iterator[None]:
-    """Keras's own layers as in evaluation, whatever a step asks for."""
     changed = []
     for layer in model._flatten_layers(include_self=False):
         if _of_keras(type(layer)) and "training" in inspect.signature(layer.call).parameters:

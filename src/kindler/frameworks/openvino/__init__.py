@@ -1,1 +1,1 @@
-"""OpenVINO: models that predict on CPUs, and are trained elsewhere."""
+"""OpenVINO: models that only predict."""

@@ -1,7 +1,6 @@
-"""Models compiled once per host: the first process that needs one compiles it, the others read the result.
+"""Compiles models once per host, in a cache in the user's private folder that keeps the newest.
 
-OpenVINO keeps them in the private folder of this user; the newest stay. A model that declares one number of
-rows is made to take any number, if it computes each row by itself.
+A model that declares one number of rows is made to take any number, if it computes rows independently.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ _CLOSE, _NEAR_ZERO = 1e-3, 1e-5  # calls of different sizes differ in their last
 
 
 def compiled(spec: OpenvinoSpec, threads: int | None) -> Any:
-    """The model, ready to be called by as many threads as the spec says, or else by this many."""
     settings = _settings(spec, threads)
     try:
         folder = cache_folder()
@@ -80,7 +78,7 @@ def _declares_rows(model: Any) -> bool:
 
 
 def _freed(model: Any) -> Any:
-    """The model with a free first dimension; None if that is not the rows of its outputs, too."""
+    """None if the rows of outputs would not become free, too."""
     shapes = [shape_of(port) for port in model.inputs]
     if not all(shapes) or len({shape[0] for shape in shapes if shape}) != 1:
         return None
@@ -93,7 +91,7 @@ def _freed(model: Any) -> Any:
 
 
 def _is_per_row(model: Any) -> bool:
-    """Whether rows come out the same apart and together, as far as made-up rows can show."""
+    """Judged by made-up rows."""
     random, rows = np.random.default_rng(0), []
     for port in model.inputs:
         shape, dtype = shape_of(port), np.dtype(port.get_element_type().to_dtype())

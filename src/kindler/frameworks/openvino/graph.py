@@ -1,4 +1,4 @@
-"""OpenVINO's own objects: models read from bytes and files, converted, their shapes and errors."""
+"""OpenVINO's own objects: reading, converting and writing models, their shapes and errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,11 @@ openvino: Any = importlib.import_module("openvino")
 
 @functools.cache
 def core() -> Any:
-    """OpenVINO itself, one for the whole life of this process.
-
-    Each has a stack of its own for signals. The last of several that goes away leaves one of another that is
-    gone already, and the next signal would be the end of the process.
-    """
+    """One per process: several leave a stale signal stack, and the next signal would end the process."""
     return openvino.Core()
 
 
 def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
-    """The model of an .xml file and the .bin file beside it."""
     try:
         return core().read_model(xml, weights)
     except RuntimeError as exc:
@@ -37,7 +32,7 @@ def read_ir(xml: bytes, weights: bytes, name: str) -> Any:
 
 
 def read_file(path: Path) -> Any:
-    """The model of a file that OpenVINO understands: its own, ONNX, TensorFlow's or TensorFlow Lite's."""
+    """OpenVINO, ONNX, TensorFlow or TensorFlow Lite files."""
     try:
         return core().read_model(str(path))
     except RuntimeError as exc:
@@ -45,7 +40,6 @@ def read_file(path: Path) -> Any:
 
 
 def written(model: Any) -> tuple[bytes, bytes]:
-    """A model as the bytes of an .xml and a .bin file."""
     with Folder("kindler-openvino-") as folder:
         path = folder / "model.xml"
         # By itself, OpenVINO would make 16 bits of its weights.
@@ -54,18 +48,17 @@ def written(model: Any) -> tuple[bytes, bytes]:
 
 
 def shape_of(port: Any) -> list[int | None] | None:
-    """The declared shape of an input or output; None for a length that is free, and for a free rank."""
+    """None in place of a free dimension, or of the shape if its rank is free."""
     shape = port.get_partial_shape()
     return [_length(n) for n in shape] if shape.rank.is_static else None
 
 
 def names_of(ports: Sequence[Any], what: str) -> list[str]:
-    """A name for each input or output: one of its own, if it has any."""
     return [next(iter(sorted(port.get_names())), f"{what}_{i}") for i, port in enumerate(ports)]
 
 
 def cause(error: BaseException) -> str:
-    """Why OpenVINO failed; the lines before the last are places in its source."""
+    """The lines before the last are places in OpenVINO's source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
 
@@ -83,7 +76,6 @@ def convert(
     outputs: Sequence[str] = (),
     example: Any = None,
 ) -> None:
-    """Convert a model and write its .xml and .bin files."""
     try:
         converted = openvino.convert_model(model, **({} if example is None else {"example_input": example}))
         if len(converted.inputs) != len(features):

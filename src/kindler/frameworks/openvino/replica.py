@@ -1,4 +1,4 @@
-"""A model that OpenVINO computes: it predicts, and is trained elsewhere."""
+"""A replica that predicts with OpenVINO."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kindler.frameworks.openvino.spec import OpenvinoSpec, dumps, loads, make_sp
 
 
 def preload() -> None:
-    """This module imports what is slow; nothing is compiled, so that no thread starts."""
+    """Importing this module is the slow part; nothing is compiled, so no thread starts."""
 
 
 class OpenvinoReplica(BaseReplica):
-    """One process's copy of a model; the spec names OpenVINO's device."""
+    """OpenVINO's device comes from the spec, not from `device`."""
 
     def __init__(
         self,
@@ -39,11 +39,9 @@ class OpenvinoReplica(BaseReplica):
 
     @classmethod
     def make_spec(cls, **options: Any) -> OpenvinoSpec:
-        """A spec of the arguments of `Estimator.from_openvino`."""
         return make_spec(**options)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
-        """The outputs for these rows, in the model's order."""
         names = self._features if len(self._features) == len(features) else [""] * len(features)
         return self._caller(self._caller.arranged(names, features))
 

@@ -1,7 +1,6 @@
-"""Any number of rows for a compiled model, whatever number it takes at a time.
+"""Calls a compiled model with any number of rows, whatever number it takes at a time.
 
-Rows are the first dimension of every input. Where each row is as large as a whole input of the model, as a
-row of images that the model takes as one batch, the model is called for each row by itself.
+If each row is as large as a whole input (such as a batch of images), the model is called once per row.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from kindler.frameworks.openvino.graph import cause, names_of, shape_of
 
 
 class RowCaller:
-    """Calls a compiled model; for one thread.
-
-    Attributes:
-        names: The names of the inputs, one each.
-    """
+    """Not thread-safe."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self._name = model, name
@@ -35,7 +30,7 @@ class RowCaller:
         self._fills: bool | None = None
 
     def arranged(self, columns: Sequence[str], arrays: Sequence[Array]) -> list[Array]:
-        """The arrays in the order of the inputs: by name if the columns have the inputs' names."""
+        """In input order if the columns have the inputs' names."""
         if len(arrays) != len(self.names):
             raise ConfigError(
                 f"{self._name} takes {len(self.names)} inputs ({', '.join(self.names)}), and the data has"
@@ -48,7 +43,6 @@ class RowCaller:
         return list(arrays)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
-        """The outputs for these rows, in the order of the inputs."""
         inputs = [self._cast(array, i) for i, array in enumerate(arrays)]
         rows = len(inputs[0])
         if self._is_whole(inputs):
@@ -60,7 +54,7 @@ class RowCaller:
         return self._in_groups(inputs, rows, self._size)
 
     def _in_groups(self, inputs: Sequence[Array], rows: int, size: int) -> list[Array]:
-        """As many rows at a time as the model takes; the last group is filled with its last row."""
+        """The last group repeats its last row."""
         whole = rows - rows % size
         groups = [[array[i : i + size] for array in inputs] for i in range(0, whole, size)]
         if whole < rows:
@@ -73,7 +67,7 @@ class RowCaller:
         return [np.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
 
     def _require_filling(self, inputs: Sequence[Array], size: int) -> None:
-        """Rows that fill a group must not change what comes of the others."""
+        """Rows that fill a group must not change the results of the others."""
         if self._fills is None:
             first = [np.repeat(array[:1], size, axis=0) for array in inputs]
             mixed = [np.concatenate([a[:1], _other(a[:1], size - 1)]) for a in inputs]
@@ -96,7 +90,6 @@ class RowCaller:
         )
 
     def _is_whole(self, inputs: Sequence[Array]) -> bool:
-        """Whether each row has the rank and the sizes of a whole input of the model."""
         return all(
             shape is not None and array.ndim == len(shape) + 1 and _fits(array.shape[1:], shape)
             for array, shape in zip(inputs, self._shapes, strict=True)
@@ -157,6 +150,6 @@ def _filled(array: Array, size: int) -> Array:
 
 
 def _other(row: Array, count: int) -> Array:
-    """Rows that differ from this one: turned round, which keeps indices valid, and twice as large."""
+    """Reversed, which keeps indices valid, and doubled if floating point."""
     turned = row.reshape(1, -1)[:, ::-1].reshape(row.shape)
     return np.repeat(turned * 2 if row.dtype.kind == "f" else turned, count, axis=0)

@@ -1,4 +1,4 @@
-"""A model for OpenVINO as a value that travels: the bytes of its files, and how to run it."""
+"""An OpenVINO model as a picklable value: the bytes of its files, and how to run it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ from kindler.frameworks.state_format import is_packed, pack, unpack
 
 @dataclass(frozen=True, kw_only=True)
 class OpenvinoSpec:
-    """A model.
-
-    Attributes:
-        name: What messages call it.
-        xml: Its graph, as OpenVINO writes it.
-        weights: Its weights, likewise.
-        device: The OpenVINO device that computes.
-        threads: Compute threads of each process; None leaves that to whoever starts the process.
-        properties: OpenVINO's own properties for compiling it.
-        output_names: Names of its outputs, where predictions are to have them.
-    """
+    """`threads=None` leaves the number to whoever starts the process; `output_names` label predictions."""
 
     name: str
     xml: bytes = field(repr=False)
@@ -45,7 +35,6 @@ def make_spec(
     properties: Mapping[str, Any] | None = None,
     device: str = "CPU",
 ) -> OpenvinoSpec:
-    """A spec of the arguments of `Estimator.from_openvino`."""
     if not isinstance(model_path, str | PathLike):
         raise ConfigError(f"model_path must be the path of a file; received {model_path!r}.")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -99,7 +88,7 @@ def _ir_files(path: str) -> tuple[bytes, bytes]:
 
 
 def _converted(path: str) -> tuple[bytes, bytes]:
-    """The files of other formats are read once, here: workers get OpenVINO's own."""
+    """Other formats are converted once, here: workers get OpenVINO's own."""
     if not Path(path).exists():
         raise ConfigError(f"model_path={path!r}: there is nothing at this path.")
     return graph.written(graph.read_file(Path(path)))

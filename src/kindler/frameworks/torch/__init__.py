@@ -1,1 +1,1 @@
-"""PyTorch: what it takes to build, step, save and ask one replica of a module."""
+"""PyTorch replicas: building, stepping, saving and predicting."""

@@ -1,4 +1,4 @@
-"""Which buffers of a model training may change; `state.py` merges what it changed."""
+"""Which buffers of a model training may change; `state.py` merges them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from kindler.errors import ConfigError
 
 
 class Tracked:
-    """The buffers that some modules had when training began, always in the same order.
+    """The buffers that modules had when training began; complex ones as pairs of reals.
 
-    What is registered later is not among them: a copy of the model made elsewhere would not have it. Complex
-    ones are given as pairs of real numbers, in the same memory.
+    Later ones are left out: a copy of the model made elsewhere would not have them.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -37,7 +36,6 @@ class Tracked:
         return (part for module in self._modules for part in module.modules())
 
     def refuse_new(self) -> None:
-        """Complain about buffers that came after the model was made, unless they are only a memory."""
         known = set(self._names)
         new = [name for name in self._lasting() if name not in known]
         if new:
@@ -49,7 +47,7 @@ class Tracked:
             )
 
     def reshaped(self, collective: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
-        """Which have another shape than `before` on some rank, so that they cannot be merged; all call it."""
+        """True for buffers of another shape on some rank, which cannot be merged; every rank calls it."""
         now = list(self.buffers())
         if not now:
             return []
@@ -71,7 +69,6 @@ class Tracked:
                 yield (number, name), buffer
 
     def _lasting(self) -> Iterator[tuple[int, str]]:
-        """The names of those that are saved with the weights."""
         for number, module in enumerate(self._modules):
             for path, part in module.named_modules():
                 for name, buffer in part._buffers.items():

@@ -1,8 +1,4 @@
-"""What the outputs of a batch say about classes, in one form for every metric of classes.
-
-The loss knows what outputs and labels are. Where it does not say, their shapes and values must, or the metric
-is refused.
-"""
+"""Outputs and labels in one form for all class metrics, as the loss or else their shapes and values tell."""
 
 from __future__ import annotations
 
@@ -18,15 +14,9 @@ from kindler.frameworks.torch.loss import LossRule, as_classes
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """The scores and classes of a batch.
+    """`classes` are numbers if `exclusive`, otherwise rows of 0 and 1.
 
-    Attributes:
-        name: The metric that asks.
-        scores: One row a target: a score for each class, or for each of several labels.
-        classes: The number of each target's class; where classes do not exclude each other, a row of 0 and 1.
-        exclusive: Whether one of the classes is right.
-        form: What scores are: "logits", "log" (of probabilities), "probabilities", or "unknown".
-        soft: The probability of each class, where labels are that.
+    `form` of the scores is "logits", "log" (of probabilities), "probabilities" or "unknown".
     """
 
     name: str
@@ -42,11 +32,10 @@ class Votes:
         return self.scores > (0.0 if self.form == "logits" else 0.5)
 
     def accuracy(self) -> tuple[torch.Tensor, int]:
-        """How many targets, or labels of targets, are right, and of how many."""
         return (self.guesses() == self.classes).double().sum(), self.classes.numel()
 
     def hits(self) -> tuple[torch.Tensor, ...]:
-        """For each class: how often it was rightly said, wrongly said, and missed; of two, for the second."""
+        """True positives, false positives and false negatives per class; of two classes, for the second."""
         if self.exclusive:
             size = self.scores.shape[1]
             said, true = F.one_hot(self.guesses(), size).bool(), F.one_hot(self.classes, size).bool()
@@ -57,7 +46,6 @@ class Votes:
         return (said & true).sum(dim=0), (said & ~true).sum(dim=0), (~said & true).sum(dim=0)
 
     def ranked(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores that rows can be ordered by, and the classes."""
         if not self.exclusive:
             return self.scores, self.classes.bool()
         if self.form == "logits":  # scores of one row are relative to each other
@@ -67,7 +55,7 @@ class Votes:
         return self.scores, self.classes
 
     def log_loss(self) -> tuple[torch.Tensor, int]:
-        """The summed negative logarithms of the probabilities of what is true, and of how many values."""
+        """The sum and the number of values."""
         if not self.exclusive:
             true = self.classes.double()
             if self.form == "logits":
@@ -88,7 +76,7 @@ class Votes:
         return -logs.gather(1, self.classes[:, None]).sum(), len(self.classes)
 
     def _clipped(self) -> torch.Tensor:
-        """Probabilities that have a logarithm, as scikit-learn clips them."""
+        """As scikit-learn does."""
         small = torch.finfo(self.scores.dtype).eps
         return self.scores.double().clamp(small, 1 - small)
 
@@ -108,7 +96,6 @@ def votes_of(
     name: str,
     use: Literal["order", "cut", "logarithm"] = "cut",
 ) -> Votes:
-    """The votes of a batch for a model that is trained with this loss."""
     if loss is not None and loss.by_class:
         return _by_class(outputs, target, loss, name)
     if loss is not None and loss.binary:
@@ -140,7 +127,7 @@ def _binary(outputs: torch.Tensor, target: torch.Tensor, form: str, name: str) -
 
 
 def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: bool) -> Votes:
-    """For losses that do not say: class numbers, one-hot labels, or one output a row and labels 0 and 1."""
+    """For losses that do not say: class numbers, one-hot labels, or one output per row and labels 0 and 1."""
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target
         if _is_one_hot(outputs, target):
@@ -163,14 +150,12 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
 
 
 def _is_one_hot(outputs: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether every target has a 1 for one class and 0 for the others."""
     if target.shape != outputs.shape:
         return False
     return bool(((target == 0) | (target == 1)).all() and (target.sum(dim=1) == 1).all())
 
 
 def unclear(name: str, why: Any) -> ConfigError:
-    """What to raise where a metric could mean several things."""
     return ConfigError(
         f"what {name!r} means is not clear here: {why}.\n"
         "Hint: pass a metric of torchmetrics, or a function of (outputs, targets) that is a mean over rows."

@@ -1,4 +1,4 @@
-"""Where a replica lives, and how rows get there and back; with what a process should import ahead of need."""
+"""Where a replica lives, and how rows get there and back."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def preload() -> None:
-    """Import what the first model and optimizer of a process would; the process can be forked afterwards.
+    """Import ahead; the process can still be forked, as long as nothing is computed.
 
-    Nothing is computed here. Even a step of an optimizer on CPU tensors asks CUDA for its devices, and CUDA
-    does not work in the forks of a process that has asked.
+    Even an optimizer step on CPU tensors asks CUDA for devices, and CUDA does not work in forks after that.
     """
     import torch._dynamo
     import torch.distributed
@@ -40,12 +39,12 @@ def preload() -> None:
 
 
 def has_gpu_build() -> bool:
-    """Whether torch was built for CUDA or ROCm; asks no device."""
+    """Touches no device."""
     return torch.version.cuda is not None or torch.version.hip is not None
 
 
 def gpu_problem() -> str | None:
-    """Why this process cannot compute on a GPU; None if it can. Begins CUDA."""
+    """None if there is no problem. Initializes CUDA."""
     if not has_gpu_build():
         return "PyTorch was built without CUDA here."
     if not torch.cuda.is_available():
@@ -58,12 +57,11 @@ def gpu_problem() -> str | None:
 
 
 def taken_bytes() -> int:
-    """What this process has of the current GPU's memory, besides CUDA's own."""
+    """Excludes CUDA's own memory."""
     return int(torch.cuda.memory_reserved()) if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
-    """The device that a rank uses: "auto" takes its GPU if there is one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
         device = "cuda" if count else "cpu"
@@ -79,11 +77,7 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
 
 
 def backward_on(kind: str) -> AbstractContextManager[Any]:
-    """Around a backward pass: on a GPU, its kernels are launched by the thread that calls it.
-
-    By itself torch leaves that to a thread for each GPU and waits for it. The pass is the same; in a step of
-    a small model, to change threads and back takes up to a third of the time, most where cores sleep.
-    """
+    """Run backward in the calling thread: torch's thread per GPU costs small steps up to a third."""
     return torch.autograd.set_multithreading_enabled(False) if kind == "cuda" else nullcontext()
 
 
@@ -92,14 +86,14 @@ def tensors(columns: tuple[Any, ...], device: torch.device) -> tuple[torch.Tenso
 
 
 def arrays(outputs: Any) -> list[Array]:
-    """A model's outputs as arrays, several in their order; half precision is widened."""
+    """Widens half precision."""
     return [_array(output) for output in flat(outputs)]
 
 
 def held(
     columns: Sequence[Array], device: torch.device, wanted: bool | str
 ) -> Sequence[Callable[[slice | Array], Any]] | None:
-    """How rows of the columns get to a GPU, as functions that take some; None where they stay as they are."""
+    """None if columns stay as they are."""
     if device.type != "cuda" or not columns or not all(map(_can_be_held, columns)):
         return None
     size = sum(column.nbytes for column in columns)
@@ -112,13 +106,11 @@ def held(
 
 
 def _can_be_held(column: Array) -> bool:
-    """Whether rows of its dtype can be picked on a GPU: those of wide unsigned numbers cannot."""
+    """A GPU cannot index wide unsigned numbers."""
     return column.dtype.kind in "fib" or column.dtype == np.uint8
 
 
 class _Held:
-    """A column on a GPU."""
-
     holds = True
 
     def __init__(self, column: Array, device: torch.device) -> None:
@@ -131,11 +123,11 @@ class _Held:
 
     @property
     def together(self) -> int:
-        """How many rows to take at once; see `Batches.held_by`."""
+        """Rows to take at once; see `Batches.held_by`."""
         return _together(self._rows)
 
     def split(self, taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
-        """Some of the rows that were taken at once; None where they do not begin as a batch of its own."""
+        """None if the rows would not be aligned like a batch of their own."""
         return _split(taken, start, stop)
 
     def __call__(self, rows: slice | Array) -> torch.Tensor:
@@ -148,18 +140,16 @@ class _Held:
 
 
 class _Copied:
-    """A column of the host's, whose rows are picked by all threads and copied through pinned memory."""
+    """A host column: all threads pick its rows, which are copied through pinned memory."""
 
     def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
         self._rows, self._device, self._stream = _lent(column), device, stream
 
     @property
     def together(self) -> int:
-        """How many rows to take at once; see `Batches.held_by`."""
         return _together(self._rows)
 
     def split(self, taken: PendingCopy, start: int, stop: int) -> PendingCopy | None:
-        """Some of the rows that were taken at once; None where they do not begin as a batch of its own."""
         part = _split(taken.tensor, start, stop)
         return None if part is None else PendingCopy(part, taken.copied)
 
@@ -187,13 +177,10 @@ def _split(taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class PendingCopy:
-    """Rows that another stream copies to a GPU."""
-
     tensor: torch.Tensor
     copied: Any
 
     def wait(self) -> torch.Tensor:
-        """The rows; whatever the current stream does next is done after they were copied."""
         stream = torch.cuda.current_stream(self.tensor.device)
         stream.wait_event(self.copied)
         self.tensor.record_stream(stream)
@@ -201,7 +188,7 @@ class PendingCopy:
 
 
 def _tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """The array on the device; what may not be written is copied, since a model may write its input."""
+    """Copies read-only arrays, since a model may write to its input."""
     if isinstance(array, torch.Tensor):
         return array  # held there
     if isinstance(array, PendingCopy):
@@ -214,7 +201,7 @@ def _tensor(array: Any, device: torch.device) -> torch.Tensor:
 
 
 def _lent(array: Array) -> torch.Tensor:
-    """The array as a tensor that is only read, whether or not it may be written to."""
+    """The tensor must not be written to."""
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():
@@ -223,11 +210,7 @@ def _lent(array: Array) -> torch.Tensor:
 
 
 class PinnedStager:
-    """Carries one batch after the other to a GPU, through pinned memory that is kept.
-
-    Pinned memory takes milliseconds to get, which is more than a batch takes to be copied. So there are a few
-    places for batches of one shape, filled in turn, and a stream of their own to copy from them.
-    """
+    """Copies batches through reused pinned memory: pinning takes milliseconds, more than copying a batch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -236,7 +219,7 @@ class PinnedStager:
         self._next = 0
 
     def to_device(self, columns: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """The batch on the GPU; whatever the current stream does next is done after it was copied."""
+        """The current stream waits for the copy."""
         size = sum(column.nbytes for column in columns)
         if not all(isinstance(column, np.ndarray) for column in columns) or not 0 < size <= _MOST_STAGED:
             return tensors(columns, self._device)
@@ -256,40 +239,32 @@ class PinnedStager:
         return carried
 
     def _make_room(self, columns: list[torch.Tensor]) -> None:
-        """All of it now: whoever scores a few rows first, to be ready, is ready then."""
+        """All at once, so that scoring a few rows first serves as a warm-up."""
         self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stages = [_Stage(columns) for _ in range(_STAGES)]
         self._next = 0
 
 
 class _Stage:
-    """Pinned memory for a batch.
-
-    Attributes:
-        copied: When it was last copied from.
-    """
-
     def __init__(self, columns: list[torch.Tensor]) -> None:
         self._places = [torch.empty(c.shape, dtype=c.dtype, pin_memory=True) for c in columns]
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def takes(self, columns: list[torch.Tensor]) -> bool:
-        """Whether a batch fits: the last one may have fewer rows."""
+        """The last batch may have fewer rows."""
         return len(columns) == len(self._places) and all(
             column.dtype == place.dtype and column.shape[1:] == place.shape[1:] and len(column) <= len(place)
             for column, place in zip(columns, self._places, strict=True)
         )
 
     def filled(self, columns: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The batch, in this memory; it must not be filled again before it was copied."""
+        """Waits until the previous batch in this memory was copied."""
         self.copied.synchronize()
         pairs = zip(self._places, columns, strict=True)
         return [place[: len(column)].copy_(column) for place, column in pairs]
 
 
 class PendingOutputs:
-    """A model's outputs, which are copied from a GPU."""
-
     def __init__(self, outputs: Any) -> None:
         self._here = []
         with torch.inference_mode():

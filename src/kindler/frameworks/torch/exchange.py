@@ -1,10 +1,7 @@
-"""The exchange of a model's gradients between all workers of a run, while backward still runs.
+"""Exchanges gradients between all workers of a run while backward still runs.
 
-Gradients are copied into flat buckets as autograd makes them, last layer first; a full bucket sets off at
-once. Ranks of one host meet in shared memory and the first of them speaks for the host in a ring; CUDA
-tensors go through NCCL, or over the CPU where two ranks share one GPU. What a gradient is a mean of is the
-caller's affair: ranks add up, and a weight given with `weigh` is added up with them and divides the sum. All
-else that ranks share goes through the collective of `sync/host_group.py`.
+Flat buckets are filled as autograd makes gradients, last layer first, and sent when full: through shared
+memory within a host and a ring between hosts, by NCCL on GPUs, or over the CPU if ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from kindler.frameworks.torch.exchange_network import TORCH, Network, Wait, conn
 from kindler.group import Group
 from kindler.sync.shared_memory import Channel, Topology, Waiting, channels
 
-_FIRST_BUCKET_BYTES = 1 << 20
+_FIRST_BUCKET_BYTES = 1 << 20  # small, so that the exchange starts early
 _BUCKET_BYTES = 25 << 20
 _NUMBERS = 2  # at the end of a load, for the whole step
 
@@ -31,20 +28,10 @@ BucketMaker = Callable[[int, torch.dtype, Channel | None], Any]
 
 
 class TorchExchange(GradientExchange):
-    """One rank's end of the exchange: the routes between ranks, and the buckets that travel along them.
+    """One rank's routes to the others; all make the same calls and get bit-identical results.
 
-    Every rank makes the same calls in the same order. All ranks get bit-identical results. A rank that does
-    not come is named in SyncTimeoutError (shared memory, ring) or makes the others' call fail with SyncError
-    (NCCL), both within `timeout_s`.
-
-    Args:
-        worker: This rank's worker.
-        device: Where the tensors live.
-        timeout_s: Seconds to wait for other ranks.
-        shared_memory: False makes every rank count as a host of its own.
-
-    Attributes:
-        staged: Whether CUDA tensors go over the CPU, since two ranks share one GPU, which NCCL refuses.
+    A missing rank is named in SyncTimeoutError (shared memory, ring) or fails the others' call with SyncError
+    (NCCL), within `timeout_s`. `staged`: over the CPU, because two ranks share a GPU, which NCCL refuses.
     """
 
     def __init__(
@@ -79,7 +66,7 @@ class TorchExchange(GradientExchange):
     def buckets(
         self, layouts: Sequence[tuple[int, torch.dtype]], make: BucketMaker | None = None
     ) -> list[Any]:
-        """Buckets of (elements, dtype); every rank calls it."""
+        """Every rank calls it."""
         made: Sequence[Channel | None] = [None] * len(layouts)
         if self.where.any_shared:
             sizes = [elements * dtype.itemsize for elements, dtype in layouts]
@@ -88,28 +75,23 @@ class TorchExchange(GradientExchange):
         return [make(elements, dtype, route) for (elements, dtype), route in zip(layouts, made, strict=True)]
 
     def close(self) -> None:
-        """Leave the group: connections and mappings go. Idempotent."""
+        """Idempotent."""
         if self.network is not None:
             network, self.network = self.network, None
             network.close()
 
 
 def gpus_of(worker: Group, device: torch.device) -> list[bytes]:
-    """Which GPU each rank uses; every rank calls it."""
+    """Every rank calls it."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     identity = str(torch.cuda.get_device_properties(index).uuid)
     return worker.all_gather(f"{worker.host} {identity}".encode())
 
 
 class Bucket:
-    """A flat buffer that is filled, summed over ranks and read, step after step.
+    """A round is `begin`, filling `fill`, `launch`, `wait`; then `result` holds the sum over ranks.
 
-    A round is `begin`, filling `fill`, `launch`, `wait`; then `result` holds the sum. With a channel, `fill`
-    lies in shared memory; of several hosts, the leaders take their sums to the network.
-
-    Attributes:
-        parts: What this rank needs of the sum; None is all of it.
-        host_parts: What the ranks of this host need of it.
+    `parts` and `host_parts` limit what this rank and this host need of the sum; None is all of it.
     """
 
     parts: Sequence[slice] | None = None
@@ -130,19 +112,18 @@ class Bucket:
         self._waits: list[Wait] = []
 
     def begin(self) -> None:
-        """Wait until `fill` may be written: the other ranks of this host have read its last values."""
+        """Wait until the other ranks of this host have read the last values of `fill`."""
         if self.channel is not None:
             self.channel.slot(self.fill.dtype)
 
     def launch(self) -> None:
-        """Say that `fill` is complete."""
         if self.channel is not None:
             self.channel.post()
         elif self.network is not None:
             self._waits = self.start(self.network)
 
     def push(self, *, block: bool) -> bool:
-        """Hand it on to the network if the whole host has arrived, or once it has; whether that is done."""
+        """Pass it to the network once the whole host has arrived; False if not yet, without `block`."""
         if self.channel is None or self.network is None or self._waits:
             return True
         if not (block or self.channel.arrived()):
@@ -155,7 +136,6 @@ class Bucket:
         return [network.all_reduce(self.result)]
 
     def wait(self) -> None:
-        """Block until `result` holds the sum over all ranks."""
         if self.network is not None:
             self.push(block=True)
             waits, self._waits = self._waits, []
@@ -170,8 +150,6 @@ class Bucket:
 
 
 class StagedBucket:
-    """A CUDA buffer that travels over a CPU bucket."""
-
     def __init__(self, inner: Bucket, device: torch.device) -> None:
         self.fill = self.result = torch.zeros_like(inner.fill, device=device)
         self._inner = inner
@@ -192,8 +170,6 @@ class StagedBucket:
 
 @dataclass(slots=True)
 class Member:
-    """One parameter's place in a load."""
-
     parameter: torch.nn.Parameter
     load: Load
     place: int
@@ -206,8 +182,7 @@ class Member:
 class Load:
     """A bucket with its members: their gradients, one flag each (has a gradient), then two numbers.
 
-    The first of these is 1, or 0 where the rank announces parameters of its own (see `announce`); the second
-    is the weight. They count in one load only.
+    The numbers are 1 (0 if the rank announces parameters) and the weight; they count in one load only.
     """
 
     bucket: Any
@@ -230,7 +205,7 @@ class Load:
             member.filled = False
 
     def has_gradient(self) -> list[bool]:
-        """Of each member, after the sum: whether any rank has a gradient of it in this step."""
+        """After the sum: whether any rank has a gradient."""
         if all(member.filled for member in self.members):
             return [True] * len(self.members)
         return [flag > 0 for flag in self.bucket.result[self.flags].tolist()]
@@ -239,18 +214,10 @@ class Load:
 class GradientSync:
     """Sums gradients over ranks; after `finish` every rank has the same ones.
 
-    A parameter that no rank used in this step keeps `grad` None, as in one process; one that some ranks did
-    not use counts as zero there. Sparse gradients become dense. Every rank constructs it with the same
-    parameters in the same order, and calls `finish` or `idle` once a step.
-
-    Parameters may be added between two steps with `extend`. Since a rank that adds some while another does
-    not would wait for ever, all of them first `announce` it, which costs a step nothing.
-
-    Args:
-        parameters: Those whose gradients are exchanged; ones that need none are left out.
-        exchange: Where the buckets come from.
-        first_bucket_bytes: The first to be sent is small, so that the exchange starts early.
-        bucket_bytes: About how large the others are.
+    A parameter that no rank used keeps `grad` None, as in one process; ranks that did not use it while others
+    did count zero. Sparse gradients become dense. Every rank constructs it with the same parameters in the
+    same order, and calls `finish` or `idle` once per step. A rank that extends alone would wait forever, so
+    ranks first `announce` it, at no cost to the step.
     """
 
     def __init__(
@@ -273,7 +240,7 @@ class GradientSync:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let gradients add up locally, as for all micro-batches of a step but the last."""
+        """For all micro-batches of a step but the last."""
         self._paused = True
         try:
             yield
@@ -281,18 +248,15 @@ class GradientSync:
             self._paused = False
 
     def weigh(self, weight: float | torch.Tensor) -> None:
-        """Divide this step's sums by the sum of these weights.
-
-        Called before the backward that sends, by all ranks or by none.
-        """
+        """Divide sums by the sum of weights; before the backward that sends, on all ranks or none."""
         self._weight = weight
 
     def announce(self) -> None:
-        """Say, with the exchange of this step, that this rank has parameters to `extend` by."""
+        """Travels with this step's exchange."""
         self._announcing = True
 
     def all_announced(self) -> bool:
-        """After `finish`: whether every rank has announced parameters in this step."""
+        """Valid after `finish`."""
         return bool(self._weigher.bucket.result[-2].item() == 0)
 
     def finish(self) -> None:
@@ -312,10 +276,7 @@ class GradientSync:
         self._next, self._pushed, self._weight, self._announcing = 0, 0, None, False
 
     def extend(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Take these in from now on; every rank calls it, after `finish` of a step and with the same ones.
-
-        Gradients that they have of this very step are exchanged at once.
-        """
+        """All ranks call it alike, after `finish`; this step's gradients are exchanged at once."""
         loads = self._made(parameters, self._bucket_bytes)
         for load in loads:
             self._complete(load)
@@ -327,7 +288,7 @@ class GradientSync:
         self._loads += loads
 
     def idle(self, *, weighted: bool = False) -> None:
-        """Take part in a step for which this rank has no rows; `weighted` where the others `weigh`."""
+        """Take part without rows; `weighted` if the others `weigh`."""
         if weighted:
             self.weigh(0.0)
         self.finish()
@@ -338,7 +299,6 @@ class GradientSync:
     def _made(
         self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
     ) -> list[Load]:
-        """Loads for these parameters, whose gradients are noticed from now on."""
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         plan = _plan(wanted, first_bytes, self._bucket_bytes)
         layouts = [_layout(part) for part in plan]
@@ -353,7 +313,6 @@ class GradientSync:
         return loads
 
     def _ready(self, member: Member, parameter: torch.Tensor) -> None:
-        """Autograd's hook: the gradient of one parameter is there."""
         grad = parameter.grad
         if self._paused or grad is None:
             return
@@ -380,7 +339,7 @@ class GradientSync:
         member.load.missing -= 1
 
     def _complete(self, load: Load) -> None:
-        """Fill in what backward did not reach: gradients of earlier micro-batches, or zeros."""
+        """Fills gaps with gradients of earlier micro-batches, or zeros."""
         load.begin()
         for member in load.members:
             if member.filled:
@@ -393,7 +352,7 @@ class GradientSync:
         load.missing = 0
 
     def _launch_complete(self) -> None:
-        """Launch in one order on all ranks, whatever the order in which backward ends."""
+        """Launch in the same order on all ranks, whatever the order in which backward ends."""
         while self._next < len(self._loads) and self._loads[self._next].missing == 0:
             load = self._loads[self._next]
             load.begin()
@@ -409,7 +368,7 @@ class GradientSync:
             self._pushed += 1
 
     def _inverse_weight(self) -> float | torch.Tensor | None:
-        """What sums are multiplied by; where nothing weighs anything all gradients are zero, and stay so."""
+        """0 if nothing has weight, so that all gradients stay zero."""
         if self._weight is None:
             return None
         total = self._weigher.bucket.result[-1].clone()
@@ -428,7 +387,7 @@ class GradientSync:
 def _plan(
     parameters: Sequence[torch.nn.Parameter], first_bytes: int, other_bytes: int
 ) -> list[list[torch.nn.Parameter]]:
-    """Cut the parameters into buckets of one dtype, in the order in which backward makes gradients."""
+    """One dtype per bucket, in the order in which backward makes gradients."""
     plan: list[list[torch.nn.Parameter]] = []
     open_parts: dict[torch.dtype, tuple[list[torch.nn.Parameter], int]] = {}
     for parameter in reversed(parameters):
@@ -443,7 +402,7 @@ def _plan(
 
 
 def _layout(parameters: Sequence[torch.nn.Parameter]) -> tuple[int, torch.dtype]:
-    """Elements and dtype of the bucket for these: complex numbers travel as pairs of real ones."""
+    """Complex numbers travel as pairs of real ones."""
     values = sum(reals(parameter) for parameter in parameters)
     return values + len(parameters) + _NUMBERS, parameters[0].dtype.to_real()
 
@@ -465,18 +424,17 @@ def _load(parameters: Sequence[torch.nn.Parameter], bucket: Any) -> Load:
 
 
 def reals(parameter: torch.Tensor) -> int:
-    """How many real numbers it has."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
 def laid_out_as(like: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """A view of a flat tensor whose elements lie in memory in the order in which those of `like` do."""
+    """A view of a flat tensor with the memory order of `like`."""
     strides = like.stride() if is_dense(like) else torch.empty(like.shape, device="meta").stride()
     return flat.as_strided(like.shape, strides)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    """Whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length == 1:

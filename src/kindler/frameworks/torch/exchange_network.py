@@ -1,8 +1,7 @@
-"""Sums of torch tensors between hosts: a ring for CPU tensors, NCCL for CUDA ones; and torch's default group.
+"""Sums torch tensors between hosts: a ring for CPU tensors, NCCL for CUDA ones; and torch's default group.
 
-The ring runs over connections that prove themselves with the run's secret (`sync/ring.py`), so nothing of
-torch's own listens. NCCL, and a model that calls `torch.distributed` itself, need a store of torch's to meet
-at; it is bound to the address that workers use, and to the loopback where they are all on one machine.
+The ring's connections prove themselves with the run's secret, so nothing of torch listens. NCCL and models
+that call `torch.distributed` meet at a torch store, bound to the workers' address or the loopback.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ Wait: TypeAlias = Callable[
 
 
 class Network(Protocol):
-    """One member's end of the exchange of flat tensors; every member makes the same calls in the same order.
-
-    `bounds` is where the part of each member begins, and where the last one ends.
-    """
+    """Members make the same calls in the same order; `bounds` are where their parts begin and end."""
 
     def all_reduce(self, flat: torch.Tensor) -> Wait:
         """Start the sum over members, in place."""
@@ -48,7 +44,7 @@ class Network(Protocol):
         """Start the sum of each member's part, which only that member gets."""
 
     def all_gather(self, flat: torch.Tensor, bounds: Sequence[int]) -> Wait:
-        """Start to bring each member's part to all members."""
+        """Start sending each member's part to all members."""
 
     def close(self) -> None:
         """Leave; the others notice if they go on."""
@@ -81,7 +77,7 @@ TORCH = _TorchArrays()
 
 
 def connect(worker: Group, where: Topology, device: torch.device) -> Network | None:
-    """Join the first ranks of all hosts; None for other ranks. Every rank of the run calls it."""
+    """Join the first ranks of all hosts; None for other ranks. Every rank calls it."""
     if device.type == "cuda":
         return _NcclNetwork(worker, where)
     ring = Ring.join(worker, where, TORCH)
@@ -89,8 +85,6 @@ def connect(worker: Group, where: Topology, device: torch.device) -> Network | N
 
 
 class _RingNetwork:
-    """A ring whose sums go on, on a thread, while the caller computes."""
-
     def __init__(self, ring: Ring, waiting: Waiting) -> None:
         self._ring = ring
         ring.waiting = Waiting()  # of the thread: this rank waits only where it asks for a result
@@ -145,7 +139,7 @@ class _RingNetwork:
 
 
 class _NcclNetwork:
-    """A process group of torch that belongs to this run alone: the default one stays free for the user."""
+    """A private process group: torch's default one stays free for the user."""
 
     def __init__(self, worker: Group, where: Topology) -> None:
         self._waiting, self._rank = where.waiting, worker.rank
@@ -190,15 +184,7 @@ def _cut(flat: torch.Tensor, bounds: Sequence[int]) -> list[torch.Tensor]:
 
 @contextmanager
 def process_group(worker: Group, *, shared_gpus: bool, timeout_s: float) -> Iterator[None]:
-    """Join all workers in torch's default process group, for models that call `torch.distributed`.
-
-    By NCCL between GPUs of their own and by gloo otherwise.
-
-    Args:
-        worker: This worker.
-        shared_gpus: Whether several workers use one GPU, which NCCL refuses.
-        timeout_s: Seconds to wait for the others, here and in each operation of the model's.
-    """
+    """NCCL if each worker has its own GPU, otherwise gloo; `timeout_s` also limits each operation."""
     store, host, port = _store(worker, timeout_s)
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
     nccl = torch.cuda.is_available() and dist.is_nccl_available() and not shared_gpus
@@ -217,7 +203,7 @@ def process_group(worker: Group, *, shared_gpus: bool, timeout_s: float) -> Iter
 
 
 def _store(worker: Group, timeout_s: float) -> tuple[Any, str, int]:
-    """torch's store of this run, served by the first worker, and its address; all workers call it."""
+    """Served by the first worker; every worker calls it."""
     listener: socket.socket | None = None
     if worker.rank == 0:
         with _backend_errors("opening the meeting point"):
@@ -231,7 +217,7 @@ def _store(worker: Group, timeout_s: float) -> tuple[Any, str, int]:
 
 
 def bound_store(host: str, port: int, timeout: timedelta, listener: socket.socket | None) -> Any:
-    """torch's store at `host`, served by who has the listener: by itself it would listen on every address."""
+    """Served by whoever has the listener; torch itself would listen on every address."""
     if listener is None:
         return dist.TCPStore(host, port, None, False, timeout)
     return dist.TCPStore(
@@ -241,7 +227,6 @@ def bound_store(host: str, port: int, timeout: timedelta, listener: socket.socke
 
 @contextmanager
 def _backend_errors(doing: str) -> Iterator[None]:
-    """Turn what torch raises into a SyncError that says what was being done."""
     try:
         yield
     except (RuntimeError, ValueError, OSError) as exc:

@@ -1,11 +1,8 @@
-"""The user's own optimizer, on the slice of the parameters that this rank owns (sync="sharded").
+"""The user's own optimizer on the slice of the parameters that this rank owns (sync="sharded").
 
-At every step a rank adds up all ranks' gradients of its slice (`SlicedGradients`, while backward still runs),
-moves it with the optimizer (`DividedOptimizer`), and all ranks take over each other's slices. Between steps
-the optimizer looks as the user built it: its groups hold whole parameters, and learning rates, schedules and
-hooks work on it as ever. For the time of a step its groups hold this rank's parts instead, and its state is
-that of the parts. The whole state exists only where a checkpoint or the result needs it: ranks send what they
-have to the first one, which puts it together in torch's ordinary format.
+Between steps the optimizer looks as the user built it, with whole parameters in its groups, so schedules and
+hooks work; during a step its groups and state are those of this rank's parts. The whole state, in torch's
+format, exists only on the first rank, for checkpoints and results.
 """
 
 from __future__ import annotations
@@ -46,8 +43,6 @@ _CHUNK_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Elements `start` to `stop` of the parameter in the place `place`."""
-
     place: int
     start: int
     stop: int
@@ -74,9 +69,9 @@ Share(place=2, start=0, stop=2)]]
 
 
 def by_parameters(sizes: Sequence[int], loads: list[int]) -> list[list[Share]]:
-    """For each rank the parameters that it has as a whole; large ones first, to the rank that has least.
+    """Give each rank whole parameters: large ones first, to the rank with the smallest load.
 
-    `loads` is what each rank has so far; these are added.
+    `loads` is each rank's load so far, and is updated.
 
     >>> by_parameters([3, 9, 4], loads := [0, 0])
     [[Share(place=1, start=0, stop=9)], [Share(place=0, start=0, stop=3), Share(place=2, start=0, stop=4)]]
@@ -97,15 +92,8 @@ def by_parameters(sizes: Sequence[int], loads: list[int]) -> list[list[Share]]:
 class Piece:
     """A part of a parameter, which one rank moves.
 
-    Attributes:
-        parameter: The whole parameter.
-        start: The first of its elements, as they lie in memory.
-        stop: The element after the last.
-        span: Where the part lies in its bucket.
-        result: Where the sum of its gradients comes, on the rank that owns it.
-        part: The part itself, in the parameter's own memory, and on the rank that owns it its gradient. It
-            has the parameter's shape where it is the whole of it, and one dimension otherwise.
-        flat: The part in the parameter's memory, as real numbers.
+    `start` and `stop` count elements in memory order; `span` is its place in the bucket. `part` shares the
+    parameter's memory (in its shape if it is all of it, else flat); `flat` is the same as real numbers.
     """
 
     parameter: torch.nn.Parameter
@@ -118,7 +106,7 @@ class Piece:
 
     @classmethod
     def of(cls, member: Member, share: Share, begin: int) -> Piece:
-        """A share of a parameter whose values begin there in the bucket."""
+        """The parameter's values begin at `begin` in the bucket."""
         parameter = member.parameter
         width = 2 if parameter.is_complex() else 1
         whole = share.stop - share.start == parameter.numel()
@@ -137,7 +125,6 @@ class Piece:
         return self.stop - self.start == self.parameter.numel()
 
     def find(self) -> None:
-        """Point to where the parameter's memory is now."""
         if not is_dense(self.parameter):
             self.parameter.data = self.parameter.data.contiguous()
         own = _in_memory(self.parameter)[self.start : self.stop]
@@ -146,21 +133,17 @@ class Piece:
 
 
 class SliceBucket(Bucket):
-    """A bucket of which each rank gets the sum of its own slice, and that then brings slices to all ranks.
+    """A round of gradients is followed by a round of parameters in the same memory: `publish`, `collect`.
 
-    A round of gradients is followed by a round of parameters in the same memory: `publish`, after a rank has
-    moved its slice, and `collect`. On one host each rank reads the others' slots. Between hosts the first
-    rank of each takes part in a reduce-scatter and an all-gather for its host, whose slices lie side by side.
+    On one host each rank reads the others' slots. Between hosts the first rank of each takes part in a
+    reduce-scatter and an all-gather for its host, whose slices lie side by side.
     """
 
     by_rank: Sequence[Sequence[Piece]] = ()
     meeting: Channel | None = None  # where ranks share one copy of the parameters: there is nothing to send
 
     def divide(self, by_rank: Sequence[Sequence[Piece]], values: int) -> None:
-        """Say what each rank owns of the first `values` elements; all ranks get the sum of the rest.
-
-        Until it is called, all ranks get all sums.
-        """
+        """All ranks get the sum beyond `values`; before this call, all sums."""
         where = self.where
         of_hosts = [0] * len(where.leaders)
         for rank, pieces in enumerate(by_rank):
@@ -188,7 +171,6 @@ class SliceBucket(Bucket):
         return waits
 
     def publish(self) -> None:
-        """Hand out this rank's pieces as they are now."""
         if self.meeting is not None:
             self.meeting.post()
             return
@@ -198,7 +180,6 @@ class SliceBucket(Bucket):
             self.channel.post()
 
     def collect(self) -> None:
-        """Take over those of the others."""
         if self.meeting is not None:
             self.meeting.await_all()
         elif self.channel is not None and self.where.one_host:
@@ -225,7 +206,7 @@ class SliceBucket(Bucket):
 
 
 class SummedSlices:
-    """Slices along any bucket: all ranks get all sums; parameters are sums of zeros and one rank's values."""
+    """Slices over any bucket: all ranks get all sums; parameters are sums of zeros and one rank's values."""
 
     def __init__(self, inner: Any, rank: int) -> None:
         self.fill, self.result = inner.fill, inner.result
@@ -248,19 +229,7 @@ class SummedSlices:
 
 
 class SlicedGradients(GradientSync):
-    """Sums gradients over ranks, each of which gets those of its pieces; see `GradientSync`.
-
-    Args:
-        parameters: Those whose gradients are exchanged; ones that need none are left out.
-        exchange: Where the buckets come from.
-        whole: Whether to cut between parameters only.
-        one_copy: Whether ranks keep one copy of the parameters, where all of them share memory.
-        options: Sizes of buckets.
-
-    Attributes:
-        parameters: All that were taken in, in the order of their numbers.
-        pieces: Those of this rank.
-    """
+    """`whole` cuts between parameters only; `one_copy` needs ranks that all share memory."""
 
     def __init__(
         self,
@@ -282,7 +251,6 @@ class SlicedGradients(GradientSync):
         super().__init__(parameters, exchange, **options)
 
     def spread(self) -> None:
-        """Bring what this rank's pieces are now to all ranks, and take over theirs."""
         buckets = [load.bucket for load in self._loads if load.members]
         for bucket in buckets:
             bucket.publish()
@@ -290,7 +258,6 @@ class SlicedGradients(GradientSync):
             bucket.collect()
 
     def finish(self) -> None:
-        """Send what backward did not, wait for the sums and put them into this rank's pieces."""
         memory = [parameter.data_ptr() for parameter in self.parameters]
         if memory != self._memory:  # user code has given a parameter other memory since the last step
             if self._one_copy:
@@ -350,7 +317,7 @@ class SlicedGradients(GradientSync):
             self._share(load, begins)
 
     def _share(self, load: Load, begins: Sequence[int]) -> None:
-        """Let all ranks have one memory for the parameters of this load; they have the same values now."""
+        """The parameters must be equal on all ranks."""
         exchange, dtype = self.exchange, load.bucket.fill.dtype
         nbytes = begins[-1] * dtype.itemsize
         memory, meeting = shared_array(exchange.worker, exchange.where, nbytes, dtype, TORCH)
@@ -397,18 +364,17 @@ def joined(spans: Iterable[slice]) -> list[slice]:
 
 
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Overwrite the first of each pair with the second."""
     if both := list(pairs):
         torch._foreach_copy_([target for target, _ in both], [source for _, source in both])
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in the order in which they lie in its memory, without a copy."""
+    """The elements in memory order, without a copy."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def against_division(spec: TorchSpec, asked: str | None) -> list[str]:
-    """Why the optimizer's work cannot be divided, as far as it is known without running a creator."""
+    """Must not run a creator."""
     kind = optimizer_kind(spec.optimizer)
     if not issubclass(kind, torch.optim.Optimizer):
         return []
@@ -420,15 +386,7 @@ def against_division(spec: TorchSpec, asked: str | None) -> list[str]:
 
 
 def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
-    """What the work of such an optimizer can be divided into: "elements" or "parameters".
-
-    Args:
-        kind: Its class.
-        asked: What the user says of it.
-
-    Raises:
-        ConfigError: It is known to need more than that, or not known and nothing is said.
-    """
+    """`asked` is the user's claim, needed for unknown optimizers and refused if known to be wrong."""
     known = _known(kind)
     if known == "parameters" and asked == "elements":
         raise ConfigError(
@@ -455,13 +413,7 @@ def _known(kind: type[torch.optim.Optimizer]) -> str | None:
 
 
 class DividedOptimizer:
-    """Moves this rank's pieces with the user's optimizer.
-
-    Args:
-        optimizer: As the user built it, perhaps with state; the state of what is divided leaves it.
-        exchange: What brings gradients to the pieces, and the pieces to all ranks.
-        collective: What the state travels through.
-    """
+    """Takes over the optimizer's state of divided parameters."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, exchange: SlicedGradients, collective: Collective
@@ -475,7 +427,6 @@ class DividedOptimizer:
         self.take_in()
 
     def take_in(self) -> None:
-        """Divide what the exchange has that was not divided yet, with the state that there is of it."""
         for piece in self._exchange.pieces:
             if piece.parameter not in self._taken:
                 self._parts[piece.parameter] = piece.part
@@ -494,7 +445,6 @@ class DividedOptimizer:
         clip_norm: float | None,
         clip_value: float | None,
     ) -> None:
-        """One step of the optimizer, after which all ranks have the same parameters."""
         self._gathered = None
         grads = [piece.part.grad for piece in self._exchange.pieces if piece.part.grad is not None]
         if clip_value is not None and grads:
@@ -513,12 +463,11 @@ class DividedOptimizer:
 
     @property
     def nbytes(self) -> int:
-        """The memory of this rank's part of the optimizer's state."""
         values = (value for state in self._state.values() for value in state.values())
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def gather(self) -> None:
-        """Let the first rank know the whole state, until the next step; every rank calls it."""
+        """Collects the state on the first rank, until the next step; every rank calls it."""
         if self._gathered is not None:  # so it is on all ranks
             return
         whole: dict[torch.nn.Parameter, dict[str, Any]] = {}
@@ -528,11 +477,7 @@ class DividedOptimizer:
         self._gathered = whole
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as the optimizer itself would tell it; on the first rank, after `gather`.
-
-        Raises:
-            ConfigError: It is not there.
-        """
+        """Only on the first rank, after `gather`."""
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers, and this one does not know the"
@@ -552,7 +497,6 @@ class DividedOptimizer:
 
     @contextmanager
     def _on_parts(self) -> Iterator[None]:
-        """Let the optimizer hold this rank's parts instead of whole parameters."""
         optimizer, parts = self._optimizer, self._parts
         held, kept = [group["params"] for group in optimizer.param_groups], optimizer.state
         for group, whole in zip(optimizer.param_groups, held, strict=True):
@@ -566,7 +510,7 @@ class DividedOptimizer:
                 group["params"] = whole
 
     def _clip_norm(self, grads: list[torch.Tensor], most: float) -> None:
-        """What torch's clip_grad_norm_ does, with the norm over the pieces of all ranks."""
+        """torch's clip_grad_norm_ with the norm over the pieces of all ranks."""
         square = 0.0
         if grads:
             norms = torch.stack([norm.double() for norm in torch._foreach_norm(grads)])
@@ -578,7 +522,6 @@ class DividedOptimizer:
             torch._foreach_mul_(grads, factor)
 
     def _cut(self, whole: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
-        """The state of a piece, out of that of its parameter."""
         if piece.is_whole:
             return dict(whole)
         shape = piece.parameter.shape
@@ -594,7 +537,7 @@ class DividedOptimizer:
         return made
 
     def _pieces_of(self, source: int) -> Iterator[list[Any]]:
-        """What one rank has, as [number, start, stop, state] of each piece; on the first rank alone."""
+        """One rank's [number, start, stop, state] of each piece; yields only on the first rank."""
         rank = self._collective.rank
         chunks = list(self._chunks()) if rank == source else []
         [count] = self._collective.broadcast([np.array([len(chunks)], np.int64)], source)
@@ -642,7 +585,6 @@ class DividedOptimizer:
                 state_of[key] = value
 
     def _refuse_shapes(self) -> None:
-        """Complain about a state that shows that elements do not move by themselves."""
         for piece in self._exchange.pieces:
             if piece.is_whole:
                 continue

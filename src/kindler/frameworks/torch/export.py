@@ -1,4 +1,4 @@
-"""A PyTorch model as ONNX or OpenVINO: traced on a few rows, for any number of them."""
+"""Exports a PyTorch model to ONNX or OpenVINO: traced on a few rows, for any number of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from kindler.frameworks.torch.outputs import flat
 
 
 class Flat(torch.nn.Module):
-    """A model with tensors in and a tuple of tensors out, whatever it takes and gives itself."""
-
     def __init__(self, model: torch.nn.Module, names: Sequence[str], inputs: str) -> None:
         super().__init__()
         self.model, self.names, self.inputs = model, tuple(names), inputs
@@ -30,7 +28,6 @@ class Flat(torch.nn.Module):
 
 
 def numbered(prefix: str, count: int) -> tuple[str, ...]:
-    """Names for so many things; one alone has no number."""
     return (prefix.rstrip("_"),) if count == 1 else tuple(f"{prefix}{i}" for i in range(count))
 
 

@@ -1,8 +1,7 @@
-"""A model whose parameters are divided between ranks by torch's FSDP, and its optimizer.
+"""A model whose parameters and optimizer state torch's FSDP divides between ranks.
 
-Between steps each rank has a part of every parameter, with the optimizer's state of that part. A forward pass
-gathers what it needs. What happens outside of training (validation, callbacks, checkpoints) sees whole
-parameters: `unshard` gathers them on all ranks, `reshard` takes over what was done to them and lets them go.
+Outside of training (validation, callbacks, checkpoints) parameters are whole: `unshard` gathers them on all
+ranks, `reshard` takes over any changes and releases them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ shard: Any = fsdp
 
 
 class DefaultGroup(GradientExchange):
-    """torch's default process group while a run lasts, and all ranks as its mesh; every rank makes one."""
+    """Every rank makes one."""
 
     def __init__(self, worker: Group, device: torch.device, *, timeout_s: float) -> None:
         on_gpu = device.type == "cuda"
@@ -44,7 +43,7 @@ class DefaultGroup(GradientExchange):
 
 
 def _check_own_gpus(gpus: Sequence[bytes]) -> None:
-    """Workers that share a GPU cannot meet: NCCL wants one for each, and gloo cannot do without it."""
+    """NCCL needs a GPU for each worker, and gloo cannot replace it."""
     if len(set(gpus)) < len(gpus):
         raise ConfigError(
             f"sync='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs one of its own.\n"
@@ -53,8 +52,6 @@ def _check_own_gpus(gpus: Sequence[bytes]) -> None:
 
 
 class FullySharded:
-    """The parts of one rank."""
-
     def __init__(
         self,
         model: Any,
@@ -127,7 +124,7 @@ class FullySharded:
         self._is_whole = False
 
     def gather(self) -> None:
-        """Let this rank know all parameters, and the first one the optimizer's state; every rank calls it."""
+        """Gather all parameters, and on the first rank the optimizer's state; every rank calls it."""
         self.unshard()
         if self._gathered is not None:
             return
@@ -142,7 +139,7 @@ class FullySharded:
         self._gathered = gathered
 
     def model_state(self) -> dict[str, Any]:
-        """The model's state dict, of whole parameters; asking the model itself would divide them again."""
+        """The state dict of whole parameters; asking the model itself would divide them again."""
         self._require_whole()
         named = self._named()
         state: dict[str, Any] = self._empty.copy()
@@ -153,7 +150,7 @@ class FullySharded:
         return state
 
     def load_model(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite the model's parameters and buffers; all ranks do so with the same values."""
+        """All ranks must load the same values."""
         self._require_whole()
         named = self._named()
         if set(state) != set(self._empty):
@@ -166,7 +163,6 @@ class FullySharded:
                 named[name].copy_(value)
 
     def named(self) -> dict[str, Any]:
-        """The whole parameters that are trained, by name."""
         self._require_whole()
         return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
@@ -178,7 +174,6 @@ class FullySharded:
         }
 
     def _require_whole(self) -> None:
-        """Complain where this rank has parts of the parameters only."""
         if not self._is_whole:
             raise ConfigError(
                 "the parameters are divided between the workers here (sync='fsdp').\n"
@@ -187,7 +182,7 @@ class FullySharded:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state of the optimizer, as it would tell it itself; on the first rank, after `gather`."""
+        """Only on the first rank, after `gather`."""
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers here (sync='fsdp').\n"
@@ -202,13 +197,12 @@ class FullySharded:
 
     @property
     def nbytes(self) -> int:
-        """The memory of this rank's part of the optimizer's state."""
         values = [value for state in self._optimizer.state.values() for value in state.values()]
         local = [value.to_local() if isinstance(value, dist.DTensor) else value for value in values]
         return sum(value.nbytes for value in local if isinstance(value, torch.Tensor))
 
     def _cut(self, value: Any, name: str) -> Any:
-        """This rank's part of what has a parameter's shape; all ranks have the whole of it."""
+        """`value` must be whole on all ranks."""
         if not isinstance(value, torch.Tensor) or value.shape != self._parts[name].shape:
             return value
         return dist.distribute_tensor(value, self._mesh, [dist.Shard(0)], src_data_rank=None)

@@ -1,8 +1,4 @@
-"""The step of torch's fused Adam and AdamW, without what `Optimizer.step` asks anew every time.
-
-The kernel is the one that `step()` calls, with the same arguments; what is left out is Python around it,
-which takes longer than the kernel where a model is small.
-"""
+"""torch's fused Adam and AdamW: the same kernel with less Python, which takes longer for small models."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 
 
 def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
-    """Do what `optimizer.step()` would, if it is an ordinary fused step; whether it was done."""
+    """False if nothing was done: the step is not an ordinary fused one."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or _is_watched(optimizer):
         return False
     groups = [_tensors(group, optimizer.state) for group in optimizer.param_groups]
@@ -28,7 +24,6 @@ def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_watched(optimizer: Any) -> bool:
-    """Whether somebody has to be told of the step: a hook, a schedule, a profiler, a scaler of gradients."""
     return bool(
         "step" in vars(optimizer)
         or optimizer._optimizer_step_pre_hooks
@@ -42,7 +37,7 @@ def _is_watched(optimizer: Any) -> bool:
 
 
 def _tensors(group: Mapping[str, Any], state: Mapping[Any, Any]) -> list[list[torch.Tensor]] | None:
-    """What the kernel moves and reads, in lists; None where `step()` has more to decide."""
+    """None if `step()` has more to decide."""
     special = group["amsgrad"] or group["capturable"] or group["differentiable"]
     numbers = (group["lr"], *group["betas"])
     if not group["fused"] or special or not all(isinstance(number, float | int) for number in numbers):

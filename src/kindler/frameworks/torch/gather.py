@@ -1,4 +1,4 @@
-"""`all_gather` of a training step in torch; see `row_gather.py`."""
+"""`all_gather` in a torch training step; see `row_gather.py`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from kindler.frameworks.row_gather import RowGather
 
 
 class Gather:
-    """What `all_gather` is in the training steps of one rank.
+    """`all_gather` in the training steps of one rank.
 
-    Attributes:
-        share: What a gradient that begins on this rank counts for, where that is applied to the gradients of
-            parameters afterwards; 1 where backward begins with it.
-        pending: What was gathered since the last backward, as far as gradients flow through it.
-
-        idle: Whether this rank computes on made-up rows, of which it gives none.
+    `share` is the weight of this rank's gradients if applied after backward, else 1; `pending` was gathered
+    since the last backward and carries gradients; `idle`: this rank contributes no rows.
     """
 
     def __init__(self, ranks: RowGather) -> None:
@@ -73,10 +69,7 @@ class Gather:
         return torch.from_numpy(own).to(gradient.device, gradient.dtype)
 
     def backward(self, loss: torch.Tensor | None, begin: torch.Tensor | None = None, **options: Any) -> None:
-        """Backward from a loss, or from none, and through all that was gathered for it.
-
-        Also where this rank's loss has made nothing of it: the others wait for this rank.
-        """
+        """Goes through everything gathered, used or not: the other ranks wait for this one."""
         pending, self.pending = self.pending, []
         ends = [*([] if loss is None else [loss]), *pending]
         begins = [*([] if loss is None else [begin]), *(torch.zeros_like(whole) for whole in pending)]
@@ -101,13 +94,13 @@ def join(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
-    """Copies of some of `of` rows of whatever has so many, in dicts, tuples and the like; the rest as is."""
+    """Tensors without `of` rows are copied whole."""
     leaves, kind = torch.utils._pytree.tree_flatten(tree)
     return torch.utils._pytree.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
 
 
 def without_rows(tree: Any) -> Any:
-    """The same without a row; nothing flows back to what made-up rows have made."""
+    """Nothing flows back to what made-up rows have made."""
     return torch.utils._pytree.tree_map(_emptied, tree)
 
 

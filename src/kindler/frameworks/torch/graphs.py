@@ -1,9 +1,7 @@
-"""A whole training step as one CUDA graph: forward, loss, backward, clipping and optimizer in one launch.
+"""A whole training step as one CUDA graph: small models spend most of a step launching kernels.
 
-Small models spend most of a step launching kernels one by one from Python. A graph records the kernels of one
-step and replays them on other rows, which are copied to where the recorded ones lay. What Python decides in a
-step (shapes, learning rates, which parameters are trained) is recorded too. So a graph is thrown away when
-one of these changes, and steps of another shape run one kernel at a time.
+What Python decides (shapes, learning rates, which parameters are trained) is recorded, too: if it changes,
+the graph is thrown away, and steps of other shapes run without one.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class GraphedStep:
-    """Runs steps as a graph where it can.
-
-    Attributes:
-        problem: Why there is no graph, once one was tried.
-    """
+    """`problem` says why there is no graph, once tried."""
 
     problem: str | None = None
 
@@ -81,7 +75,7 @@ class GraphedStep:
             )
 
     def _alone(self, features: Tensors, labels: Tensors) -> None:
-        """One step kernel by kernel, on a stream of its own as a recording needs it."""
+        """On a side stream, as recording needs it."""
         current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -89,7 +83,7 @@ class GraphedStep:
         current.wait_stream(side)
 
     def _captured(self, features: Tensors, labels: Tensors) -> torch.cuda.CUDAGraph | None:
-        """A recording of this step, which has not run then; None where it cannot be recorded."""
+        """Does not run the step; None if it cannot be recorded."""
         self._graph = None
         self._features, self._labels = (tuple(t.clone() for t in part) for part in (features, labels))
         graph = torch.cuda.CUDAGraph()
@@ -112,10 +106,7 @@ class GraphedStep:
 
 
 def set_capturable(optimizer: torch.optim.Optimizer, device: torch.device, *, wanted: bool) -> None:
-    """Let the optimizer keep all of its state on the GPU if that is wanted; on a CPU it cannot.
-
-    A state that was loaded brings the option with it from where it was saved.
-    """
+    """A loaded state brings the option along from where it was saved."""
     for group in optimizer.param_groups:
         if "capturable" in group and (wanted or device.type == "cpu"):
             group["capturable"] = device.type == "cuda"
@@ -130,7 +121,6 @@ def why_not(
     stateful_metrics: bool,
     skips: bool = False,
 ) -> str | None:
-    """Why steps cannot be graphs, as far as that is known before one is tried."""
     kind = type(optimizer)
     known = all("capturable" in group for group in optimizer.param_groups) or kind is torch.optim.SGD
     reasons = {
@@ -151,7 +141,6 @@ def why_not(
 
 
 def facts_of(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> Hashable:
-    """What a recorded step depends on: where weights lie, which are trained, and the optimizer's numbers."""
     weights = tuple((p.data_ptr(), p.requires_grad) for p in parameters)
     numbers = tuple(
         tuple((key, value) for key, value in group.items() if _is_plain(value))
@@ -161,7 +150,6 @@ def facts_of(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Paramet
 
 
 def numbers_in_python(*modules: torch.nn.Module) -> Any:
-    """The random states of Python, numpy and torch's CPU, and the plain values that modules keep."""
     kept = [
         {name: repr(value) for name, value in vars(part).items() if name not in _OF_ALL and _is_plain(value)}
         for module in modules

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` of a LightningModule returns, in any of its forms, and what moves with it."""
+"""What a LightningModule's `configure_optimizers` returns, in any of its forms."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ _KNOWN = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "re
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A learning-rate schedule, and when it moves.
-
-    Attributes:
-        scheduler: The schedule itself.
-        interval: After each "epoch" or each "step".
-        frequency: After so many of them.
-        monitor: What one that watches for a plateau is shown: the name of a figure.
-        strict: Whether a figure that is not there is an error.
-    """
+    """`monitor` is for ReduceLROnPlateau; `strict` makes its absence an error."""
 
     scheduler: Any
     interval: str = "epoch"
@@ -38,20 +30,18 @@ class Schedule:
 
 
 class LightningSchedules(Schedules):
-    """The schedules of a module."""
-
     def __init__(self, schedules: list[Schedule]) -> None:
         super().__init__({str(place): one.scheduler for place, one in enumerate(schedules)})
         self.all = schedules
 
     def after_batch(self, number: int) -> None:
-        """Move those that move by steps; `number` counts the epoch's batches from 1."""
+        """`number` counts the epoch's batches from 1."""
         for one in self.all:
             if one.interval == "step" and number % one.frequency == 0:
                 one.scheduler.step()
 
     def after_epoch(self, number: int, logs: Mapping[str, float]) -> None:
-        """Move those that move by epochs; `number` counts epochs from 1."""
+        """`number` counts epochs from 1."""
         for one in self.all:
             if one.interval != "epoch" or number % one.frequency:
                 continue
@@ -67,7 +57,7 @@ class LightningSchedules(Schedules):
 
 
 def _figure(logs: Mapping[str, float], name: str | None) -> float | None:
-    """A figure by the name that the module logs it by; those of validation begin with "val_"."""
+    """Validation metrics are also found with the prefix "val_"."""
     for known in (str(name), f"val_{str(name).removeprefix('val/')}"):
         if known in logs:
             return float(logs[known])
@@ -75,7 +65,6 @@ def _figure(logs: Mapping[str, float], name: str | None) -> float | None:
 
 
 def configured(returned: Any) -> tuple[Optimizers, list[Schedule]]:
-    """Optimizers and schedules, from any form that Lightning takes."""
     optimizers, schedules = _parted(returned)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -146,11 +135,7 @@ def _unknown(returned: Any) -> ConfigError:
 
 
 class ManualOptimizer:
-    """What `self.optimizers()` gives a module that steps by itself: an optimizer with Lightning's extras.
-
-    Attributes:
-        optimizer: The optimizer itself.
-    """
+    """Returned by `self.optimizers()` in a module that steps itself."""
 
     def __init__(
         self,
@@ -161,7 +146,6 @@ class ManualOptimizer:
         self.optimizer, self._before, self._toggled = optimizer, before, toggled
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Let the optimizer move its parameters; a closure that computes gradients is called first."""
         result = closure() if closure is not None else None
         self._before(self.optimizer)
         step_optimizer(self.optimizer)
@@ -172,7 +156,6 @@ class ManualOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Only this optimizer's parameters get gradients within."""
         with self._toggled(self.optimizer):
             yield
 

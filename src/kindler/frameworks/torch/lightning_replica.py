@@ -1,7 +1,6 @@
-"""A replica of a LightningModule: Kindler's loop calls its steps and hooks in the order that Lightning has.
+"""A LightningModule's steps and hooks, called in Lightning's order by Kindler's loop.
 
-The module finds what it expects of its trainer on itself: `log`, `optimizers`, `manual_backward` and so on
-are put on the worker's copy of it, and nothing on the user's own.
+What the module expects of its trainer is put on the worker's copy of it, never on the user's.
 """
 
 from __future__ import annotations
@@ -38,13 +37,11 @@ from kindler.frameworks.torch.step_run import logged
 
 
 def configured_by_module(model: Any, config: Any) -> Any:
-    """Stands for the optimizer in a spec: the module configures its own."""
+    """Stands for the optimizer in a spec."""
     return model.configure_optimizers()
 
 
 class LightningReplica(StepReplica):
-    """One rank's copy of a LightningModule."""
-
     spec: LightningSpec
 
     def __init__(self, spec: LightningSpec, **options: Any) -> None:
@@ -59,7 +56,7 @@ class LightningReplica(StepReplica):
         self.model.to(self.device)
 
     def set_up(self, stage: str) -> None:
-        """Call the module's `setup`, once: where it is trained, validated or predicts, as Lightning does."""
+        """Runs once, with the first stage, as Lightning does."""
         if self._stage is None:
             self._stage = stage
             if not overrides(type(self.model), "setup"):
@@ -105,7 +102,7 @@ class LightningReplica(StepReplica):
         return super().changed(spec, config=config, learning_rate=None)
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Only what trains has optimizers; the driver and what scores take the weights alone."""
+        """Only training has optimizers; the driver and scoring load the weights alone."""
         if weights_only_model:
             self.set_up("predict")  # not later: it may make the parameters
         if self._stage == "fit" and not weights_only_model:
@@ -148,7 +145,7 @@ class LightningReplica(StepReplica):
         return bool(self.model.automatic_optimization)
 
     def _attach(self) -> None:
-        """Put on the module what it expects of its trainer; only where it runs, not on the driver."""
+        """Only where the module runs, not on the driver."""
         if self._attached:
             return
         self._attached = True
@@ -235,7 +232,7 @@ class LightningReplica(StepReplica):
         self.counter.count_rows(batch.rows)
 
     def take_tallies(self) -> bytes:
-        """The hooks at the end of an epoch may still log."""
+        """Hooks at the end of an epoch may still log."""
         self.run.rows = self.counter.rows_seen
         if self._trains:
             self._call("on_train_epoch_end")
@@ -272,7 +269,7 @@ class LightningReplica(StepReplica):
         return self._called_step("predict_step", given, self._predicted - 1)
 
     def lightning_file(self, *, whole: bool) -> bytes:
-        """A file that Lightning's `load_from_checkpoint` reads, with the optimizers too if it is `whole`."""
+        """For Lightning's `load_from_checkpoint`; `whole` includes the optimizers."""
         package = "lightning" if "lightning" in sys.modules else "pytorch_lightning"
         fields: dict[str, Any] = {
             "epoch": self.epoch - 1,
@@ -324,7 +321,7 @@ class LightningReplica(StepReplica):
     def log(
         self, name: str, value: Any, *, forked: bool, reduce_fx: Any = "mean", batch_size: int | None = None
     ) -> None:
-        """`self.log` of the module; `forked`: of the step and of the epoch, as names of their own too."""
+        """`forked` also logs separate figures for step and epoch."""
         if self._step_trial is not None and self._step_trial.running:
             return
         if self._judging:
@@ -349,7 +346,6 @@ class LightningReplica(StepReplica):
                 self.counter.note({f"{name}_step": shown}, rows, batch_size, newest=True)
 
     def gathered(self, tensor: Any, *, gradients: bool) -> Any:
-        """`self.all_gather` of the module, for one tensor."""
         if self._gather is None or not isinstance(tensor, torch.Tensor):
             return tensor
         rows = tensor if tensor.dim() else tensor.reshape(1)
@@ -367,7 +363,6 @@ class LightningReplica(StepReplica):
 
     @contextmanager
     def toggled(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Only the parameters of this optimizer get gradients within."""
         before = self.toggle(optimizer)
         try:
             yield
@@ -375,7 +370,7 @@ class LightningReplica(StepReplica):
             self.untoggle(before)
 
     def toggle(self, optimizer: Any) -> list[tuple[torch.nn.Parameter, bool]]:
-        """Let only the parameters of this optimizer get gradients; what `untoggle` must know."""
+        """Returns the argument of `untoggle`."""
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         held = [p for group in self.optimizers.param_groups for p in group["params"]]
         before = [(p, p.requires_grad) for p in held]
@@ -389,8 +384,6 @@ class LightningReplica(StepReplica):
 
 
 class Trainer:
-    """What a module finds as its trainer on a worker."""
-
     sanity_checking = False
     loggers: Sequence[Any] = ()
     logger = None
@@ -443,7 +436,6 @@ class Trainer:
         )
 
     def methods(self) -> dict[str, Any]:
-        """What takes the place of the module's own methods that need a trainer."""
         return {
             "log": self.log,
             "log_dict": self.log_dict,
@@ -470,7 +462,6 @@ class Trainer:
         batch_size: int | None = None,
         **_: Any,
     ) -> None:
-        """Tell a figure: its mean over the rows of the epoch, or a metric of torchmetrics."""
         forked = bool(on_step and on_epoch)
         self._replica.log(name, value, forked=forked, reduce_fx=reduce_fx, batch_size=batch_size)
 
@@ -494,7 +485,6 @@ class Trainer:
         return (found[0] if len(found) == 1 else found) if found else None
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **options: Any) -> None:
-        """Gradients of the mean over the rows of all workers."""
         self._replica._backward_with_hooks(loss, **options)
 
     def clip_gradients(
@@ -503,7 +493,6 @@ class Trainer:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of one optimizer's parameters."""
         held = [p for group in optimizer.param_groups for p in group["params"]]
         if gradient_clip_val is None:
             self._replica._clip(held)
@@ -513,7 +502,6 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(held, gradient_clip_val)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Let only the parameters of this optimizer get gradients."""
         self._toggled.append(self._replica.toggle(optimizer))
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
@@ -521,10 +509,9 @@ class Trainer:
             self._replica.untoggle(self._toggled.pop())
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """The rows of all workers, below a new first dimension; what it is given where there is one worker.
+        """Rows of all workers, as one entry of a new first dimension; unchanged with one worker.
 
-        Lightning has a place for each worker in that dimension. Here workers have different numbers of rows,
-        so there is one place, as if one worker had them all.
+        Lightning has one entry per worker there, but here their row counts differ.
         """
         return torch.utils._pytree.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
 
@@ -534,7 +521,6 @@ class Trainer:
 
 
 def _loss_of(returned: Any) -> dict[str, Any]:
-    """The loss in what a step returned, if there is one."""
     if isinstance(returned, Mapping):
         return {"loss": returned["loss"]} if returned.get("loss") is not None else {}
     return {"loss": returned} if isinstance(returned, torch.Tensor) and returned.numel() == 1 else {}

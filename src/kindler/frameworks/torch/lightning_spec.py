@@ -1,7 +1,4 @@
-"""A LightningModule as it is handed in: what of it is used, and what is refused before anything runs.
-
-Lightning itself is not imported: the module's class has done so.
-"""
+"""Checks a LightningModule before anything runs, without importing Lightning."""
 
 from __future__ import annotations
 
@@ -39,19 +36,13 @@ _NEEDS_LIGHTNING = ("dataloader_iter", "optimizer_idx")
 
 @dataclass(frozen=True, kw_only=True)
 class LightningSpec(StepSpec):
-    """A LightningModule and how it is called.
-
-    Attributes:
-        model: The module, or a creator of one that is called with the config.
-        batch: What its steps get: a "tuple" of features and labels (a single column as itself), or a "dict"
-            of them by name.
-    """
+    """Steps receive a "tuple" of columns (a single one bare), or a "dict" by name."""
 
     batch: str = "tuple"
 
 
 def base_of(cls: type) -> type | None:
-    """Lightning's own class that a class is derived from."""
+    """Of the package lightning or pytorch_lightning."""
     for base in cls.__mro__:
         package = base.__module__.partition(".")[0]
         if base.__name__ == "LightningModule" and package in ("lightning", "pytorch_lightning"):
@@ -60,13 +51,11 @@ def base_of(cls: type) -> type | None:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Whether a class of modules has this method of Lightning's for itself."""
     base = base_of(cls)
     return getattr(cls, name, None) is not getattr(base, name, None)
 
 
 def check_lightning(spec: LightningSpec) -> list[str]:
-    """All that can be said against the spec without running a creator."""
     plain = TorchSpec(
         model=spec.model,
         config=spec.config,

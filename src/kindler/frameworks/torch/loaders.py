@@ -1,7 +1,6 @@
-"""Torch's DataLoader on several ranks: the user's sampler, collate function and worker processes are kept.
+"""torch's DataLoader on several ranks, with the user's sampler, collate function and worker processes.
 
-A loader that already gives each rank its own part (a DistributedSampler, or `sharded = True` on the loader or
-its dataset) is left as it is. All others must give the same on every rank, so that each can take its part.
+A loader that is sharded (a DistributedSampler, or `sharded = True` on it or its dataset) is left alone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _KEPT = (
 
 
 def pack_loader(loader: DataLoader[Any]) -> Callable[[], Any]:
-    """A loader, its dataset included, as a function that gives it elsewhere."""
     idle = copy.copy(loader)
     idle._iterator = None  # worker processes that it keeps stay here
     return pickled(idle)
@@ -55,8 +53,6 @@ def open_loader(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
 
 
 class LoaderStream:
-    """One rank's batches of a loader."""
-
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -73,7 +69,7 @@ class LoaderStream:
         self.fresh = loader.batch_sampler is not None  # an item that is a batch may be the dataset's own
 
     def length(self) -> float | None:
-        """Known for datasets that are looked up by index."""
+        """Known only for datasets with an index."""
         if isinstance(self._loader.dataset, IterableDataset):
             return None  # what such a dataset says of its length is an estimate
         try:
@@ -104,7 +100,6 @@ class LoaderStream:
             del items  # its worker processes end with it
 
     def close(self) -> None:
-        """End the worker processes of a loader that keeps them between passes."""
         iterator, self._loader._iterator = self._loader._iterator, None
         del iterator
 
@@ -115,7 +110,7 @@ class LoaderStream:
 
 
 class _Order:
-    """Batches of indices, or indices, in an order that is drawn alike on all ranks."""
+    """Draws the same order on all ranks."""
 
     def __init__(self, inner: Iterable[Any], dealing: Dealing) -> None:
         self._inner, self._dealing, self._number = inner, dealing, 0
@@ -147,8 +142,6 @@ class _Order:
 
 
 class _Every:
-    """Every size-th item of a sampler."""
-
     def __init__(self, sampler: Iterable[Any], dealing: Dealing) -> None:
         self.sampler, self._dealing = sampler, dealing
 
@@ -162,7 +155,7 @@ class _Every:
 
 
 class _Sliced:
-    """This rank's indices of every batch of all ranks; none in a batch that is too short for all."""
+    """Empty for a batch that is too short for this rank."""
 
     def __init__(self, sampler: Iterable[Any], dealing: Dealing) -> None:
         self.sampler, self._dealing = sampler, dealing
@@ -176,8 +169,6 @@ class _Sliced:
 
 
 class _SomeOrNone:
-    """A collate function that is not asked to make a batch of nothing."""
-
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
 
@@ -186,7 +177,7 @@ class _SomeOrNone:
 
 
 class _EveryItem(IterableDataset[Any]):
-    """Every size-th item of a dataset that can only be iterated; in all else it is that dataset."""
+    """In all else a proxy for the dataset."""
 
     def __init__(self, dataset: IterableDataset[Any], dealing: Dealing) -> None:
         object.__setattr__(self, "_own", (dataset, dealing))
@@ -240,7 +231,6 @@ def _has_distributed_sampler(loader: DataLoader[Any]) -> bool:
 
 
 def _nested(sampler: Any) -> list[Any]:
-    """A sampler, the one that it batches or deals, and so on."""
     found = []
     while sampler is not None:
         found.append(sampler)

@@ -1,9 +1,7 @@
-"""What a loss needs to be exact over uneven ranks: targets in its own form, and what its mean divides by.
+"""Rules that make a loss exact over uneven ranks: targets in its own form, and what its mean divides by.
 
-Summing gradients over ranks gives the gradient of one process only if each rank's loss is weighted by its
-share of the divisor: the values of an element-wise loss, the targets of a loss by class that are not
-ignored, times their class weights, or for a loss of the user's own the rows. `replica.py` runs the loss and
-`sync/` adds up; here is only the rule.
+Summed gradients are those of one process only if each rank's loss is weighted by its share of the divisor:
+values of an element-wise loss; targets not ignored, times class weights; rows of a user's own loss.
 """
 
 from __future__ import annotations
@@ -37,15 +35,9 @@ _LOGIT_FUNCTIONS = (F.binary_cross_entropy_with_logits, F.cross_entropy)
 
 @dataclass(slots=True)
 class Judged:
-    """One batch's loss.
+    """`loss * scale` is the sum over everything the loss is a mean of; divided by `weight` it is the mean.
 
-    Attributes:
-        loss: A scalar to differentiate.
-        scale: `loss * scale` is the sum over all that the loss is a mean of.
-        weight: What that sum is divided by to give the mean.
-        per_row: How many values a row has in `scale`; the same for all batches whose rows have one shape.
-        opaque: The loss gave a mean of which only its author knows what it is over; it counts as one over
-        rows.
+    `per_row` is the number of values per row in `scale`; `opaque`: what the mean is over is unknown, so rows.
     """
 
     loss: torch.Tensor
@@ -67,17 +59,13 @@ class LossRule:
     """A loss with its rule.
 
     Attributes:
-        function: The loss itself.
-        sums: The loss adds up over rows: ranks' losses are added as they are.
-        weighted: Its divisor depends on the batch, so ranks must add up their divisors too.
-        by_class: Its targets are classes.
+        sums: It is a sum over rows: ranks' losses are added as they are.
+        weighted: Its divisor depends on the batch, so ranks must also sum their divisors.
         elementwise: It has one target for each output value.
         binary: It is element-wise, and targets are probabilities.
         logits: Its outputs are scores around 0, not probabilities.
-        ignored: The class number that stands for none.
-        all_count: Whether every label of the batch that was last looked at is known to be a class, and none
-            to be ignored.
-        unknown: It is a loss of the user's own that does not say what it is a mean over.
+        all_count: Every label of the last batch is known to be a class, and none to be ignored.
+        unknown: It is the user's own and does not say what it is a mean over.
     """
 
     def __init__(self, loss: Any, *, varying: bool = False) -> None:
@@ -137,7 +125,6 @@ class LossRule:
     def _arguments(
         self, outputs: Any, targets: tuple[torch.Tensor, ...]
     ) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
-        """What the loss is called with, and the targets among it."""
         if isinstance(outputs, tuple | list):
             targets = self._fitted_all(outputs, targets)
             return (*outputs, *targets), targets
@@ -146,13 +133,12 @@ class LossRule:
         return (outputs, *targets), targets
 
     def unknown_parts(self) -> dict[str, LossRule]:
-        """The losses in it that are unknown, each by what it is called in a message."""
         return {f"the loss {title(self.function)}": self} if self.unknown else {}
 
     def tried(
         self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
     ) -> list[Judged]:
-        """How each of `unknown_parts` judges these rows; it is a copy that is called, and may change."""
+        """Calls a copy of the loss, so that the loss itself does not change."""
         if not self.unknown:
             return []
         twin = copy.copy(self)
@@ -161,7 +147,7 @@ class LossRule:
         return [twin(outputs, targets, rows, weights=weights)]
 
     def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
-        """Call a loss that gathers rows of all ranks, without rows; what is given has one that is made up."""
+        """Calls a gathering loss without rows, as the other ranks wait; the made-up row is cut off."""
         if self.unknown:
             self._loss(*without_rows(self._arguments(outputs, targets)[0]))
 
@@ -172,7 +158,7 @@ class LossRule:
     def _with_weights(
         self, values: torch.Tensor, weights: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int
     ) -> Judged:
-        """The weighted sum, which is divided by what it is divided by without weights."""
+        """Keeps the divisor of the unweighted loss."""
         refuse_reduced(values, rows, self.function)
         total = (values * weights.to(values.dtype).reshape(rows, *[1] * (values.dim() - 1))).sum()
         if self.sums:
@@ -202,13 +188,12 @@ class LossRule:
         self.look(source)
 
     def look(self, source: LabelSource) -> None:
-        """Complain about labels whose values this loss cannot mean, once a batch has shown what those are."""
+        """Checks nothing until a batch has shown what the loss needs."""
         self.all_count = self._check is not None and bool(self._check(source))
 
     def _fitted_all(
         self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
-        """Targets in the form of their outputs, where there is one target for each output."""
         if len(outputs) != len(targets):
             return targets
         pairs = zip(outputs, targets, strict=True)
@@ -250,12 +235,10 @@ class LossRule:
 
 
 def _both(count: int) -> tuple[float, float]:
-    """Scale and weight of a loss that is the mean of so many values."""
     return float(count), float(count)
 
 
 def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function behind a loss, if it is one, and its options."""
     if isinstance(loss, functools.partial):
         return loss.func, dict(loss.keywords)
     if isinstance(loss, nn.Module):
@@ -265,12 +248,12 @@ def _unwrapped(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_plain(loss: Any, modules: tuple[type[nn.Module], ...]) -> bool:
-    """Whether it is one of these modules and computes as they do: subclasses may divide as they like."""
+    """Subclasses may divide differently."""
     return any(isinstance(loss, module) and type(loss).forward is module.forward for module in modules)
 
 
 def _is_of_torch(loss: Any, function: Any) -> bool:
-    """Whether it is one of torch's own losses, of which each is a mean over rows or over values."""
+    """torch's own losses are all means over rows or over values."""
     made = function if function is not None else type(loss)
     return str(getattr(made, "__module__", "")).startswith("torch.nn.") or _is_plain(
         loss, (*_CLASS_MODULES, *_ELEMENT_MODULES)
@@ -278,7 +261,7 @@ def _is_of_torch(loss: Any, function: Any) -> bool:
 
 
 def _copied(loss: Any) -> Any:
-    """A copy that may change; what is frozen in it, such as a teacher's weights, is not copied."""
+    """Frozen parts, such as a teacher's weights, are shared."""
     frozen = [p for p in loss.parameters() if not p.requires_grad] if isinstance(loss, nn.Module) else []
     try:
         return copy.deepcopy(loss, {id(parameter): parameter for parameter in frozen})
@@ -295,7 +278,7 @@ def _summing(loss: Any) -> Any:
 
 
 def _as_elements(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The target with the output's shape and dtype: nothing is ever broadcast."""
+    """Nothing is ever broadcast."""
     if target.shape != output.shape:
         if not _same_order(tuple(output.shape), tuple(target.shape)):
             raise DataError(
@@ -308,7 +291,7 @@ def _as_elements(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _same_order(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    """Whether values of these shapes belong together one by one: axes of length 1 apart, or one is flat."""
+    """Whether values correspond one to one: shapes equal but for axes of length 1, or one is flat."""
     if math.prod(first) != math.prod(second) or first[:1] != second[:1]:
         return False
     slim = [[length for length in shape[1:] if length != 1] for shape in (first, second)]
@@ -316,10 +299,7 @@ def _same_order(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 
 def as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Class numbers (N, ...) as int64, or class probabilities in the output's own shape.
-
-    Values are not looked at here: `labels.py` does.
-    """
+    """Class numbers as int64, or probabilities in the output's shape; `labels.py` checks values."""
     if target.dim() == output.dim() and target.dim() > 1 and target.shape[1] == 1:
         target = target.squeeze(1)
     if target.shape == output.shape and target.dim() > 1:  # one-hot labels may be whole numbers

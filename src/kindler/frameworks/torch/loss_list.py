@@ -1,8 +1,6 @@
 """One loss for each of several outputs, and their weighted sum.
 
-Each has a rule of its own (`loss.py`), so that one that ignores targets may stand beside one that does not.
-Their divisors are therefore added up over ranks before backward, one number each, and every rank brings its
-share of the whole sum.
+Each has its own rule (`loss.py`), so ranks sum their divisors before backward, one number each.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ Sums = tuple[torch.Tensor, Any]
 
 
 def loss_parts(given: Any) -> dict[str, Any] | None:
-    """Losses by name, out of a dict or a list of them; None where there is one loss."""
+    """None for a single loss."""
     if isinstance(given, Mapping):
         return {str(name): loss for name, loss in given.items()}
     if isinstance(given, list | tuple):
@@ -30,25 +28,18 @@ def loss_parts(given: Any) -> dict[str, Any] | None:
 
 
 def weight_parts(given: Any, names: Sequence[str]) -> dict[str, float]:
-    """The weight of each loss; 1 where none is given."""
     told = given if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
     return {name: float(told.get(name, 1.0)) for name in names}
 
 
 class PartLoss(Counted):
-    """One of several losses, counted as metrics are; it is computed with the others."""
-
     def __call__(self, outputs: Any, target: Any) -> Sums:
         counted: Sums = self.measure(outputs, target)
         return counted
 
 
 class LossList(LossRule):
-    """Several losses as one.
-
-    Attributes:
-        total_of: Adds up numbers over all ranks of a step; None where each rank steps by itself.
-    """
+    """`total_of` sums numbers over all ranks of a step; None if each rank steps by itself."""
 
     total_of: Callable[[list[float]], list[float]] | None = None
 
@@ -101,7 +92,6 @@ class LossList(LossRule):
         return sum(weight * figures[self._title(name)] for name, weight in self._weights.items())
 
     def idle(self) -> None:
-        """Take part in a step for which this rank has no rows."""
         if self.total_of is not None:
             self.total_of([0.0] * (len(self._rules) + 1))
 
@@ -136,7 +126,6 @@ class LossList(LossRule):
         return Judged(loss * (all_rows / rows), float(rows), float(rows))
 
     def _parted(self, outputs: Any, labels: int) -> dict[str, tuple[Any, int]]:
-        """For each loss its output, and the place of its label."""
         names = list(self._rules)
         if labels != len(names):
             raise ConfigError(

@@ -1,8 +1,7 @@
-"""What is counted while batches pass: the loss, the rows and the metrics, in a form that merges over ranks.
+"""Tallies of loss, rows and metrics that merge exactly over ranks; reading them executes nothing.
 
-A metric of torchmetrics is merged by its states and their reductions, so that AUROC or F1 over ranks equals
-the value of one process. A plain function is averaged by rows; those that have a name (`named_metrics.py`)
-say themselves how many values they counted, or keep a state. Reading the bytes executes nothing.
+torchmetrics metrics merge by states and reductions, plain functions are averaged by rows, and those with a
+name (`named_metrics.py`) report how many values they counted, or keep a state.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _LOOSE_STATES = 256  # before they are joined
 
 
 class Counter:
-    """One rank's tallies."""
-
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._states: dict[str, Any] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -60,11 +57,10 @@ class Counter:
 
     @property
     def has_states(self) -> bool:
-        """Whether a metric keeps a state of its own, as those of torchmetrics do."""
         return bool(self._states or self._gathered)
 
     def _zero(self) -> float | torch.Tensor:
-        """Where a sum begins: on a GPU in a place of its own, which a recorded step adds to."""
+        """On a GPU a sum needs a fixed tensor, which a recorded step adds to."""
         return torch.zeros_like(self._loss) if self._loss.is_cuda else 0.0
 
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
@@ -81,7 +77,7 @@ class Counter:
             self._note(rows, self._seen)
 
     def count(self, rows: int) -> None:
-        """Count rows whose loss and metrics were added by a recorded step."""
+        """A recorded step has added their loss and metrics."""
         self._note(rows, self._recorded)
 
     def _note(self, rows: int, numbers: Mapping[str, float]) -> None:
@@ -90,7 +86,7 @@ class Counter:
             self._known[name] = self._known.get(name, 0.0) + number
 
     def _plus(self, name: str, total: Any, more: Any) -> Any:
-        """The sum of a name; on a GPU in the place where it was, or, of a plain number, not yet."""
+        """On a GPU, adds tensors in place and defers plain numbers."""
         if not self._loss.is_cuda or isinstance(more, torch.Tensor):
             return _plus(total, more)
         self._seen[name] = self._seen.get(name, 0.0) + more
@@ -104,7 +100,7 @@ class Counter:
         return loss / weight if weight else math.nan
 
     def running_metrics(self) -> dict[str, float]:
-        """The metrics that are means of a function so far: those cost nothing to tell."""
+        """Only means of functions, which are cheap to compute."""
         counts = {name: self._total(_count(name), count) for name, count in self._counts.items()}
         means = {name: self._total(name, total) for name, total in self._means.items()}
         return {name: self._finished(name, means[name] / count) for name, count in counts.items() if count}
@@ -114,7 +110,7 @@ class Counter:
         return function.finish(mean) if isinstance(function, Counted) else mean
 
     def loss_total(self) -> torch.Tensor:
-        """The summed loss so far, where it is; once it is not finite it stays so."""
+        """Once it is not finite it stays so."""
         return self._loss.clone()
 
     def loss_sums(self) -> tuple[float, float]:
@@ -133,7 +129,7 @@ class Counter:
         return data.getvalue()
 
     def keep(self) -> dict[str, Any]:
-        """The tallies just as they are, for `restore`; counting goes on."""
+        """Counting goes on."""
         return {
             "loss": self._loss.clone(),
             "weight": _copied(self._weight) + self._known.get(_WEIGHT, 0.0),
@@ -150,12 +146,12 @@ class Counter:
         }
 
     def _joined(self, name: str) -> list[tuple[torch.Tensor, ...]]:
-        """What a metric has gathered, as at most one state on the CPU."""
+        """Joins them to at most one state, on the CPU."""
         self._gathers[name] = self._gathered[name].joined(self._gathers[name])
         return [tuple(part.cpu() for part in state) for state in self._gathers[name]]
 
     def restore(self, tallies: Mapping[str, Any]) -> None:
-        """Go on counting from what `keep` gave; metrics that were not counted then begin anew."""
+        """Metrics missing from the tallies start anew."""
         self._clear()
         self._loss += tallies["loss"].to(self._device)
         self._weight = _plus(self._weight, _moved(tallies["weight"], self._device))
@@ -170,7 +166,6 @@ class Counter:
                 self._gathers[name] = [tuple(part.to(self._device) for part in state) for state in states]
 
     def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Go on counting from what `keep` gave on several ranks, taken together."""
         means, states = parts[0]["means"].keys(), parts[0]["states"].keys()
         self.restore(
             {
@@ -191,7 +186,7 @@ class Counter:
         )
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
-        """All ranks' tallies as numbers; curves as lists."""
+        """Curves become lists."""
         parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
         rows = sum(part["rows"] for part in parts)
         weight = sum(part["weight"] for part in parts)
@@ -259,7 +254,7 @@ def _copied(total: Any) -> Any:
 
 
 def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
-    """Metrics by name, from one, a list or a dict; a MetricCollection is taken apart."""
+    """A MetricCollection is split."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and not isinstance(given, torch.nn.Module):
@@ -298,13 +293,12 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def is_metric(metric: Any) -> bool:
-    """Whether it is a metric of torchmetrics, which keeps a state of its own."""
     library = sys.modules.get("torchmetrics")  # not loaded: then it is none of theirs
     return library is not None and isinstance(metric, library.Metric)
 
 
 def _plain(outputs: Any) -> Any:
-    """Outputs without history, and bfloat16 widened, which few metrics take."""
+    """Widens half precision, which few metrics take."""
     if isinstance(outputs, torch.Tensor):
         outputs = outputs.detach()
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
@@ -316,7 +310,6 @@ def _plain(outputs: Any) -> Any:
 
 
 def _metric_arguments(metric: Any, outputs: Any, targets: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
-    """The first output and label, in the forms that torchmetrics insists on."""
     output = outputs[0] if isinstance(outputs, tuple) else outputs
     target = targets[0]
     if not isinstance(output, torch.Tensor):
@@ -345,12 +338,10 @@ def _whole(target: torch.Tensor, metric: Any) -> torch.Tensor:
 
 
 def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
-    """The metric and those inside it, for wrappers and sums of metrics."""
     return ((path, part) for path, part in metric.named_modules() if is_metric(part))
 
 
 def states_of(metric: Any) -> dict[str, Any]:
-    """What a metric of torchmetrics has counted, as tensors on the CPU."""
     return {
         path: {
             "updates": int(part._update_count),
@@ -373,7 +364,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
-    """The metric's value over all ranks; NaN when no rank saw a row."""
+    """NaN if no rank saw a row."""
     metric = copy.deepcopy(template).to("cpu")
     metric.reset()
     updated = False
@@ -390,7 +381,7 @@ def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The states of several ranks as those of one that saw all their rows, so that it can go on."""
+    """The result can go on counting, as if one rank had seen all rows."""
     joined: dict[str, Any] = {}
     for path, part in _parts(metric):
         seen = [rank[path] for rank in ranks if rank[path]["updates"]] or [ranks[0][path]]
@@ -404,7 +395,6 @@ def _joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
-    """States of several ranks as torchmetrics joins gathered ones."""
     if isinstance(states[0], torch.Tensor):
         if len(states) == 1:
             return states[0]
@@ -417,7 +407,7 @@ def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A computed value by name: a number, one for each class or key, or a curve or matrix as lists."""
+    """A number, one per class or key, or a curve or matrix as lists."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _numbers(f"{name}_{key}", part)
@@ -438,7 +428,6 @@ def _lists(value: Any) -> Any:
 
 
 def load_states(metric: Any, ranks: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-    """Let a metric go on from what `states_of` gave, on one rank or on several taken together."""
     states = ranks[0] if len(ranks) == 1 else _joined_states(metric, ranks)
     for path, part in _parts(metric):
         for state, value in states[path]["state"].items():
@@ -448,5 +437,4 @@ def load_states(metric: Any, ranks: Sequence[Mapping[str, Any]], device: torch.d
 
 
 def computed_over(name: str, metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A metric's value, by name, over what `states_of` gave on several ranks."""
     return dict(_numbers(name, _computed(metric, ranks)))

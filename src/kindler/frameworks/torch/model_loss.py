@@ -1,10 +1,7 @@
 """`loss="model"`: a loss that the model computes itself, and what it is a mean over.
 
-Only a mean can be put together from the parts of several workers, and only if each part counts for what it
-was divided by. For labels that are whole numbers these are the labels other than -100, which torch's losses
-leave out; of a model that predicts the next token, the first of each row does not count. For anything else,
-rows. A model says otherwise with a method `loss_divisor(outputs, inputs)`. Whether it holds is tried on the
-first rows: see `Trial`.
+For integer labels these are the labels other than -100 (without the first of each row if the model predicts
+the next token), otherwise rows; `loss_divisor(outputs, inputs)` of the model overrides it.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ Inputs = Mapping[str, torch.Tensor]
 def label_arguments(
     model: torch.nn.Module, names: Sequence[str], features: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What a model takes labels as: by the names of their columns; a single one also as "labels"."""
+    """A single label may also be passed as "labels"."""
     try:
         taken = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):
@@ -42,8 +39,6 @@ def label_arguments(
 
 
 class ModelLoss(LossRule):
-    """The rule of a model's own loss."""
-
     def __init__(self, model: torch.nn.Module, labels: Sequence[str] = ()) -> None:
         self.function = "model"
         self.sums = self.by_class = self.elementwise = self.binary = self.logits = self.all_count = False
@@ -57,11 +52,9 @@ class ModelLoss(LossRule):
 
     @property
     def declared(self) -> bool:
-        """Whether the model itself says what its loss is a mean over."""
         return self._divisor_of is not None
 
     def judge(self, outputs: Any, inputs: Inputs, rows: int) -> Judged:
-        """One batch's loss, out of what the model returned for these inputs."""
         loss = own_loss(outputs)
         if loss is None:
             raise ConfigError(
@@ -79,7 +72,7 @@ class ModelLoss(LossRule):
         )
 
     def divisor(self, outputs: Any, inputs: Inputs, rows: int) -> float:
-        """What the loss of these rows was divided by, but for a factor that all batches have."""
+        """Up to a factor common to all batches."""
         if self._divisor_of is not None:
             return float(self._divisor_of(outputs, inputs))
         labels = self._counts(inputs)
@@ -89,11 +82,11 @@ class ModelLoss(LossRule):
         return float(self._kept(label).sum().item())
 
     def differ(self, inputs: Inputs) -> bool:
-        """Whether some of the rows count for more than others, so that a trial of the rule is worth most."""
+        """Only rows that count differently make a trial conclusive."""
         return any(int(kept.min()) != int(kept.max()) for kept in map(self._per_row, self._counts(inputs)))
 
     def tried_rows(self, inputs: Inputs, rows: int) -> list[int]:
-        """A few rows to try the rule on, among them those that count for the least and the most."""
+        """Includes those that count least and most."""
         chosen = list(range(rows))
         for label in self._counts(inputs):
             per_row = self._per_row(label)
@@ -101,7 +94,7 @@ class ModelLoss(LossRule):
         return [*chosen[: _TRIED_ROWS // 2], *chosen[_TRIED_ROWS // 2 :][-(_TRIED_ROWS // 2) :]]
 
     def for_metrics(self, outputs: Any, targets: Sequence[torch.Tensor], inputs: Inputs) -> tuple[Any, Any]:
-        """What metrics compare: "logits", or the only output, and the labels, without those left out."""
+        """Compares "logits" or the only output with the labels that are not ignored."""
         outputs = without_loss(outputs)
         targets = tuple(targets) or tuple(inputs[name] for name in _LABELS if name in inputs)
         if isinstance(outputs, Mapping):
@@ -112,7 +105,6 @@ class ModelLoss(LossRule):
         return outputs, targets
 
     def _counted(self, outputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, Any]:
-        """Scores and classes that count, where the last dimension is the classes."""
         if outputs.shape[:-1] != target.shape or outputs.dim() < 2:
             return outputs, (target,)
         if self._next_token and target.dim() > 1:
@@ -121,7 +113,7 @@ class ModelLoss(LossRule):
         return outputs[kept], (target[kept],)
 
     def _counts(self, inputs: Inputs) -> list[torch.Tensor]:
-        """The one label whose values are counted; none where rows are."""
+        """Empty if rows are counted."""
         found = [inputs[name] for name in self._labels or _LABELS if name in inputs]
         return found if len(found) == 1 and not found[0].is_floating_point() and found[0].dim() else []
 
@@ -139,14 +131,13 @@ class ModelLoss(LossRule):
 
 
 class Trial:
-    """Tries once or twice whether a model's loss is the mean that the rule takes it for."""
+    """Checks once or twice that a model's loss is the mean that the rule assumes."""
 
     def __init__(self, rule: ModelLoss, *, half: bool = False) -> None:
         self._rule, self._tolerance = rule, 2e-2 if half else 1e-3
         self._first, self._telling = not rule.declared, not rule.declared
 
     def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
-        """Compare the loss of some rows with the losses of each of them."""
         telling = self._telling and self._rule.differ(inputs)
         if rows < 2 or not (self._first or telling):
             return

@@ -1,9 +1,4 @@
-"""A replica of a PyTorch module: all but its training steps, which `replica.py` and `step_replica.py` make.
-
-Building from what the user handed in is in `spec.py` and `optim.py`, the rule of each loss in `loss.py`,
-counting in `metrics.py`; which parameters are trained and which modules are in training mode in
-`parameters.py`.
-"""
+"""Everything of a PyTorch replica but its training steps (`replica.py`, `step_replica.py`)."""
 
 from __future__ import annotations
 
@@ -75,10 +70,7 @@ _UNDER_WAY = 2  # batches that are scored while the outputs of one come back
 
 
 class ModuleReplica(BaseReplica):
-    """One rank's copy of a PyTorch module.
-
-    Optimizer, loss and scheduler are built when first needed, so a replica that only predicts needs none.
-    """
+    """Optimizer, loss and scheduler are built on first use, so a replica that only predicts needs none."""
 
     takes_read_only = True
 
@@ -190,7 +182,7 @@ class ModuleReplica(BaseReplica):
         return loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
 
     def _learning_loss(self) -> torch.nn.Module | None:
-        """The loss, if it is a module of the user's own: it may learn as the model does."""
+        """The user's own module may have parameters."""
         loss = self.loss.function if self.spec.loss is not None else None
         own = isinstance(loss, torch.nn.Module) and not type(loss).__module__.startswith("torch.")
         return loss if own else None
@@ -270,7 +262,6 @@ class ModuleReplica(BaseReplica):
             self._judge(features, labels, batch.rows, self._label_source(batch))
 
     def judge_through(self, around: Callable[[Judge], Judge]) -> None:
-        """Let a callback see each batch, or compute it: `around` is given what judges one now."""
         self._judge = around(self._judge)  # type: ignore[method-assign]
 
     def _judge(
@@ -352,7 +343,7 @@ class ModuleReplica(BaseReplica):
                 group["lr"] = rate
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """The trained parameters; those of nobody's module are called by their number."""
+        """Parameters that belong to no module are named by their number."""
         known = {id(p): name for name, p in named_parameters(self._modules()).items()}
         trained = enumerate(self.parameters.trained)
         return {known.get(id(p), f"parameter {place}"): p for place, p in trained}
@@ -375,7 +366,7 @@ class ModuleReplica(BaseReplica):
                 torch.from_numpy(array).copy_(parameter)
 
     def variables(self, *groups: str) -> Variables:
-        """Parameters and buffers; what an optimizer has is not all arrays, and is in `state`."""
+        """The optimizer's state is not all arrays, and is in `state`."""
         found: Variables = {}
         if not groups or "parameters" in groups:
             found["parameters"] = {name: to_array(tensor) for name, tensor in self._trained().items()}
@@ -394,12 +385,11 @@ class ModuleReplica(BaseReplica):
                     target.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(target.shape))
 
     def _watch_buffers(self) -> None:
-        """From now on, note which buffers training changes; without other ranks nobody asks."""
         self._snapshot = snapshot(self.tracked) if self._others is not None else []
         self._changed = [False] * len(self._snapshot)
 
     def _buffer_changes(self) -> list[bool]:
-        """Which buffers this rank has changed in this epoch, also before it was interrupted."""
+        """Changes in this epoch, including those before an interruption."""
         if self._others is None:
             return []
         now = changes(self.tracked, self._snapshot)
@@ -455,14 +445,14 @@ class ModuleReplica(BaseReplica):
         return self.model.state_dict()
 
     def _optimizer_fields(self) -> dict[str, Any]:
-        """What moves parameters, as fields of the state: "optimizer", "groups" and "scheduler"."""
+        """State fields "optimizer", "groups" and "scheduler"."""
         raise NotImplementedError
 
     def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
     def expected_bytes(self) -> int:
-        """The size of `state` now, and of what optimizers will add in their first step."""
+        """Includes what optimizers will add in their first step."""
         return len(self.state()) + sum(map(bytes_to_come, self._all_optimizers() if self._optimizes else []))
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
@@ -537,11 +527,9 @@ class ModuleReplica(BaseReplica):
         return self.model.eval()
 
     def weights(self) -> bytes:
-        """The model's state dict, as `torch.save` writes it."""
         return save_weights(self._model_state())
 
     def load_weights(self, data: bytes) -> None:
-        """Take the weights of a state dict's file, or of a checkpoint."""
         self._freezer.wait()
         self.model.load_state_dict(parse_weights(data))
 
@@ -553,7 +541,6 @@ class ModuleReplica(BaseReplica):
         return arrays(outputs)
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
-        """On a GPU, a batch is copied and computed while the outputs of those before it come back."""
         if not self.on_gpu:
             yield from super().predict_all(batches)
             return
@@ -623,7 +610,6 @@ class ModuleReplica(BaseReplica):
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:
-        """The model, compiled by torch if that was asked for."""
         if self.spec.compile not in ("default", "reduce-overhead"):
             return self.model
         compiled: Callable[..., Any] = torch.compile(self.model, mode=self.spec.compile)
@@ -649,7 +635,7 @@ _NO_OPTIMIZER = {"groups": None, "optimizer": None, "scheduler": None}
 
 
 def row_weight_complaints(spec: TorchSpec) -> list[str]:
-    """What the loss says; it is made for that, if it is given by a creator."""
+    """Runs the loss's creator, if it has one."""
     if spec.loss is None:  # which is complained about where one is needed
         return []
     if not callable(spec.loss):

@@ -1,9 +1,7 @@
-"""The metrics that go by a name: what each measures of a batch, and how batches become one value.
+"""Metrics with a name; batches merge exactly into one value.
 
-Batches merge exactly, whatever their size and whichever worker had them: a metric is a sum and a count
-(`Counted`), or a small state that is joined (`Gathered`), of which "auc" alone keeps every score. What a
-metric of classes means follows from the loss, which knows what form the outputs and labels have; where that
-is not known it is refused, since a wrong guess would be a plausible number.
+What a class metric means follows from the loss, which knows the form of outputs and labels; if unknown, it is
+refused, since a wrong guess would be a plausible number.
 """
 
 from __future__ import annotations
@@ -41,13 +39,7 @@ _TOP = re.compile(r"top_?([1-9]\d*)(_accuracy)?")
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A metric that gives its sum over a batch, and the number of values in it.
-
-    Attributes:
-        name: What the user called it.
-        measure: Gives the sum and the number of one batch.
-        finish: Makes the metric of the mean.
-    """
+    """`measure` returns a batch's sum and count; `finish` turns the mean into the metric."""
 
     name: str
     measure: Measure
@@ -60,15 +52,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A metric that is computed from a state: the states of several batches are joined into one.
-
-    Attributes:
-        name: What the user called it.
-        measure: Gives the state of one batch.
-        join: Makes one state of several.
-        value: Computes the metric.
-        grows: Whether the state has something of every row.
-    """
+    """`grows`: the state has something of every row."""
 
     name: str
     measure: Measure
@@ -84,7 +68,6 @@ class Gathered:
         return [self.join(states)] if len(states) > 1 else list(states)
 
     def computed(self, states: Sequence[State]) -> float:
-        """The value over all these states; NaN where there are none."""
         return float(self.value(self.join(states))) if states else math.nan
 
 
@@ -102,7 +85,6 @@ def unknown_name(name: str) -> str:
 
 
 def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
-    """The metric of this name, for a model that is trained with this loss."""
     plain = _ALIASES.get(name, name)
     if top := _TOP.fullmatch(plain):
         return Counted(name, _top(name, int(top[1]), loss))
@@ -142,7 +124,6 @@ def _accuracy_for(name: str, loss: LossRule | None) -> Measure:
 
 
 def _by_class(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) -> Sums:
-    """The share of targets whose class has the highest score; ignored ones do not count."""
     target = as_classes(outputs, target)
     guess = outputs.argmax(dim=1)
     if target.is_floating_point():
@@ -187,7 +168,7 @@ def _differences(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _moments(outputs: torch.Tensor, target: torch.Tensor) -> State:
-    """Rows, and of each label column the mean, the squared differences from it, and the squared errors."""
+    """Rows; for each label column its mean, squared deviations and squared errors."""
     errors = _differences(outputs, target)
     labels = target.reshape(len(outputs), -1).double()
     mean = labels.mean(dim=0)
@@ -197,7 +178,7 @@ def _moments(outputs: torch.Tensor, target: torch.Tensor) -> State:
 
 
 def _joined_moments(states: Sequence[State]) -> State:
-    """Without differences of large sums: the spread within the parts and that of their means."""
+    """Avoids differences of large sums."""
     rows, means, spreads, errors = (torch.stack(part) for part in zip(*states, strict=True))
     total = rows.sum()
     mean = (rows[:, None] * means).sum(dim=0) / total
@@ -206,7 +187,7 @@ def _joined_moments(states: Sequence[State]) -> State:
 
 
 def _r2(state: State) -> float:
-    """The mean over label columns; as in scikit-learn, 1 for a constant that is met and 0 for another."""
+    """As in scikit-learn, a constant column gives 1 if met, otherwise 0."""
     rows, _, spread, errors = (part.cpu() for part in state)
     if rows < 2:
         return math.nan
@@ -223,7 +204,7 @@ def _all_rows(states: Sequence[State]) -> State:
 
 
 def _ratio(state: State, above: Callable[..., Any], below: Callable[..., Any]) -> float:
-    """A ratio of hits for each class, and their mean over the classes that were there or were predicted."""
+    """Averaged over the classes that occurred or were predicted."""
     right, false, missed = (part.double().cpu() for part in state)
     seen = (right + false + missed) > 0
     upper, lower = above(right, false, missed), below(right, false, missed)
@@ -251,7 +232,6 @@ _RATIOS = {"precision": _precision, "recall": _recall, "f1": _f1}
 
 
 def _auc(state: State) -> float:
-    """The area under the ROC curve: of each class against the rest, and their mean over the classes."""
     scores, classes = (part.cpu() for part in state)
     if classes.dim() > 1:  # labels that do not exclude each other
         columns = [(scores[:, place], classes[:, place]) for place in range(scores.shape[1])]
@@ -263,7 +243,7 @@ def _auc(state: State) -> float:
 
 
 def _area(scores: torch.Tensor, positive: torch.Tensor) -> float:
-    """The share of pairs in which the positive row has the higher score; equal scores are half a pair."""
+    """The share of pairs in which the positive row has the higher score; ties count half."""
     ups = int(positive.sum())
     downs = len(positive) - ups
     if not ups or not downs or bool(torch.isnan(scores).any()):

@@ -1,4 +1,4 @@
-"""The optimizer and its schedule: built from what the user gave, in their fast form."""
+"""Builds the optimizer and its schedule, in their fast form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FUSED_DTYPES = (torch.float32, torch.float64)
 
 
 def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over the parameters of `model`, which is on its device already."""
+    """`model` must be on its device already."""
     given = spec.optimizer
     if given is None:
         raise ConfigError("training needs an optimizer.\nHint: pass optimizer=torch.optim.Adam, say.")
@@ -48,7 +48,7 @@ def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Opti
 
 
 def with_rate(given: Any, rate: float) -> Any:
-    """What the user gave as the optimizer, with this learning rate; an instance is changed in place."""
+    """Changes an instance in place."""
     if given is None:
         raise ConfigError(f"learning_rate={rate}: the estimator has no optimizer.")
     if isinstance(given, torch.optim.Optimizer):
@@ -64,8 +64,6 @@ def _rated(optimizer: Any, rate: float) -> Any:
 
 @dataclass(frozen=True)
 class _Rated:
-    """A creator of optimizers whose learning rate is then set."""
-
     creator: Any
     rate: float
 
@@ -87,13 +85,11 @@ def build_scheduler(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def refuse_several(optimizer: torch.optim.Optimizer) -> None:
-    """Complain about an optimizer that could not do on several ranks what it does on one."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError(SPARSE)
 
 
 def _refuse_blind(scheduler: Any, moves: str) -> None:
-    """Complain about a schedule that waits for a figure which it would not be shown."""
     if not isinstance(scheduler, ReduceLROnPlateau):
         return
     if moves == "step":
@@ -108,7 +104,6 @@ def _refuse_blind(scheduler: Any, moves: str) -> None:
 
 
 def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-    """Let the optimizer move the parameters that have a gradient."""
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
             if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
@@ -122,13 +117,13 @@ def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None
 
 
 def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:
-    """Whether only a part of those that move have a momentum: torch's fused SGD takes all or none."""
+    """torch's fused SGD needs momentum for all parameters or none."""
     have = ["momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None]
     return any(have) and not all(have)
 
 
 def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """How much the optimizer will keep of its parameters from its first step on, tried on a small one."""
+    """Found by trying a small parameter."""
     if optimizer.state:
         return 0
     total = 0
@@ -147,7 +142,6 @@ def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
 
 
 def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
-    """Move a per-epoch schedule; one that watches for a plateau is shown the epoch's loss."""
     if not isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step()
         return
@@ -157,16 +151,12 @@ def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
 
 
 def _made_of_class(given: Any, model: torch.nn.Module) -> Any:
-    """An instance over the model's parameters, whatever place the class has for them."""
     by_name = "params" in keywords(given)
     return given(params=model.parameters()) if by_name else given(model.parameters())
 
 
 def _fuse(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Let torch's one-pass implementation do the step, where the user left the choice open and it applies.
-
-    It computes the same in another order; on a CPU it takes a fraction of the time.
-    """
+    """Only if the user left the choice open; computes the same in another order, much faster on a CPU."""
     if type(optimizer) not in _FUSED or any(getattr(module, "sparse", False) for module in model.modules()):
         return
     devices = ("cpu",) if isinstance(optimizer, torch.optim.Adagrad) else ("cpu", "cuda")

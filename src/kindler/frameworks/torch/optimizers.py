@@ -1,4 +1,4 @@
-"""Several optimizers by name, with their schedules: how they are built, looked at as one, kept and loaded."""
+"""Several optimizers by name, with their schedules."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ ONLY = "optimizer"  # the name of one that was given without a name
 
 
 class Optimizers:
-    """Optimizers by name; together they have the groups and the state of all.
-
-    Attributes:
-        named: The optimizers.
-    """
+    """Looks like one optimizer with the groups and state of all."""
 
     def __init__(self, named: Mapping[str, torch.optim.Optimizer]) -> None:
         self.named = dict(named)
@@ -32,7 +28,7 @@ class Optimizers:
 
     @property
     def state(self) -> dict[Any, Any]:
-        """What all of them keep of parameters; of one that two of them move, what the last does."""
+        """For a parameter that two of them move, the last one's."""
         return {key: value for optimizer in self.named.values() for key, value in optimizer.state.items()}
 
     def __getitem__(self, name: str) -> torch.optim.Optimizer:
@@ -42,7 +38,7 @@ class Optimizers:
         return iter(self.named)
 
     def kept(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-        """Their states, with the names of the parameters that these belong to."""
+        """Includes the names of the parameters."""
         return {
             name: {"state": optimizer.state_dict(), "groups": group_names(optimizer, modules)}
             for name, optimizer in self.named.items()
@@ -60,8 +56,6 @@ class Optimizers:
 
 
 class Schedules:
-    """Learning-rate schedules by the names of the optimizers that they move; one may have several."""
-
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.named = dict(named)
 
@@ -70,7 +64,6 @@ class Schedules:
             schedule.step()
 
     def end_epoch(self, logs: Mapping[str, float] | None) -> None:
-        """Move all; one that watches for a plateau is shown the epoch's loss."""
         for schedule in self.named.values():
             step_scheduler(schedule, logs)
 
@@ -78,13 +71,12 @@ class Schedules:
         return {name: schedule.state_dict() for name, schedule in self.named.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from it; those that were not there then begin anew."""
+        """Schedules missing from the state start anew."""
         for name in self.named.keys() & state.keys():
             self.named[name].load_state_dict(state[name])
 
 
 def build_optimizers(spec: TorchSpec, model: torch.nn.Module) -> Optimizers:
-    """The optimizers over the parameters of `model`, which is on its device already."""
     given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {ONLY: spec.optimizer}
     return Optimizers(
         {str(name): build_optimizer(replace(spec, optimizer=one), model) for name, one in given.items()}

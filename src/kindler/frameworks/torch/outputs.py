@@ -1,8 +1,4 @@
-"""What a model returns, taken apart: tensors in order, with names where the model gives some.
-
-Outputs may be nested: dicts, `ModelOutput`s of Hugging Face, dataclasses, named tuples, tuples and lists. A
-tensor within them is called by the way to it, as "hidden_states_0".
-"""
+"""A model's outputs, possibly nested, as tensors in order; named by their paths ("hidden_states_0")."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def flat(outputs: Any) -> list[torch.Tensor]:
 
 
 def names_of(outputs: Any) -> tuple[str, ...] | None:
-    """What the tensors are called, in the same order; None where the model has given no names."""
+    """In the order of `flat`; None if the model has given none."""
     paths = [path for path, _ in _leaves(outputs, ())]
     if not any(isinstance(part, str) for path in paths for part in path):
         return None
@@ -39,7 +35,7 @@ def names_of(outputs: Any) -> tuple[str, ...] | None:
 
 
 def own_loss(outputs: Any) -> torch.Tensor | None:
-    """The loss that a model has computed itself: under "loss", first in a tuple, or all that it returned."""
+    """Under "loss", first in a tuple, or all that the model returned."""
     if isinstance(outputs, Mapping):
         found = outputs.get(_LOSS)
     elif isinstance(outputs, torch.Tensor):
@@ -52,7 +48,7 @@ def own_loss(outputs: Any) -> torch.Tensor | None:
 
 
 def without_loss(outputs: Any) -> Any:
-    """The outputs but for a loss of the model's own, which has no rows."""
+    """The loss has no rows."""
     if isinstance(outputs, torch.Tensor) or own_loss(outputs) is None:
         return outputs
     if isinstance(outputs, Mapping):
@@ -91,6 +87,6 @@ def _parts(outputs: Any) -> Iterator[tuple[str | int, Any]]:
 
 
 def _name(path: tuple[str | int, ...]) -> str:
-    """Names are joined; what begins with a number gets the name that outputs have by default."""
+    """Paths that begin with a number get the default prefix "prediction"."""
     parts = path if path and isinstance(path[0], str) else ("prediction", *path)
     return "_".join(map(str, parts))

@@ -1,8 +1,4 @@
-"""The parameters that training moves, which may change while it runs, and the modules that train.
-
-A callback may unfreeze a layer, or give the optimizer more parameters; a loss may have some of its own. What
-counts is what the optimizer holds at the moment, and it is looked at before each step.
-"""
+"""The parameters that training moves and the modules that train, both of which may change meanwhile."""
 
 from __future__ import annotations
 
@@ -22,11 +18,7 @@ _EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add paramet
 
 
 class Parameters:
-    """What one optimizer moves, and the model's other parameters that get gradients.
-
-    Attributes:
-        held: All of them, each once: their gradients are cleared, clipped and exchanged.
-    """
+    """`held`: the optimizer's parameters and the model's others that get gradients, each once."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -36,7 +28,7 @@ class Parameters:
         self.look()
 
     def look(self) -> bool:
-        """Whether the optimizer's parameters, or which of them get gradients, changed since the last look."""
+        """Whether the optimizer's parameters or their `requires_grad` changed since the last call."""
         moved = [p for group in self._optimizer.param_groups for p in group["params"]]
         seen = ([id(p) for p in moved], [p.requires_grad for p in moved])
         if seen == self._seen:
@@ -51,16 +43,14 @@ class Parameters:
         return [p for p in self.held if p.requires_grad]
 
     def unexchanged(self) -> list[nn.Parameter]:
-        """Those whose gradients nobody has been asked to exchange so far."""
         return [p for p in self.held if p.requires_grad and id(p) not in self._exchanged]
 
     def exchange(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note that gradients of these are exchanged from now on."""
         self._exchanged |= {id(p) for p in parameters}
 
 
 def agree_on(collective: Collective, parameters: Sequence[nn.Parameter]) -> None:
-    """Make sure that all ranks are about to take in the same parameters, with the same values."""
+    """Raises unless all ranks add the same parameters with the same values."""
     kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
     told = share_bytes(collective, kinds.encode()).decode()
     if _any(collective, told != kinds):
@@ -85,7 +75,6 @@ def _any(collective: Collective, flag: bool) -> bool:
 
 
 def unshared_change_error() -> ConfigError:
-    """The complaint that this rank has begun to train parameters and another has not."""
     return ConfigError(
         "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and others"
         " have"
@@ -104,7 +93,7 @@ def recall_trained(flags: Mapping[str, bool], modules: Mapping[str, nn.Module]) 
 
 
 def group_names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[list[str | None]]:
-    """For each group of the optimizer the names of its parameters; None for one that no module has."""
+    """None if no module has the parameter."""
     names = {id(parameter): name for name, parameter in named_parameters(modules).items()}
     return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
 
@@ -115,7 +104,7 @@ def load_optimizer(
     groups: Sequence[Sequence[str | None]],
     modules: Mapping[str, nn.Module],
 ) -> None:
-    """Go on from an optimizer's state, also where groups were added or layers unfrozen, before or after."""
+    """Works even if groups were added or layers unfrozen, before or after."""
     named = named_parameters(modules)
     if any(name not in named for group in groups for name in group):  # parameters of nobody: by their order
         _load(optimizer, state)
@@ -151,20 +140,14 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of these modules, each name after its module's prefix."""
     return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}
 
 
 class Modes:
-    """Switches a model between training and evaluation.
+    """Modules in evaluation mode in a model in training mode rest for the whole run (a frozen BatchNorm).
 
-    A module that was in evaluation mode when the model was handed over, the model itself being in training
-    mode, rests for the whole run, as a BatchNorm that is kept frozen. All others train in every training
-    step, whatever callbacks did to them in between. A model that is in evaluation mode as a whole says
-    nothing about its parts.
-
-    Attributes:
-        resting: Names of the modules that stay in evaluation mode.
+    All others train in every training step, whatever callbacks do in between. A model in evaluation mode as a
+    whole says nothing about its parts.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -176,7 +159,7 @@ class Modes:
         self._begun = False
 
     def recall(self, resting: Iterable[str]) -> None:
-        """Take over which modules rested in an earlier run, unless this model says so itself."""
+        """This model's own modes take precedence."""
         if not self._said:
             self.resting = set(resting)
 

@@ -1,7 +1,4 @@
-"""PyTorch: one replica of the user's model, stepped so that N ranks compute what one process would.
-
-How gradients travel is the business of the sync; when to step, of the training loop.
-"""
+"""A PyTorch replica, stepped so that N ranks compute what one process would."""
 
 from __future__ import annotations
 
@@ -51,12 +48,6 @@ __all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "r
 
 
 class TorchReplica(ModuleReplica):
-    """One rank's copy of a PyTorch model that is trained by its loss.
-
-    Attributes:
-        mode: How steps are run, and why not as graphs, where the spec asks for that.
-    """
-
     divisible = True
 
     def __init__(self, spec: TorchSpec, **options: Any) -> None:
@@ -76,12 +67,10 @@ class TorchReplica(ModuleReplica):
 
     @property
     def scheduler(self) -> Any:
-        """The schedule of learning rates, or None."""
         return self._scheduler
 
     @classmethod
     def make_spec(cls, **options: Any) -> TorchSpec:
-        """A spec of these fields of `TorchSpec`; `config` may be None."""
         spec = TorchSpec(**{**options, "config": dict(options.get("config") or {})})
         if complaints := check(spec):
             raise ConfigError("\n".join(complaints))
@@ -117,11 +106,7 @@ class TorchReplica(ModuleReplica):
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
     ) -> GradientExchange | None:
-        """Exchange gradients within `train_step`, while backward still runs.
-
-        With "sharded" the optimizer moves only what this rank owns, with "fsdp" a rank has only its part of
-        the parameters between steps.
-        """
+        """Exchanges gradients while backward still runs."""
         if strategy == "fsdp":
             return self._shard_fully(worker, settings, **options)
         whole = strategy == "sharded" and self._keeps_parameters_whole(**options)
@@ -144,7 +129,7 @@ class TorchReplica(ModuleReplica):
         return exchange
 
     def _keeps_parameters_whole(self, *, divide: str | None, one_copy: bool) -> bool:
-        """Whether the optimizer is divided between parameters only; complains where it cannot be divided."""
+        """Raises if the optimizer cannot be divided."""
         if one_copy and self.device.type != "cpu":
             raise ConfigError(
                 f"sync='sharded': one_copy=True, but the parameters are on {self.device}, and only those"
@@ -155,7 +140,7 @@ class TorchReplica(ModuleReplica):
         return division_of(type(self.optimizer), divide) == "parameters"
 
     def _meet_in_steps(self) -> None:
-        """Ranks make steps together: losses may gather rows, and know what all of several divide by."""
+        """Losses may gather rows, and several losses share their divisors."""
         collective = self._collective
         assert collective is not None, "join comes first"
         if collective.size > 1:
@@ -189,14 +174,13 @@ class TorchReplica(ModuleReplica):
             )
 
     def gather_state(self) -> None:
-        """Where the optimizer is divided: let the first rank know the whole of it until the next step."""
+        """Collects a divided optimizer's state on the first rank, until the next step."""
         if self._fully is not None:
             self._fully.gather()
         if self._divided is not None:
             self._divided.gather()
 
     def optimizer_bytes(self) -> int:
-        """The memory of the optimizer's state in this process."""
         if self._divided is not None:
             return self._divided.nbytes
         if self._fully is not None:
@@ -228,7 +212,6 @@ class TorchReplica(ModuleReplica):
         self._count_rows(batch)
 
     def _graphed(self) -> GraphedStep | None:
-        """What runs steps as graphs, if that was asked for and can be."""
         if not self._chosen and self.spec.compile in ("auto", "graphs"):
             reason = why_not(
                 self.spec,
@@ -415,7 +398,7 @@ class TorchReplica(ModuleReplica):
             self.model.load_state_dict(parse_weights(data))
 
     def _fresh_parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters that are trained from this step on, and were not before; the other ranks hear of it."""
+        """Announces them to the other ranks."""
         if not self.parameters.look() or self._exchange is None:
             return []
         fresh = self.parameters.unexchanged()
@@ -424,7 +407,7 @@ class TorchReplica(ModuleReplica):
         return fresh
 
     def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
-        """Exchange these parameters' gradients too, from the step that has just been computed on."""
+        """Exchanges their gradients starting with the step just computed."""
         assert self._exchange is not None, "without other ranks nothing is fresh"
         assert self._collective is not None, "join comes before fuse"
         if not self._exchange.all_announced():
@@ -438,10 +421,7 @@ class TorchReplica(ModuleReplica):
     def _backward(
         self, batch: Batch, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
     ) -> float | torch.Tensor:
-        """All micro-batches of one step; fused, `grad` holds the mean over all ranks afterwards.
-
-        Returns what this rank's own mean weighs.
-        """
+        """Returns the weight of this rank's mean; if fused, `grad` then holds the mean over all ranks."""
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
         if self.spec.loss == "model" and (passes > 1 or self._others is not None):
@@ -470,11 +450,7 @@ class TorchReplica(ModuleReplica):
         return batch.rows
 
     def _descend(self, loss: torch.Tensor, share: float) -> None:
-        """Backward from `share` times the loss.
-
-        The share is what backward begins with: the numbers are those of a product, which would be one more
-        kernel in each direction. In steps of small models on a GPU it is the number of kernels that counts.
-        """
+        """Starting backward with the share saves a kernel each way, which counts for small models on GPUs."""
         if self._scaler is not None:
             scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
             self._back_from(scaled, None)
@@ -495,7 +471,7 @@ class TorchReplica(ModuleReplica):
                 loss.backward(begin)  # type: ignore[no-untyped-call]
 
     def _pass_without_rows(self, batch: Batch) -> None:
-        """Take part in what ranks do together in a step, with a row of zeros that teaches nothing."""
+        """Uses a row of zeros that teaches nothing."""
         may = self.loss.unknown and self._tried is not None and self._tried.gathers is not False
         gather = self._gather if may else None
         outputs: Any = ()
@@ -526,7 +502,7 @@ class TorchReplica(ModuleReplica):
                 self._divide(self._fully.total(0.0))
 
     def _refuse_other_shapes(self, batch: Batch) -> None:
-        """A mean that the loss took itself: over what, only rows of one shape leave no doubt."""
+        """What the loss's own mean is over is certain only if rows have one shape."""
         for place, (label, shape) in enumerate(zip(batch.labels, self._label_shapes or (), strict=False)):
             if label.shape[1:] != shape:
                 raise ConfigError(
@@ -540,7 +516,7 @@ class TorchReplica(ModuleReplica):
                 )
 
     def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
-        """Around one backward: only the last of a step lets gradients travel."""
+        """Only the last backward of a step lets gradients travel."""
         if self._exchange is None:
             return nullcontext()
         if not last:
@@ -551,7 +527,6 @@ class TorchReplica(ModuleReplica):
         return nullcontext()
 
     def _divide(self, divisor: float | torch.Tensor) -> None:
-        """Without other ranks: what the exchange of gradients does with weights."""
         if isinstance(divisor, float):
             if divisor == 1.0:
                 return
@@ -566,7 +541,7 @@ class TorchReplica(ModuleReplica):
         rows: int,
         weights: torch.Tensor | None,
     ) -> AbstractContextManager[None]:
-        """Around a loss of the user's own, which is tried in the first training steps."""
+        """Tries the user's own loss in the first training steps."""
         if not self.loss.unknown or not torch.is_grad_enabled() or self._is_recorded():
             return nullcontext()
         accumulates = self.spec.accumulation_steps > 1
@@ -585,7 +560,7 @@ class TorchReplica(ModuleReplica):
     def _try_loss(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
-        """Whether the model's own loss is the mean that it is taken for, before a step relies on it."""
+        """Must come before a step relies on the loss."""
         _ = self.loss
         if self._trial is None or self._fully is not None or self.spec.process_group:
             return  # where the model can only be called by all ranks at once
@@ -604,7 +579,6 @@ def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
-    """A copy of a parameter's gradient; zeros where it has none."""
     if parameter.grad is None:
         return np.zeros_like(to_array(parameter))
     array = to_array(parameter.grad)

@@ -1,7 +1,6 @@
-"""Weights of rows, from a column and from the class of the label; and losses that can be asked row by row.
+"""Row weights, from a column or the label's class.
 
-As in Keras, the loss of a row is multiplied by its weight, and what a step divides by stays what it is
-without weights: rows of weight 2 count twice as much, and weights that are all 1 change nothing.
+As in Keras, a row's loss is multiplied by its weight, and the divisor stays that of the unweighted loss.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ _HOW = (
 
 
 class RowWeights:
-    """What each row of a batch weighs.
-
-    Attributes:
-        column: Whether the last label is a weight.
-    """
+    """`column`: the last label is a weight."""
 
     def __init__(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
         self.column = column
@@ -39,7 +34,7 @@ class RowWeights:
     def split(
         self, labels: tuple[torch.Tensor, ...], *, trains: bool, by_class: bool
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """The labels themselves, and the weight of each row; None where all weigh the same."""
+        """None if all rows weigh the same."""
         weights: torch.Tensor | None = None
         if self.column:
             *own, given = labels
@@ -81,10 +76,7 @@ def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:
 
 
 def unreduced(loss: Any) -> Any:
-    """The loss as one that says what each row, or each value of it, costs; itself where nothing tells how.
-
-    A function that has no `reduction` may do so already: whether it does shows when it is called.
-    """
+    """Unchanged if nothing tells how: it may be unreduced already, which shows when it is called."""
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
             return loss
@@ -95,7 +87,6 @@ def unreduced(loss: Any) -> Any:
 
 
 def refuse_reduced(values: torch.Tensor, rows: int, loss: Any) -> None:
-    """Complain about a loss that gives no loss for each row."""
     if values.dim() == 0 or len(values) != rows:
         shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
         raise ConfigError(
@@ -105,7 +96,7 @@ def refuse_reduced(values: torch.Tensor, rows: int, loss: Any) -> None:
 
 
 def against_row_weights(loss: Any) -> list[str]:
-    """Why rows cannot be weighed in this loss, as far as that is known without calling it."""
+    """As far as is known without calling it."""
     if not callable(loss):
         return [f"loss={loss!r} cannot be asked for the loss of a row.\n{_HOW}"]
     if hasattr(loss, "loss_divisor"):

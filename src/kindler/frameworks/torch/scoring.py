@@ -1,8 +1,6 @@
-"""A PyTorch model for processes that only score with it.
+"""A PyTorch model for scoring only, pickled without its tensors' memory, which follows as it is.
 
-The model is pickled without the memory of its tensors, which follows it as it is: all that is not a tensor is
-small, and is packed anew each time. Whether tensors have changed is found by looking at their memory: torch's
-own counters do not see what is written through `.data` or numpy.
+Changes are found by comparing memory: torch's own counters miss writes through `.data` or numpy.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def scoring_model(
     spec: TorchSpec, live: torch.nn.Module | None, state: bytes, before: ScoringModel | None
 ) -> ScoringModel:
-    """What a process needs to score with the model as it is now."""
     own = "model" if spec.loss == "model" else None
     slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler_creator=None)
     if isinstance(spec.model, torch.nn.Module):  # which has its trained weights

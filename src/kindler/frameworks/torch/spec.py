@@ -1,7 +1,4 @@
-"""What a user hands in for PyTorch, as one value that travels to the workers.
-
-Here it is only described, checked and made into bytes; `replica.py` builds and runs it.
-"""
+"""The user's PyTorch arguments as one value that travels to the workers; `replica.py` builds and runs it."""
 
 from __future__ import annotations
 
@@ -45,34 +42,7 @@ _LAZY = (
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSpec:
-    """A model and all that trains it.
-
-    Attributes:
-        model: An nn.Module, or a creator: anything callable that returns one, called with the config.
-        optimizer: An Optimizer over the model's parameters; or an Optimizer class or a partial of one, called
-            with `model.parameters()`; or a creator, called with (model, config).
-        loss: A module or function of (outputs, targets); a class, or a function of at most one argument, is a
-            creator and is called with the config. "model" is the loss that the model computes itself. A list,
-            or a dict by the names of outputs, has one for each output.
-        loss_weights: What each of several losses counts for in their sum, in the same form; None is 1.
-        metrics: One, a list, or a dict of name to metric. A metric is a torchmetrics.Metric, a function of
-            (outputs, targets), or a name, such as "accuracy" or "auc" (`named_metrics.py`).
-        scheduler_creator: Called with (optimizer, config); returns a learning-rate scheduler.
-        scheduler_step: When the scheduler moves: after each "epoch" or each "step".
-        config: Handed to every creator.
-        precision: None for the model's own; "bf16" or "fp16" for autocast, the latter with scaled losses.
-        tf32: Whether a GPU may multiply float32 matrices in TF32.
-        process_group: Whether `torch.distributed` joins the workers before the model is made.
-        clip_norm: Largest norm of the whole gradient, applied after ranks have agreed on it.
-        clip_value: Largest absolute value of a gradient's element.
-        accumulation_steps: Forward and backward passes that one step is cut into, to save memory.
-        inputs: "positional" calls `model(*features)`, "dict" calls `model({name: feature})`, "kwargs" calls
-            `model(name=feature)`.
-        compile: "default" or "reduce-overhead" for `torch.compile`; "graphs" to run whole steps as CUDA
-            graphs, "auto" to do so where it is possible.
-        device_cache: Whether features are kept on a GPU from the first epoch on; "auto" where they fit
-            easily.
-    """
+    """The arguments of `Estimator.from_torch`, which documents them."""
 
     model: Any
     optimizer: Any = None
@@ -94,12 +64,12 @@ class TorchSpec:
 
 
 def dumps(spec: TorchSpec) -> bytes:
-    """The spec as bytes; a model and an optimizer over its parameters stay together."""
+    """A model and an optimizer over its parameters stay together."""
     return pickle_for_workers(spec)
 
 
 def loads(data: bytes) -> TorchSpec:
-    """The spec from the bytes of `dumps`: a pickle of the user's objects, so only from our own channel."""
+    """A pickle of the user's objects, so it must come from our own channel."""
     # A scoring model has the memory of its tensors behind it.
     spec = TensorUnpickler(*unpack(data)).load() if is_packed(data) else cloudpickle.loads(data)
     if not isinstance(spec, TorchSpec):
@@ -108,12 +78,12 @@ def loads(data: bytes) -> TorchSpec:
 
 
 def check(spec: TorchSpec) -> list[str]:
-    """All that can be said against the spec without running a creator; empty when there is nothing."""
+    """Must not run a creator."""
     return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
 
 
 def against_several(spec: TorchSpec) -> list[str]:
-    """What speaks against training by several workers, as far as it is known without running a creator."""
+    """Must not run a creator."""
     complaints = [] if spec.process_group else _synchronized_instance(spec.model)
     if issubclass(optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
         complaints.append(SPARSE)
@@ -125,7 +95,6 @@ def _synchronized_instance(model: Any) -> list[str]:
 
 
 def missing(spec: TorchSpec, *names: str) -> list[str]:
-    """What the spec lacks of the things named, as complaints."""
     return [
         f"this needs {'an' if name[0] in 'aeiou' else 'a'} {name}; give one to"
         f" Estimator.from_torch({name}=...)."
@@ -135,7 +104,6 @@ def missing(spec: TorchSpec, *names: str) -> list[str]:
 
 
 def synchronized(model: torch.nn.Module) -> list[str]:
-    """A complaint about layers that would have to see the rows of all workers at once; empty without any."""
     found = [name for name, part in model.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
     if not found:
         return []
@@ -150,7 +118,6 @@ def synchronized(model: torch.nn.Module) -> list[str]:
 
 
 def is_creator(given: Any) -> bool:
-    """Whether a loss or metric is to be called with the config to make the real one."""
     if isinstance(given, type):
         return True
     if isinstance(given, torch.nn.Module) or not callable(given):
@@ -161,13 +128,12 @@ def is_creator(given: Any) -> bool:
 
 
 def is_optimizer_class(given: Any) -> bool:
-    """Whether it is a class of optimizers, or a partial of one."""
+    """Also true for a partial of a class."""
     given = _inner(given)
     return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
 
 
 def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
-    """Whether its step cannot be made without a function that computes the loss anew."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 
@@ -179,7 +145,6 @@ def _inner(given: Any) -> Any:
 
 
 def optimizer_kind(given: Any) -> type:
-    """The class of an optimizer: its own, or the one that it is."""
     inner = _inner(given)
     return inner if isinstance(inner, type) else type(given)
 
@@ -190,7 +155,6 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 
 
 def build_model(spec: TorchSpec) -> torch.nn.Module:
-    """The model itself: the instance given, or what its creator returns."""
     model = spec.model
     if not isinstance(model, torch.nn.Module):
         made = call(model, spec.config)
@@ -203,7 +167,7 @@ def build_model(spec: TorchSpec) -> torch.nn.Module:
 
 
 def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
-    """What is wrong if the model cannot be called with one input for each column; None if it can."""
+    """None if it can."""
     try:
         inspect.signature(model.forward).bind(*columns)
     except TypeError as exc:
@@ -222,7 +186,6 @@ def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
 
 
 def build_loss(spec: TorchSpec) -> Any:
-    """The loss itself: a module or a function of (outputs, targets)."""
     if spec.loss is None:
         raise ConfigError("training and evaluation need a loss.\nHint: pass loss=torch.nn.MSELoss(), say.")
     loss = call(spec.loss, spec.config) if is_creator(spec.loss) else spec.loss

@@ -1,4 +1,4 @@
-"""A replica's state as bytes that load without executing anything, and what ranks share besides gradients."""
+"""A replica's state as bytes that load without executing anything."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def dump(fields: Mapping[str, Any]) -> bytes:
 
 
 class Freezer:
-    """Copies a replica's tensors, and makes bytes of the copies later.
+    """Copies a replica's tensors now, and turns the copies into bytes later.
 
-    Large tensors are copied by a thread: `wait` waits for it, and must be called before they change. The
-    memory of the copies is used again, since taking fresh memory costs more than the copying; so what one
-    `freeze` returned must be done with before the next.
+    A thread copies large tensors: call `wait` before they change. The copies' memory is reused, since fresh
+    memory costs more than copying; so finish with one `freeze` before the next.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,6 @@ class Freezer:
     def freeze(
         self, fields: Mapping[str, Any], *, copy_now: Iterable[torch.Tensor] = ()
     ) -> Callable[[], list[Buffer]]:
-        """A copy of the fields; the function makes pieces of bytes of it that `parse` reads when joined."""
         self.wait()
         at_once = {tensor.data_ptr() for tensor in copy_now}
         large: list[torch.Tensor] = []
@@ -76,7 +74,6 @@ class Freezer:
         return pieces
 
     def wait(self) -> None:
-        """Wait until all is copied: tensors may change again."""
         if self._copying is not None:
             self._copying.join()
             self._copying = None
@@ -107,7 +104,7 @@ def _pieces(fields: dict[str, Any], large: Sequence[torch.Tensor]) -> list[Buffe
 
 
 def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any]) -> Any:
-    """The value with `taken(tensor)` in the place of tensors; what they share they go on sharing."""
+    """Shared tensors stay shared."""
     if isinstance(value, torch.Tensor):
         key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device)
         if not value.numel() or key not in memo:
@@ -128,7 +125,6 @@ def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The fields that `dump` was given, tensors on the CPU."""
     if not is_packed(data):
         raise ConfigError(f"this is not a replica's state of format {_FORMAT}.")
     head, buffers = unpack(data)
@@ -156,14 +152,14 @@ def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def save_weights(state: Mapping[str, torch.Tensor]) -> bytes:
-    """A model's state dict as a file that plain `torch.load` reads."""
+    """Plain `torch.load` reads it."""
     data = io.BytesIO()
     torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, data)
     return data.getvalue()
 
 
 def parse_weights(data: bytes) -> Any:
-    """A state dict out of a file of one, or out of a checkpoint."""
+    """Reads a state dict's file or a checkpoint."""
     return parse(data)["model"] if is_packed(data) else _loaded(data)
 
 
@@ -175,23 +171,21 @@ def _loaded(data: bytes) -> Any:
 
 
 def fork_seed(seed: int, *path: int) -> int:
-    """A seed for one rank in one epoch, far from those of its neighbours."""
+    """Seeds of neighbouring ranks and epochs are far apart."""
     state = np.random.SeedSequence([seed & (2**63 - 1), *path]).generate_state(2, np.uint32)
     return int(state[0]) << 31 | int(state[1]) >> 1
 
 
 def snapshot(tracked: Tracked) -> list[torch.Tensor]:
-    """Copies of the model's buffers, to see later which of them training changes."""
     return [buffer.detach().clone() for buffer in tracked.buffers()]
 
 
 def changes(tracked: Tracked, before: Sequence[torch.Tensor]) -> list[bool]:
-    """Which buffers are not what they were when `before` was taken with `snapshot`."""
     return [not torch.equal(now, then) for now, then in zip(tracked.buffers(), before, strict=True)]
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """A copy of a tensor's values; as float32 where numpy does not know their kind (bfloat16)."""
+    """As float32 where numpy lacks the dtype (bfloat16)."""
     whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     try:
         return np.array(whole.cpu().numpy())
@@ -200,7 +194,7 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 
 def _plain(value: Any) -> Any:
-    """numpy numbers as Python's: the safe loader takes no others."""
+    """The safe loader accepts only Python's numbers."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:
@@ -211,11 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves out the memory of tensors, which is kept beside the pickle: once, however many share it.
-
-    Attributes:
-        storages: What it has left out.
-    """
+    """Memory that several tensors share is kept once."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

@@ -1,7 +1,6 @@
-"""A copy of everything that a step of the user's own may change, so that a step can be undone as a whole.
+"""Copies everything that a user's own step may change, so that it can be undone as a whole.
 
-Such a step may move several optimizers, one after another, before a later loss turns out to be NaN. What the
-user's code keeps elsewhere (attributes that are no parameters, buffers or metrics) is not known here.
+What the user's code keeps besides parameters, buffers and metrics is not covered.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ def undo_of(
     optimizers: Optimizers,
     schedules: Schedules | None,
 ) -> Undo:
-    """Copy what there is now; the function that is returned puts it back."""
     undo = [
         *(_parameter(parameter) for parameter in {id(p): p for p in parameters}.values()),
         _buffers(tracked),
@@ -44,7 +42,7 @@ def undo_of(
 
 
 def attributes_of(modules: Iterable[torch.nn.Module]) -> Undo:
-    """Copy what modules keep in attributes of their own, lists, dicts and sets as they are now."""
+    """Includes the lists, dicts and sets in modules' attributes."""
     before = [(module, dict(module.__dict__)) for module in modules]
     within = [
         (value, copy.copy(value))
@@ -136,7 +134,7 @@ def _kept(value: Any) -> Any:
 
 
 def _given_back(now: Any, kept: Any) -> Any:
-    """What was kept, in the tensor that there is now: others may hold it."""
+    """Restores into the current tensor: others may hold it."""
     if isinstance(now, torch.Tensor) and isinstance(kept, torch.Tensor) and now.shape == kept.shape:
         return now.copy_(kept)
     return kept

@@ -1,4 +1,4 @@
-"""What the user's own step logs: means over rows, and metrics of torchmetrics, merged over ranks."""
+"""Tallies of what the user's own step logs: means over rows and torchmetrics metrics, merged over ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _TAKEN = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s"})
 
 
 class StepCounter(Counter):
-    """Tallies of logged numbers, beside those of a loss and metrics that Kindler computes itself.
-
-    Attributes:
-        rows_seen: Rows that steps have seen since tallies were last taken.
-        batches: How many steps those were.
-    """
+    """`rows_seen` and `batches` count since tallies were last taken."""
 
     def __init__(
         self, metrics: Mapping[str, Any], device: torch.device, metric_at: Callable[[str], Any]
@@ -37,7 +32,7 @@ class StepCounter(Counter):
         super().__init__(metrics, device)
 
     def begin_batch(self) -> None:
-        """What was noted as the newest is that of the batch before, on all ranks."""
+        """Drops the "newest" numbers, those of the previous batch, on all ranks."""
         for name in self._newest:
             self._sums.pop(name, None)
             self._weights.pop(name, None)
@@ -45,7 +40,7 @@ class StepCounter(Counter):
     def note(
         self, values: Mapping[str, Number], rows: int, weight: float | None = None, *, newest: bool = False
     ) -> None:
-        """Count means over these rows, or over something else that weighs so much; or the newest alone."""
+        """`weight` replaces the rows; `newest` keeps only this batch's."""
         by = float(rows if weight is None else weight)
         for given, value in values.items():
             name = f"{given}_2" if given in _TAKEN else given
@@ -56,7 +51,7 @@ class StepCounter(Counter):
                 self._newest.add(name)
 
     def mark(self) -> Callable[[], None]:
-        """Remember what was logged so far; the function that is returned goes back to it."""
+        """The returned function goes back to this point."""
         sums, weights, live = dict(self._sums), dict(self._weights), dict(self._live)
 
         def go_back() -> None:
@@ -72,7 +67,6 @@ class StepCounter(Counter):
         return self._weights.get(name, 0.0)
 
     def note_metric(self, name: str, path: str) -> None:
-        """Tell a metric of the model, which it updates itself, under this name."""
         self._live[name] = path
 
     def running_loss(self) -> float:

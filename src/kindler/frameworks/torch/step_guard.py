@@ -1,4 +1,4 @@
-"""Steps whose loss is NaN or infinite: shown to whoever watches, and left out where that is asked for."""
+"""Reports steps whose loss is NaN or infinite, and skips them on request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _SHOWN_ROWS = 8
 
 
 class StepGuard:
-    """Looks at the losses of one replica's training steps."""
-
     def __init__(self, watch: LossGuard, names: Sequence[str]) -> None:
         self._watch, self._names = watch, names
         self._buffers: list[torch.Tensor] = []
@@ -29,7 +27,7 @@ class StepGuard:
 
     @property
     def skips(self) -> bool:
-        """Whether steps may be left out, for which every loss must be known at once."""
+        """Skipping needs every loss at once."""
         return self._watch.skips
 
     def begin_step(self, tracked: Tracked) -> None:
@@ -38,16 +36,15 @@ class StepGuard:
             self._buffers = snapshot(tracked)
 
     def begin_own_step(self) -> None:
-        """Before a step that its caller undoes itself, where it is `bad`."""
+        """The caller undoes the step itself if it is `bad`."""
         self._bad = False
 
     @property
     def bad(self) -> bool:
-        """Whether steps are left out, and this one has a loss or gradient here that is not finite."""
+        """Knows only this rank's losses and gradients."""
         return self.skips and self._bad
 
     def look_at_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Where steps are left out: the step is `bad` if one of these is not finite."""
         if self.skips and not self._bad:
             self._bad = not _all_finite([gradient for gradient in gradients if gradient is not None])
 
@@ -57,7 +54,7 @@ class StepGuard:
     def passes(
         self, step: int, loss: torch.Tensor, features: Sequence[torch.Tensor], source: LabelSource, rows: int
     ) -> bool:
-        """Whether the loss of a forward pass counts: unless it is not finite and steps are left out."""
+        """False if the loss is not finite and steps are skipped."""
         if loss.is_cuda and not self.skips:
             if not torch.cuda.is_current_stream_capturing():
                 self.replayed(step, loss.detach(), source, rows)
@@ -69,7 +66,7 @@ class StepGuard:
         return not (self._bad and self.skips)
 
     def replayed(self, step: int, loss: torch.Tensor, source: LabelSource, rows: int) -> None:
-        """A loss that is on a GPU: it is looked at soon, without waiting for it."""
+        """Looks at it soon, without waiting for the GPU."""
         self._watch.note(step, loss, _Shown(source.where, rows), _brought)  # which does not keep the batch
 
     def left_out(
@@ -80,7 +77,7 @@ class StepGuard:
         *,
         scaled: bool,
     ) -> bool:
-        """After the exchange of gradients: whether this step is left out, on all ranks alike."""
+        """After the exchange of gradients; all ranks decide alike."""
         if not self.skips:
             return False
         bad = self._bad or not (scaled or _all_finite([p.grad for p in parameters if p.grad is not None]))
@@ -96,7 +93,6 @@ class StepGuard:
         return bad
 
     def _oddity(self, features: Sequence[torch.Tensor], source: LabelSource) -> str:
-        """Which row and column has a value that is not finite, if one has."""
         for place, feature in enumerate(features):
             if not feature.is_floating_point() or not len(feature):
                 continue
@@ -109,8 +105,6 @@ class StepGuard:
 
 
 class _Shown:
-    """The first rows of a batch by name."""
-
     def __init__(self, where: Any, rows: int) -> None:
         self._where, self._rows = where, rows
 

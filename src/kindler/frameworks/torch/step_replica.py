@@ -1,12 +1,8 @@
-"""A replica that is trained by a step of the user's own, with any number of optimizers.
+"""A replica trained by the user's own step, with any number of optimizers.
 
-Each `run.backward` makes gradients of the mean over all ranks' rows, so that whatever the step does with them
-afterwards is the same on all ranks. All ranks run the step in every global step: one that has no rows runs it
-on two rows of zeros, of which nothing counts. That they ask for the same gradients in the same order is
-checked with each exchange.
-
-The losses that `run.backward` is given and those that the step returns are watched. A step that is left out
-has run to its end on all ranks, and is then undone as a whole.
+Each `run.backward` makes gradients of the mean over all ranks' rows. All ranks run every global step, one
+without rows on two rows of zeros that do not count; each exchange checks that ranks ask for the same
+gradients in the same order. A step to be skipped runs to its end on all ranks, and is then undone as a whole.
 """
 
 from __future__ import annotations
@@ -48,8 +44,6 @@ _MADE_UP_ROWS = 2  # BatchNorm needs more than one
 
 
 class StepReplica(ModuleReplica):
-    """One rank's copy of a model that `StepSpec.train_step` trains."""
-
     spec: StepSpec
 
     def __init__(self, spec: StepSpec, **options: Any) -> None:
@@ -105,7 +99,6 @@ class StepReplica(ModuleReplica):
 
     @property
     def optimizers(self) -> Optimizers:
-        """The optimizers, built at first use together with their schedules."""
         if self._optimizers is None:
             if self.spec.loss is not None:
                 _ = self.loss
@@ -121,7 +114,6 @@ class StepReplica(ModuleReplica):
 
     @property
     def optimizer(self) -> Any:
-        """The only optimizer; several as one that has the groups of all."""
         named = self.optimizers.named
         return next(iter(named.values())) if len(named) == 1 else self.optimizers
 
@@ -150,7 +142,7 @@ class StepReplica(ModuleReplica):
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
     ) -> GradientExchange | None:
-        """Exchange gradients in each `run.backward`, through what `join` was given."""
+        """Exchange gradients in each `run.backward`, through the collective of `join`."""
         if strategy != "allreduce":
             raise ConfigError(self.complaints(self.spec, "division")[0])
         self._shares = True
@@ -199,7 +191,6 @@ class StepReplica(ModuleReplica):
         self._count_rows(batch)
 
     def _begin_watched(self) -> Undo | None:
-        """What undoes the step that begins now, where steps may be left out."""
         if self._guard is None:
             return None
         self._guard.begin_own_step()
@@ -208,7 +199,7 @@ class StepReplica(ModuleReplica):
         return self.undo()
 
     def undo(self) -> Undo:
-        """What undoes all that is done from now on to the model, its optimizers and the tallies."""
+        """Covers the model, its optimizers and the tallies."""
         everything = [p for module in self._modules().values() for p in module.parameters()]
         undo = undo_of([*everything, *self.parameters.held], self.tracked, self.optimizers, self._schedules)
         forget = self.counter.mark()
@@ -228,7 +219,7 @@ class StepReplica(ModuleReplica):
         self._guard.skip()
 
     def _step_on_nothing(self, batch: Batch) -> None:
-        """Make the step that the others make, without rows: buffers learn nothing from it."""
+        """Restores the buffers."""
         before = snapshot(self.tracked)
         self._step_on(self._tensors(_made_up(batch.features)), self._tensors(_made_up(batch.labels)), 0)
         with torch.no_grad():
@@ -236,7 +227,7 @@ class StepReplica(ModuleReplica):
                 buffer.copy_(value)
 
     def look_at_loss(self, loss: float | torch.Tensor) -> None:
-        """Show a loss of the step that runs now to whoever watches; one of made-up rows is nobody's."""
+        """Losses of made-up rows are ignored."""
         if self._guard is None or self._shown is None:
             return
         value = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(float(loss))
@@ -244,7 +235,7 @@ class StepReplica(ModuleReplica):
         self._guard.passes(self.step + 1, value, features, source, rows)
 
     def _look_at_losses(self, values: Mapping[str, float | torch.Tensor]) -> None:
-        """The same for numbers that are logged, as far as their names say that they are losses."""
+        """Names tell which of them are losses."""
         for name, value in values.items():
             if name.lower().endswith("loss"):
                 self.look_at_loss(value)
@@ -263,7 +254,6 @@ class StepReplica(ModuleReplica):
     def losses_of(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> Any:
-        """What the user's function returns for these rows, where a `TriedStep` notes what it minimizes."""
         labels = self._without_weights(labels, trains=True, made_up=not rows)
         with self._precision():
             return self.spec.train_step(self.run, self._by_name(features, labels))
@@ -274,7 +264,6 @@ class StepReplica(ModuleReplica):
     def _step_on(
         self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
     ) -> None:
-        """Let the user's function make the step, and count what it tells."""
         with self._gathers_in_step(rows):
             returned = self.losses_of(features, labels, rows)
         self._refuse_unread_weights()
@@ -288,7 +277,6 @@ class StepReplica(ModuleReplica):
             self.counter.note(values, rows)
 
     def _minimized(self, returned: Any) -> None:
-        """The step of a function that has only computed a loss."""
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             raise ConfigError(
@@ -304,7 +292,6 @@ class StepReplica(ModuleReplica):
         self.run.minimize(loss)
 
     def eval_step(self, batch: Batch) -> None:
-        """One call of the user's function; without one, the loss and metrics that were given."""
         if self.spec.eval_step is None:
             if problem := self.complaints(self.spec, "judge"):
                 raise ConfigError(problem[0])
@@ -324,7 +311,7 @@ class StepReplica(ModuleReplica):
     def _without_weights(
         self, labels: tuple[torch.Tensor, ...], *, trains: bool, made_up: bool = False
     ) -> tuple[torch.Tensor, ...]:
-        """The labels themselves; the step finds what rows weigh in `run.sample_weight`."""
+        """Row weights move to `run.sample_weight`."""
         weights = None
         if self._row_weights is not None:
             labels, weights = self._row_weights.split(labels, trains=trains, by_class=False)
@@ -360,7 +347,6 @@ class StepReplica(ModuleReplica):
         weight: float | torch.Tensor | None,
         retain_graph: bool,
     ) -> None:
-        """Add gradients of the mean over the rows of all ranks; see `StepRun.backward`."""
         self._used = True
         if self._step_trial is not None and self._step_trial.notes(loss, weight):
             return
@@ -393,7 +379,7 @@ class StepReplica(ModuleReplica):
                     self._made[id(parameter)] = weakref.ref(parameter.grad)
 
     def _share(self, code: int, weight: float | torch.Tensor | None) -> float:
-        """What this rank's loss counts for; all ranks are at the same place of the step."""
+        """Checks that all ranks are at the same place of the step."""
         mine, total = self._weight
         given = mine if weight is None else float(weight) if mine else 0.0
         told = self._agree(code + 1, given)
@@ -403,7 +389,6 @@ class StepReplica(ModuleReplica):
     def _exchanged(
         self, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], share: float
     ) -> list[torch.Tensor | None]:
-        """The sum over ranks, each rank's gradients by its share of what the mean is over."""
         assert self._collective is not None, "join comes first"
         arrays: list[Array] = []
         for grad, parameter in zip(grads, parameters, strict=True):
@@ -419,7 +404,7 @@ class StepReplica(ModuleReplica):
         ]
 
     def _agree(self, code: int, weight: float) -> float:
-        """Make sure that all ranks are at the same place of the step; the sum of their weights."""
+        """Raises unless all ranks are at the same place of the step; returns the sum of their weights."""
         if not self._shares:
             return weight
         assert self._collective is not None, "join comes first"
@@ -437,7 +422,6 @@ class StepReplica(ModuleReplica):
         return weights
 
     def update(self, name: str) -> None:
-        """Clip, move the parameters of one optimizer, and clear their gradients."""
         if self._step_trial is not None and self._step_trial.running:
             return
         optimizer = self.optimizers[name]
@@ -460,7 +444,7 @@ class StepReplica(ModuleReplica):
             self._ours = False
 
     def _watch_gradients(self) -> None:
-        """Notice gradients that were computed without `run.backward`, which other ranks do not know of."""
+        """Other ranks do not have gradients computed without `run.backward`."""
         for hook in self._hooks:
             hook.remove()
         watched: list[Any] = [p for p in self.parameters.held if p.requires_grad] if self._shares else []

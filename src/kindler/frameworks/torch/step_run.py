@@ -1,4 +1,4 @@
-"""What the user's own training step works with: the model, the optimizers, and gradients of all workers."""
+"""What the user's own training step works with: the model, the optimizers, and gradients over all workers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 class StepRun:
     """The first argument of `train_step` and `eval_step`.
 
-    Gradients that `backward` computes are those of the mean over the rows of all workers, so a step does the
-    same with one worker or several. The loss it is given is a mean over the rows of `batch`.
+    `backward` computes gradients of the mean over the rows of all workers, so a step does the same with one
+    worker or several. The loss passed to it is a mean over the rows of `batch`.
 
     Attributes:
         model: This worker's copy of the model.
         config: The estimator's config.
-        rows: How many rows of the step this worker has. Where it is 0, the step is called with made-up rows,
-            so that all workers do the same; nothing of it counts.
-        global_rows: How many rows all workers have in this step.
-        loss_sum: The sum of the losses that `backward` was given in this step; None before the first.
-        weights_read: Whether a step has asked for `sample_weight`.
+        rows: The number of rows this worker has in the step. If 0, the step is called with made-up rows, so
+            that all workers do the same; nothing of it counts.
+        global_rows: The number of rows all workers have in the step.
+        loss_sum: The sum of the losses passed to `backward` in this step; None before the first.
+        weights_read: Whether a step has read `sample_weight`.
     """
 
     def __init__(self, replica: StepReplica) -> None:
@@ -41,27 +41,26 @@ class StepRun:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by name; one that was given without a name is called "optimizer"."""
+        """The optimizers by name; one given without a name is called "optimizer"."""
         return dict(self._replica.optimizers.named)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, where there is only one."""
+        """The optimizer, if there is only one."""
         return self.optimizers[self._one(None)]
 
     @property
     def sample_weight(self) -> torch.Tensor | None:
-        """The weight of each row of the batch, of `fit(class_weight=..., sample_weight_col=...)`.
+        """The weight of each row of the batch, from `fit(class_weight=..., sample_weight_col=...)`.
 
-        With both, it is their product. It is None without them; in `eval_step`, where class weights do not
-        act, also without a column. The step multiplies the loss of each row by it, and still takes the mean
-        over rows.
+        With both, it is their product; without them, None. In `eval_step` class weights do not apply. The
+        step multiplies the loss of each row by it, and still takes the mean over rows.
         """
         self.weights_read = True
         return self._weights
 
     def weigh(self, weights: torch.Tensor | None) -> None:
-        """Say what the rows of the next batch weigh; for the replica."""
+        """Set the row weights of the next batch; called by the replica."""
         self._weights = weights
 
     @property
@@ -86,12 +85,12 @@ class StepRun:
 
     @property
     def device(self) -> torch.device:
-        """Where the model and the batches are."""
+        """The device of the model and the batches."""
         device: torch.device = self._replica.device
         return device
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The rows of all workers, with gradients that flow back to each of them: `kindler.all_gather`."""
+        """Return the rows of all workers, with gradients that flow back to each: `kindler.all_gather`."""
         gathered: torch.Tensor = all_gather(tensor)
         return gathered
 
@@ -103,14 +102,14 @@ class StepRun:
         weight: float | torch.Tensor | None = None,
         retain_graph: bool = False,
     ) -> None:
-        """Add the gradients of a loss over the rows of all workers to those there are.
+        """Add the gradients of a loss over the rows of all workers to the existing ones.
 
         Args:
-            loss: A mean over the rows of the batch; or over something else, which `weight` says.
+            loss: A mean over the rows of the batch, or over something else, given by `weight`.
             optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
             weight: What the mean was divided by on this worker, if not by its rows: tokens, for example. Only
-                a loss without it is tried on the first rows.
-            retain_graph: Whether another loss of the same outputs will be given to `backward`.
+                a loss without a weight is tried on the first rows.
+            retain_graph: Whether another loss of the same outputs will be passed to `backward`.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError(f"run.backward needs a loss that is one number; received {_shown(loss)}.")
@@ -124,7 +123,7 @@ class StepRun:
         """Clip gradients as the estimator says, let an optimizer move its parameters, and clear gradients.
 
         Args:
-            optimizer: Its name; None where there is only one.
+            optimizer: Its name; None if there is only one.
         """
         self._replica.update(self._one(optimizer))
 
@@ -136,7 +135,7 @@ class StepRun:
         weight: float | torch.Tensor | None = None,
         retain_graph: bool = False,
     ) -> None:
-        """Forget earlier gradients of an optimizer's parameters, then `backward` and `update`."""
+        """Clear the gradients of an optimizer's parameters, then `backward` and `update`."""
         name = self._one(optimizer)
         self.optimizers[name].zero_grad(set_to_none=True)
         self.backward(
@@ -159,11 +158,7 @@ class StepRun:
 
 
 def logged(returned: Any, who: str) -> dict[str, float | torch.Tensor]:
-    """What a step returned, as numbers by name.
-
-    Raises:
-        ConfigError: It is neither a loss nor a dict of numbers.
-    """
+    """The numbers that a step returned, by name; raises ConfigError for anything else."""
     if returned is None:
         return {}
     given = returned if isinstance(returned, Mapping) else {"loss": returned}

@@ -1,4 +1,4 @@
-"""What a user hands in who writes the training step: a function, and perhaps several optimizers by name."""
+"""The user's own training step, perhaps with several optimizers by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from kindler.frameworks.torch.spec import TorchSpec, check, is_optimizer_class, 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec(TorchSpec):
-    """A model that is trained by a function of the user's own.
+    """`train_step` and `eval_step` are called with (run, batch) and return the loss or a dict of numbers.
 
-    Attributes:
-        train_step: Called with (run, batch) for each step; returns the loss, or a dict of numbers to log.
-        eval_step: The same for batches that are judged; None judges them by `loss` and `metrics`.
-        optimizer: As in `TorchSpec`, or a dict of optimizers by name.
-        scheduler_creator: As in `TorchSpec`, or a dict by the names of the optimizers.
+    `optimizer` and `scheduler_creator` may also be dicts by optimizer name.
     """
 
     train_step: Any = None
@@ -25,7 +21,6 @@ class StepSpec(TorchSpec):
 
 
 def check_step(spec: StepSpec) -> list[str]:
-    """All that can be said against the spec without running a creator; empty when there is nothing."""
     several = spec.optimizer if isinstance(spec.optimizer, Mapping) else None
     if several is None:
         complaints = check(spec)
@@ -91,7 +86,7 @@ def _several_complaints(spec: StepSpec, several: Mapping[str, Any]) -> Iterator[
 
 
 def missing_in_step(spec: Any, *names: str) -> list[str]:
-    """What the spec lacks: an optimizer to train; a loss or an `eval_step` to judge."""
+    """Training needs an optimizer; evaluation a loss or an `eval_step`."""
     if "optimizer" in names:
         return missing(spec, "optimizer")
     if "loss" in names and spec.loss is None and spec.eval_step is None:

@@ -1,8 +1,4 @@
-"""Losses of the user's own on the first rows: whether parts of a step make up the step; see `loss_trial.py`.
-
-Only the loss is tried, on outputs that the model has given for a step anyway: layers that draw random numbers
-or look at their batch have no part in it.
-"""
+"""Tries the user's own losses on the first rows, on outputs that a step has computed; see `loss_trial.py`."""
 
 from __future__ import annotations
 
@@ -26,8 +22,6 @@ HOW_TO_GATHER = (
 
 
 class TriedLoss:
-    """Tries the unknown losses of a rule on the first batches of a run."""
-
     def __init__(self, rule: LossRule, device: torch.device, *, accumulates: bool) -> None:
         self._rule, self._device, self._accumulates = rule, device, accumulates
         self._trial = LossTrial(_MOST_ROWS, None if accumulates else join)
@@ -38,11 +32,11 @@ class TriedLoss:
 
     @property
     def gathers(self) -> bool | None:
-        """Whether a loss looks at the rows of all ranks; None before it was called."""
+        """None before a loss was called."""
         return self._trial.gathers
 
     def listen(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> bool:
-        """Whether a loss looks at the rows of all ranks; a made-up row tells, where no others were seen."""
+        """On a made-up row, if the loss saw no others."""
         if self.gathers is None:
             with undrawn(self._device), torch.no_grad(), suppress(Exception):
                 self._trial.listen(lambda: self._rule.tried(outputs, targets, 1, None))
@@ -70,7 +64,7 @@ class TriedLoss:
             raise refusal(found, name, why=self._why, hint=self._hint)
 
     def _found(self, batch: tuple[Any, Any, Any], rows: int, *, wide: bool) -> Difference | None:
-        """What a trial finds; with `wide`, in single precision, as numbers of half precision say little."""
+        """`wide` is single precision: half precision is too coarse to compare."""
 
         def judge(chosen: list[int]) -> Sequence[tuple[float, float]]:
             taken = take_rows(batch, chosen, rows)
@@ -109,7 +103,6 @@ class TriedLoss:
 
 @contextmanager
 def undrawn(device: torch.device) -> Iterator[None]:
-    """Leave Python's, numpy's and torch's generators as they were."""
     drawn = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         with Drawing(0):

@@ -1,8 +1,7 @@
-"""A training step of the user's own on the first rows: whether its losses are means; see `loss_trial.py`.
+"""Tries the user's own training step on the first rows; see `loss_trial.py`.
 
-The step is called on some of the rows, with nothing that it does left behind: what it minimizes is only
-noted. Layers that look at their batch or draw random numbers (those without parts of their own, as BatchNorm
-and Dropout) are in evaluation mode meanwhile, so that it is the loss that is tried.
+The step is undone; what it minimizes is only noted. Leaf modules (BatchNorm, Dropout) are in evaluation mode
+meanwhile, so that only the loss is tried.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ _HINT = (
 
 
 class TriedStep:
-    """Tries the steps of one replica, until a batch has told what their losses are.
-
-    Attributes:
-        running: Whether the step that runs now is tried, and must leave nothing behind.
-    """
+    """`running`: the current step is a trial and must leave nothing behind."""
 
     def __init__(self, replica: StepReplica) -> None:
         self._replica = replica
@@ -47,7 +42,7 @@ class TriedStep:
         self.running = False
 
     def notes(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> bool:
-        """Where a step is tried: note a loss that it minimizes, unless it says what that is a mean over."""
+        """A loss with a `weight` says what it is a mean over, and is not tried."""
         if self.running and weight is None:
             self._noted.append((float(loss.detach()) * self._rows, float(self._rows)))
         self._declared = self._declared or weight is not None
@@ -100,7 +95,7 @@ class TriedStep:
 
 @contextmanager
 def _resting(model: torch.nn.Module) -> Iterator[None]:
-    """Modules without parts of their own in evaluation mode; what is frozen stays so, whatever is raised."""
+    """Leaf modules in evaluation mode; restores `requires_grad` whatever is raised."""
     learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     awake = [part for part in model.modules() if part.training and next(part.children(), None) is None]
     for part in awake:
