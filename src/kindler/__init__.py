@@ -1,6 +1,6 @@
 """Kindler: train, score, store and serve deep-learning models where the data already is, in Spark.
 
-Public names are found on first use: importing kindler loads no framework and no pyspark.
+Public names load on first use: importing kindler imports no framework and no pyspark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks exchange, and through what: the words that frameworks and syncs have in common.
+"""What ranks exchange, and through what: the vocabulary that frameworks and syncs share.
 
 A replica (`frameworks/`) makes gradients, a sync (`sync/`) brings them together; neither imports the other.
 """
@@ -19,10 +19,10 @@ class Gradients(NamedTuple):
     """What a replica learned from its rows of one step.
 
     Attributes:
-        arrays: The gradient of the mean over this rank's rows, one array a parameter; zeros for a parameter
-            that they do not reach, and where there are no rows.
-        weight: What that mean counts for beside those of other ranks: the rows, or the sum of their weights.
-            The mean over all ranks' rows is the mean of `arrays` by `weight`.
+        arrays: The gradient of the mean over this rank's rows, one array per parameter; zeros for parameters
+            that the rows do not reach, and if there are no rows.
+        weight: The weight of that mean among all ranks: the rows, or the sum of their weights. The mean over
+            all ranks' rows is the mean of `arrays` by `weight`.
     """
 
     arrays: list[Array]
@@ -30,19 +30,19 @@ class Gradients(NamedTuple):
 
 
 class Batch(Protocol):
-    """The rows of one step: this rank's arrays, and how many rows all ranks have in this step."""
+    """The rows of one step on this rank."""
 
     @property
     def features(self) -> tuple[Array, ...]:
-        """One array a feature column, rows first."""
+        """One array per feature column, rows first."""
 
     @property
     def labels(self) -> tuple[Array, ...]:
-        """One array a label column, rows first."""
+        """One array per label column, rows first."""
 
     @property
     def rows(self) -> int:
-        """Rows of this rank; 0 when it only takes part."""
+        """Rows of this rank; 0 if it only takes part."""
 
     @property
     def global_rows(self) -> int:
@@ -50,7 +50,7 @@ class Batch(Protocol):
 
     @property
     def where(self) -> Callable[[int], int | str] | None:
-        """Names a row of this rank's by where it stood in the data; None where that is not known."""
+        """Names a row of this rank by its place in the data; None if that is unknown."""
 
 
 class Collective(Protocol):
@@ -58,11 +58,11 @@ class Collective(Protocol):
 
     Every rank makes the same calls in the same order, with arrays of the same shapes and dtypes. Arguments
     are never modified, results are fresh arrays, and all ranks get bit-identical ones. If a rank is missing,
-    the others raise `SyncTimeoutError` with its number within the set time; they never hang.
+    the others raise `SyncTimeoutError` with its number in time; they never hang.
 
     Attributes:
         rank: This rank.
-        size: How many there are.
+        size: The number of ranks.
         waited_s: Seconds that this rank has waited for others so far.
     """
 
@@ -77,23 +77,23 @@ class Collective(Protocol):
         """The sum over ranks, in the arrays' own dtypes."""
 
     def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
-        """The mean over ranks, each counting by its weight.
+        """The mean over ranks, weighted.
 
-        A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
+        A rank of weight 0 is ignored, whatever its arrays hold; zeros if all weights are 0.
         """
 
     def broadcast(self, arrays: Sequence[Array], src: int = 0) -> list[Array]:
         """The arrays of the rank `src`, on every rank."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for every rank."""
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
 
 
 class GradientExchange:
-    """Along which a replica exchanges gradients within its own steps; of this one nothing is open."""
+    """How a replica exchanges gradients within its own steps; this one does nothing."""
 
     @property
     def waited_s(self) -> float:
@@ -105,7 +105,6 @@ class GradientExchange:
 
 
 def share_bytes(collective: Collective, data: bytes, src: int = 0) -> bytes:
-    """The bytes of the rank `src`, on every rank."""
     [length] = collective.broadcast([np.array([len(data)], np.int64)], src)
     mine = np.frombuffer(data, np.uint8) if collective.rank == src else np.empty(int(length[0]), np.uint8)
     [whole] = collective.broadcast([mine], src)
@@ -116,15 +115,15 @@ _gather: ContextVar[Callable[[Any], Any] | None] = ContextVar("gather", default=
 
 
 def all_gather(tensor: Any) -> Any:
-    """The rows of all workers of a training step, in the order of workers; gradients flow back to each.
+    """Return the rows of all workers of a training step, in worker order; gradients flow back to each.
 
-    For a loss that compares rows with one another, as contrastive losses do: a worker has only its part of a
-    step's rows. Workers may have different numbers of rows, or none. All of them must call it equally often
-    and in the same order, with tensors that differ in nothing but their rows. With one worker, in evaluation
-    and outside of Kindler's training it returns what it is given.
+    For losses that compare rows with one another, such as contrastive losses: a worker has only a part of a
+    step's rows. Workers may have different numbers of rows, or none. All must call it equally often and in
+    the same order, with tensors that differ only in their rows. With one worker, in evaluation and outside of
+    Kindler's training it returns its argument.
 
     Args:
-        tensor: This worker's rows, along the first dimension; of the framework that is trained.
+        tensor: This worker's rows, along the first dimension; a tensor of the framework that is trained.
     """
     gather = _gather.get()
     return tensor if gather is None else gather(tensor)
@@ -132,7 +131,7 @@ def all_gather(tensor: Any) -> Any:
 
 @contextmanager
 def gathering(gather: Callable[[Any], Any] | None) -> Iterator[None]:
-    """Within it `all_gather` is this function; None stands for a worker that is alone."""
+    """Make `all_gather` call this function inside the block; None for a single worker."""
     before = _gather.set(gather)
     try:
         yield

@@ -13,24 +13,24 @@ class RunSettings:
     """How a gang of workers is started, watched and ended.
 
     Attributes:
-        start_timeout_s: Seconds for all workers to come up, waiting for executors included.
-        heartbeat_s: Seconds between a worker's signs of life.
+        start_timeout_s: Seconds for all workers to start, including the wait for executors.
+        heartbeat_s: Seconds between a worker's heartbeats.
         heartbeat_timeout_s: Seconds of silence after which a worker counts as lost.
         sync_timeout_s: Seconds a worker waits for the others at an exchange.
-        stall_timeout_s: Seconds without a step, an exchange or a report of any worker after which the run
+        stall_timeout_s: Seconds without a step, an exchange or a report from any worker after which the run
             fails with the stacks of all of them.
-        stop_timeout_s: Seconds for workers to go away once they were asked to.
-        max_failures: How often a run that lost a worker starts again from its last checkpoint.
-        retry_backoff_s: Seconds before it does so for the first time; twice as long each time, 30 at most.
-        executor_wait_s: Seconds to wait for the replacement of an executor that was lost; after that the run
-            goes on with fewer workers, until it is back.
+        stop_timeout_s: Seconds for workers to end once they were asked to.
+        max_failures: How often a run that lost a worker restarts from its last checkpoint.
+        retry_backoff_s: Seconds before the first restart; doubled each time, up to 30.
+        executor_wait_s: Seconds to wait for the replacement of a lost executor; after that the run continues
+            with fewer workers until it is back.
         idle_s: Seconds that warm processes wait for the next run; 0 keeps none.
         threads: Compute threads per worker; None shares a machine's cores among its workers.
         shared_memory: Whether workers of one machine exchange through shared memory.
-        rendezvous: Where workers meet: at the driver (live logs and progress), or among
-            themselves where they cannot reach it, as with a remote Spark Connect client.
-        port_range: The first and the last of the TCP ports that Kindler may listen on, on the driver and on
-            workers, where a firewall or a container lets only some through; None is any free port.
+        rendezvous: Where workers meet: at the driver (live logs and progress), or among themselves if they
+            cannot reach it, as with a remote Spark Connect client.
+        port_range: The first and last TCP port that Kindler may listen on, on the driver and on workers,
+            where a firewall or a container allows only some; None is any free port.
 
     >>> RunSettings(heartbeat_s=0)
     Traceback (most recent call last):

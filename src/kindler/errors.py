@@ -104,7 +104,7 @@ class KindlerError(Exception):
 
 
 def _blank(cls: type[KindlerError]) -> KindlerError:
-    """An instance whose constructor was not called; OSError has fields of its own and its own `__new__`."""
+    """An instance whose constructor was not called; OSError has its own fields and `__new__`."""
     make = OSError if issubclass(cls, OSError) else Exception
     error: KindlerError = make.__new__(cls)
     return error
@@ -177,7 +177,7 @@ class NotFittedError(KindlerError, RuntimeError):
 
 
 class UntrainedWarning(UserWarning):
-    """A model that a creator makes is scored, evaluated or saved, and was never trained or loaded."""
+    """A model from a creator is scored, evaluated or saved without having been trained or loaded."""
 
 
 class BrokerError(KindlerError, ConnectionError):
@@ -197,7 +197,7 @@ class FrameError(KindlerError, ValueError):
 
 
 class TaskCancelledError(KindlerError, RuntimeError):
-    """A task of the runtime was cancelled, by its owner or because one before it failed."""
+    """A task of the runtime was cancelled, by its owner or because an earlier one failed."""
 
 
 class TaskTimeoutError(KindlerError, TimeoutError):
@@ -227,7 +227,7 @@ class NotFoundError(StoreError, KeyError):
     """There is no such name, version or tag.
 
     Attributes:
-        name: What was asked for.
+        name: The requested name.
         available: The versions and tags of the name, or similar names.
     """
 
@@ -249,7 +249,7 @@ class UntrustedError(StoreError, PermissionError):
     """Writing or reading the object could run code that came with it, and `trusted=True` was not passed.
 
     Attributes:
-        what: What it is.
+        what: The refused operation.
         reason: What makes it unsafe.
     """
 
@@ -262,7 +262,7 @@ class UntrustedError(StoreError, PermissionError):
 
 
 class DamagedError(StoreError):
-    """Stored bytes, those of the hash `sha256`, are missing or differ from those that were stored."""
+    """Stored bytes, with the hash `sha256`, are missing or have changed."""
 
     def __init__(self, *, sha256: str, problem: str) -> None:
         self.sha256 = sha256
@@ -276,8 +276,8 @@ class TrainingError(KindlerError, RuntimeError):
 class WorkerError(TrainingError):
     """User code raised on a worker.
 
-    `worker_error` creates it: what `fit` raises is a WorkerError *and* the type that was raised, so
-    `except ValueError` catches a ValueError that was raised on another machine.
+    What `fit` raises is also of the original type (see `worker_error`): `except ValueError` catches a
+    ValueError raised on another machine.
 
     Attributes:
         rank: The worker that raised first; for work on shards, the shard's number.
@@ -297,10 +297,10 @@ class WorkerError(TrainingError):
 class WorkerLost(TrainingError):
     """A worker died without reporting an error: it was killed, ran out of memory, or lost its machine.
 
+    `role` and `host` are as in `WorkerError`.
+
     Attributes:
         rank: The worker, or None when its whole executor was lost.
-        role: Its role in the gang.
-        host: Its machine.
         exit_code: The exit code of the process; negative for a signal.
         log_tail: The last lines of its output.
     """
@@ -322,13 +322,13 @@ class WorkerLost(TrainingError):
 
 
 class NonFiniteLossError(TrainingError, FloatingPointError):
-    """The loss of a training step is NaN or infinite; `fit(on_nan=...)` decides what is done about it.
+    """The loss of a training step is NaN or infinite; `fit(on_nan=...)` decides what happens then.
 
     Attributes:
-        step: The optimizer step, counted from 1 since the model was new.
+        step: The optimizer step, counted from 1 since the model was created.
         rank: The worker that computed it.
         loss: Its value.
-        rows: The first rows of the worker's batch, by their numbers in the data where those are known.
+        rows: The first rows of the worker's batch, by their numbers in the data if known.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
 
 
 class FeedError(TrainingError):
-    """Data could not be passed to a running worker, or taken from one: it ended, closed the feed or hangs."""
+    """Data could not be passed to a running worker or taken from one: it ended, closed the feed or hangs."""
 
 
 class StartTimeoutError(TrainingError, TimeoutError):
@@ -396,11 +396,11 @@ class SyncTimeoutError(SyncError, TimeoutError):
 
 
 def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
-    """A copy of an exception that is kept, to be raised: type, message, attributes and cause are the same.
+    """A copy of a kept exception, to be raised: same type, message, attributes and cause.
 
-    An exception remembers every frame that it was raised through, and a frame all of its variables. One that
-    is kept and raised again and again keeps the data of everybody whom it was raised to. With `traces` the
-    copy remembers where the exception was first raised; without, neither it nor its causes do.
+    An exception keeps the frames it was raised through, and so their variables: one that is raised again and
+    again keeps the data of every caller. With `traces` the copy remembers where the exception was first
+    raised; without, neither it nor its causes do.
     """
     cls = type(error)
     makers: tuple[Any, ...] = (cls, OSError, BaseException)  # of several bases, Python accepts the deepest
@@ -426,7 +426,7 @@ def fresh(error: _Error, *, traces: bool = False, _deep: int = 0) -> _Error:
 
 
 def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
-    """Attributes of a class that are not in `__dict__`, such as `errno` of OSError."""
+    """Attributes that are not in `__dict__`, such as `errno` of OSError."""
     kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
     for base in cls.__mro__[:-1]:
         yield from (v for n, v in vars(base).items() if isinstance(v, kinds) and not n.startswith("__"))
@@ -459,7 +459,7 @@ def _free_bytes(path: str) -> int:
 
 
 def revive(kind: str, message: str, fields: dict[str, Any]) -> KindlerError | None:
-    """Rebuild an error of Kindler's own that was raised on a worker; None if `kind` is not one of them."""
+    """Rebuild one of Kindler's own errors that was raised on a worker; None if `kind` is not one."""
     module, _, name = kind.partition(":")
     cls = globals().get(name) if module == __name__ else None
     if not (isinstance(cls, type) and issubclass(cls, KindlerError)):
@@ -480,13 +480,8 @@ def worker_error(
 ) -> WorkerError:
     """The error that `fit` raises for an exception raised by user code on a worker.
 
-    Args:
-        types: Qualified names ("module:Class") of the exception's classes, most specific first.
-        message: The exception's own message.
-        traceback: The worker's traceback, as text.
-        rank, host, role: The worker.
-        shard: The shard that was worked on, where the work was on shards.
-        fields: The exception's own attributes, as `plain_fields` writes them.
+    `types` are qualified names ("module:Class") of its classes, most specific first; `fields` are its own
+    attributes, as `plain_fields` writes them.
     """
     origin = dict(locals())
     bases = _combined(types)
@@ -540,7 +535,7 @@ def plain_fields(error: BaseException) -> dict[str, str]:
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """A sentence with the known name that is nearest, to follow one that complains of `name`.
+    """A sentence that suggests the known name closest to `name`, or nothing.
 
     >>> did_you_mean("acuracy", ["accuracy", "auc"])
     " Did you mean 'accuracy'?"
@@ -554,7 +549,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    """The first line of an error's message; the name of its class if it has no message."""
+    """The first line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:most]
 
 
@@ -576,10 +571,9 @@ def _short(qualified: str) -> str:
 
 
 def _loaded_class(qualified: str) -> type[BaseException] | None:
-    """The exception class of that name if its module is already loaded; nothing is imported.
+    """The exception class of that name if its module is already loaded; imports nothing.
 
-    A class defined in a function cannot be looked up by name; after an "@" comes the id under which
-    cloudpickle tracks it in the process that sent it.
+    A class defined in a function cannot be looked up by name; after an "@" comes cloudpickle's id for it.
     """
     qualified, _, mark = qualified.partition("@")
     module, _, name = qualified.partition(":")

@@ -1,4 +1,4 @@
-"""Folders of files, on local disk or at any URL that fsspec knows, and atomic writes: complete or absent."""
+"""Folders of files, on local disk or at any fsspec URL, and atomic writes: complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNFINISHED = ".part"
 
 
 class Folder(Protocol):
-    """The files of a folder, which is created by the first write."""
+    """The files of a folder, which the first write creates."""
 
     def names(self) -> list[str]:
         """The names of its files, sorted."""
@@ -29,7 +29,7 @@ class Folder(Protocol):
         """Write a file, atomically."""
 
     def modified(self, name: str) -> float:
-        """The time of a file's last write in seconds; 0 where the file system does not tell."""
+        """The time of a file's last write in seconds; 0 if the file system does not tell."""
 
     def remove(self, name: str) -> None:
         """Delete a file, if it exists."""
@@ -42,7 +42,7 @@ class Folder(Protocol):
 
 
 def place(folder: str | PathLike[str]) -> str:
-    """A URL as it is, or an absolute path, which all processes understand."""
+    """A URL as it is, or an absolute path."""
     name = os.fspath(folder)
     if name.startswith("file://"):
         name = name.removeprefix("file://")
@@ -50,18 +50,13 @@ def place(folder: str | PathLike[str]) -> str:
 
 
 def split(path: str | PathLike[str]) -> tuple[str, str]:
-    """The folder and the name of a file."""
     whole = place(path)
     folder, _, name = whole.rpartition("/")
     return (folder or "/", name)
 
 
 def folder_at(folder: str | PathLike[str]) -> Folder:
-    """The folder at a path or URL.
-
-    Raises:
-        MissingExtraError: It is a URL, and fsspec is not installed.
-    """
+    """The folder at a path or URL; a URL raises MissingExtraError without fsspec."""
     name = place(folder)
     return _Remote(name) if "://" in name else _Local(Path(name))
 
@@ -70,10 +65,7 @@ def folder_at(folder: str | PathLike[str]) -> Folder:
 def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary path for a new file or folder, which is moved to `path` if the block succeeds.
 
-    An existing file is replaced; an existing folder only with `overwrite`.
-
-    Raises:
-        ConfigError: It is an existing folder.
+    An existing file is replaced; an existing folder only with `overwrite`, else it raises ConfigError.
     """
     target = Path(path).absolute()
     if target.is_dir() and not overwrite:

@@ -1,8 +1,8 @@
-"""One message format for connections, files and cells: a JSON header and raw buffers, never pickle. Pure.
+"""One message format for connections, files and cells: a JSON header and raw buffers, never pickle.
 
 On a connection, buffers of more than `PART_BYTES` travel as several frames ("bulk", then "part" after "part",
-then the frame itself), so that signs of life pass between them, no single allocation follows what the other
-end claims, and nothing is limited to 2 or 4 GB. In a file or a cell (`to_bytes`) a frame is always one.
+then the frame itself), so that heartbeats pass between them, no allocation trusts the other end's claim, and
+nothing is limited to 2 or 4 GB. In a file or a cell (`to_bytes`) a frame is always one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class ChannelClosed(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message: what kind it is, its fields, and the buffers that came with it.
-
-    `bulk` names the parts that came before, for a frame whose buffers did not fit into it.
-    """
+    """One message; `bulk` names the parts that came before, if its buffers did not fit into it."""
 
     kind: str
     fields: dict[str, Any]
@@ -43,7 +40,7 @@ class Frame:
 
 
 def encode(kind: str, buffers: Sequence[Piece], fields: dict[str, Any]) -> Iterator[list[Piece]]:
-    """The frames that carry this message, each as pieces to be sent without anything between them."""
+    """The frames of this message, each as pieces to send without anything in between."""
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     if sum(view.nbytes for view in views) <= PART_BYTES:
         yield _frame(kind, fields, views)
@@ -57,7 +54,6 @@ def encode(kind: str, buffers: Sequence[Piece], fields: dict[str, Any]) -> Itera
 
 
 def encode_again(frame: Frame) -> list[Piece]:
-    """A frame as it came, to be passed on."""
     return _frame(frame.kind, frame.fields, [memoryview(buffer) for buffer in frame.buffers], frame.bulk)
 
 
@@ -66,7 +62,7 @@ def to_bytes(kind: str, /, *buffers: Piece, **fields: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Frame:
-    """What `to_bytes` made; the buffers are copies."""
+    """Inverse of `to_bytes`; the buffers are copies."""
     _, length = _HEADER.unpack_from(data)
     start = _HEADER.size + length
     header = json.loads(data[_HEADER.size : start])
@@ -86,11 +82,7 @@ def _frame(kind: str, fields: dict[str, Any], views: Sequence[memoryview], bulk:
 
 
 def reading(max_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes, Frame]:
-    """Read one frame: yields how many bytes it needs next, is sent exactly those, and returns the frame.
-
-    Raises:
-        ChannelClosed: What was sent is not a frame.
-    """
+    """Read one frame: yields how many bytes it needs next, is sent exactly those, and returns the frame."""
     magic, length = _HEADER.unpack((yield _HEADER.size))
     if magic != _MAGIC or length > max_header_bytes:
         raise ChannelClosed("the other end sent something that is not a frame")
@@ -109,14 +101,14 @@ def reading(max_header_bytes: int = _MAX_HEADER_BYTES) -> Generator[int, bytes, 
 
 
 class Joiner:
-    """Puts together what came in parts; messages may come interleaved."""
+    """Joins the parts of messages, which may arrive interleaved."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Bulk] = {}
         self.max_bytes: int | None = None  # of all parts together; None for any number
 
     def take(self, frame: Frame) -> Frame | None:
-        """The message that this frame completes, or None when more of it is to come."""
+        """The message that this frame completes, or None if more of it is to come."""
         if not frame.bulk:
             return frame
         try:
@@ -132,7 +124,7 @@ class Joiner:
             raise ChannelClosed(f"the other end sent parts that do not fit together: {exc!r}") from exc
 
     def _check(self, sizes: Sequence[int]) -> None:
-        """Memory is allocated for what is announced, so an untrusted end may not announce too much."""
+        """Memory is allocated as announced, so an untrusted end may not announce too much."""
         if self.max_bytes is None:
             return
         open_bytes = sum(sum(bulk.sizes) for bulk in self._open.values())

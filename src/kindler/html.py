@@ -1,4 +1,4 @@
-"""Small tables for notebooks: plain HTML, which every front end shows, with every text escaped."""
+"""Small tables for notebooks: plain HTML that every front end shows, with all text escaped."""
 
 from __future__ import annotations
 
@@ -34,13 +34,7 @@ def shown(value: Any) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str = "", columns: Sequence[str] = ()) -> str:
-    """A table with a row for each mapping; of many, the first and the last.
-
-    Args:
-        rows: The rows; one may lack columns.
-        caption: What stands above it.
-        columns: Which columns; by default all, in the order in which they first appear.
-    """
+    """A table with a row per mapping; of many, the first and the last. Rows may lack columns."""
     names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
     names = names[:_MOST_COLUMNS]
     head = "".join(f"<th>{html.escape(str(name))}</th>" for name in names)
@@ -55,7 +49,6 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str = "", columns: Sequenc
 
 
 def card(title: str, facts: Mapping[str, Any]) -> str:
-    """A title, and a line for each fact that is there."""
     lines = "".join(
         f"<tr><th>{html.escape(str(name))}</th><td>{html.escape(shown(value))}</td></tr>"
         for name, value in facts.items()

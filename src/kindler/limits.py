@@ -1,6 +1,6 @@
-"""The fixed time limits of runs, in seconds. What users set for a run is in `RunSettings`.
+"""Fixed time limits of runs, in seconds. `RunSettings` has those that users set.
 
-Read as `limits.NAME` when they are needed, so that one place changes them.
+Always read them as `limits.NAME`, so that one place changes them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One object with all shelves: `om.models`, `om.datasets`, `om.scripts`; `om[bucket]` has those of a bucket.
 
-`om.runtime` runs what is on them elsewhere. Opens the store, and starts the runtime, when they are first
-used. What they do is in `kindler.shelves` and `kindler.runtime`.
+The store is opened, and the runtime (`om.runtime`) started, on first use.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class Omega:
     """The shelves of one bucket of a store.
 
     Args:
-        url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or `memory://`.
-            None takes `KINDLER_STORE`, or a folder among the user's data.
+        url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or
+            `memory://`. None uses `KINDLER_STORE`, or a folder in the user's data directory.
         bucket: The bucket.
-        broker: What the runtime's workers are reached by: `redis://host/0` or `amqp://user@host//`. None
-            takes `KINDLER_BROKER`, or workers of this machine.
+        broker: The broker of the runtime's workers: `redis://host/0` or `amqp://user@host//`. None uses
+            `KINDLER_BROKER`, or workers on this machine.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Omega:
 
     @property
     def store(self) -> Store:
-        """The store, opened if it was not yet."""
+        """The store, opened on first use."""
         return self._opened.store()
 
     @property
@@ -111,35 +110,35 @@ class Omega:
 
     @property
     def runtime(self) -> Runtime:
-        """What runs stored models and functions elsewhere."""
+        """Runs stored models and functions elsewhere."""
         from kindler.runtime.runtime import Runtime
 
         return Runtime(self.store, self.bucket, self.engine)
 
     def engine(self) -> Engine:
-        """What runs the tasks of `runtime`, started if it was not yet."""
+        """The engine that runs the tasks of `runtime`, started on first use."""
         return self._opened.engine()
 
     @property
     def buckets(self) -> list[str]:
-        """The buckets that hold something."""
+        """The buckets that are not empty."""
         return self.store.buckets()
 
     def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Omega:
-        """Use another store, and another broker, from now on, in all buckets; None is the default one."""
+        """Use another store and broker from now on, in all buckets; None is the default."""
         self._opened.change(None if url is None else os.fspath(url), broker)
         return self
 
     def sweep(self, grace_s: float = 3600.0) -> Swept:
-        """Remove what nothing needs: the bytes of dropped versions, and what killed processes left."""
+        """Remove unneeded data: the bytes of dropped versions, and what killed processes left behind."""
         return self.store.sweep(grace_s)
 
     def verify(self) -> Verified:
-        """Read all stored bytes, and check that they are those that were stored."""
+        """Read all stored bytes, and check that they are unchanged."""
         return self.store.verify()
 
     def close(self) -> None:
-        """Close the store and end the runtime's workers; what is used again opens them again."""
+        """Close the store and end the runtime's workers; both reopen when used again."""
         self._opened.close()
 
 

@@ -1,4 +1,4 @@
-"""Tables of parts that are found by name, and whose code loads on first use. Importing one loads no part."""
+"""Tables of parts that are found by name, and whose code loads on first use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Spec:
     Attributes:
         name: What users write.
         target: Where its code is, as "module:attribute".
-        package: The distribution that the code imports, as Python names it.
-        extra: The pip extra of kindler that brings the package.
-        preload: A function without arguments that imports what is slow and starts no thread, as
-            "module:attribute".
+        package: The package that the code imports.
+        extra: The pip extra of kindler that installs the package.
+        preload: A function without arguments, as "module:attribute", that imports what is slow and starts no
+            thread.
     """
 
     name: str
@@ -37,8 +37,8 @@ S = TypeVar("S", bound=Spec)
 class Registry(Generic[S]):
     """Rows by name; a missing package is answered with what to install.
 
-    Rows of other distributions join through entry points: each names a `Spec`. They are looked up when a name
-    is not among the rows given here, so a built-in row cannot be replaced.
+    Rows of other distributions join through entry points, each of which names a `Spec`. They are looked up
+    after the rows given here, so a built-in row cannot be replaced.
 
     Args:
         kind: What the rows are, for messages: "framework".
@@ -58,14 +58,14 @@ class Registry(Generic[S]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all rows, those of installed entry points included."""
+        """The names of all rows, including installed entry points."""
         return tuple(dict.fromkeys([*self._specs, *sorted(entry.name for entry in self._entries())]))
 
     def spec(self, name: str) -> S:
         """The row of that name.
 
         Raises:
-            ConfigError: There is none; says which there are and which is nearest.
+            ConfigError: There is none; the message lists the names and the closest one.
         """
         row = self._specs.get(name) or self._plugins.get(name) or self._from_entry_point(name)
         if row is not None:
@@ -75,7 +75,7 @@ class Registry(Generic[S]):
         raise ConfigError(f"unknown {self.kind} {name!r}.{near} There are: {', '.join(names)}.")
 
     def load(self, name: str) -> Any:
-        """What the row's target names, imported now.
+        """Import the row's target.
 
         Raises:
             ConfigError: There is no such row.
@@ -85,7 +85,7 @@ class Registry(Generic[S]):
         return self._resolve(spec, spec.target)
 
     def preload(self, name: str) -> None:
-        """Import what is slow to import, ahead of need."""
+        """Run the row's slow imports, ahead of need."""
         spec = self.spec(name)
         if spec.preload:
             self._resolve(spec, spec.preload)()

@@ -23,11 +23,7 @@ _NAMES = 10
 
 
 def private_folder(parent: Path | None = None) -> Path:
-    """The folder that all processes of this user share, in `parent` or the temporary directory.
-
-    Raises:
-        ConfigError: All of its possible names are taken by other users.
-    """
+    """The folder that all processes of this user share, in `parent` or the temporary directory."""
     parent = parent or Path(tempfile.gettempdir())
     name = f"kindler-{os.geteuid()}"
     for number in range(_NAMES):
@@ -41,7 +37,7 @@ def private_folder(parent: Path | None = None) -> Path:
 
 
 def _is_mine(path: Path) -> bool:
-    """Create the folder if it does not exist; returns whether nobody else can change it."""
+    """Create the folder if it does not exist; return whether nobody else can change it."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -57,12 +53,8 @@ def _is_mine(path: Path) -> bool:
 class Folder:
     """A new, empty folder that nobody else can read; a context manager that removes it.
 
-    A killed process cannot remove its folders. So each has a record, locked as long as its process lives, and
+    A killed process cannot remove its folders. So each has a record, locked while its process lives, and
     `sweep` removes the folders of records that are not locked. Creating a folder sweeps first.
-
-    Args:
-        prefix: The beginning of its name.
-        parent: The folder to create it in; by default the system's temporary directory.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -82,7 +74,7 @@ class Folder:
             raise
 
     def remove(self) -> None:
-        """Remove it and its content; may be called again. No effect in a forked process."""
+        """Remove it and its content. Idempotent; no effect in a forked process."""
         if self._lock >= 0 and os.getpid() == self._process:
             shutil.rmtree(self.path, ignore_errors=True)
             self._forget()

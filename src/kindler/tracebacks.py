@@ -1,4 +1,4 @@
-"""What the user sees of Ctrl-C and of Kindler's own errors: the lines of their program, not Kindler's frames.
+"""What users see of Ctrl-C and of Kindler's own errors: their program's lines, not Kindler's frames.
 
 Errors keep their tracebacks, for debuggers and `traceback.print_exc()`. Only what Python or IPython shows of
 the error that ends a program or a cell is shorter.
@@ -17,7 +17,7 @@ _before: Callable[..., Any] = sys.__excepthook__
 
 
 def shorten() -> None:
-    """From now on an error with `MARK` that ends the program is shown without Kindler's frames."""
+    """From now on, show an error with `MARK` that ends the program without Kindler's frames."""
     global _before
     if sys.excepthook is not _shown:
         _before, sys.excepthook = sys.excepthook, _shown
@@ -32,7 +32,6 @@ def without_kindler_frames(interrupt: KeyboardInterrupt) -> KeyboardInterrupt:
 
 
 def rendered(error: BaseException) -> list[str]:
-    """What IPython shows of an error, in the shell's own colours."""
     shell: Any = sys.modules["IPython"].get_ipython()
     trace = _users(error.__traceback__)
     lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace)
@@ -40,7 +39,7 @@ def rendered(error: BaseException) -> list[str]:
 
 
 def _shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-    """What shows the error that ends the program; for that it stands in for the hook before it."""
+    """Stands in for the previous excepthook."""
     sys.excepthook = _before
     if getattr(error, MARK, False):
         trace = error.__traceback__ = _users(trace)  # Python shows that of the error itself
@@ -52,7 +51,6 @@ def _shown(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """The frames that are not Kindler's."""
     if trace is None:
         return None
     rest = _users(trace.tb_next)

@@ -1,4 +1,4 @@
-"""Your own TensorFlow, PyTorch or JAX program as a cluster: `run(main_fun, args, workers)`.
+"""Run your own TensorFlow, PyTorch or JAX program as a cluster: `run(main_fun, args, workers)`.
 
 `main_fun(args, ctx)` runs on every node; `ctx` says who the node is and where the others are. Importing this
 loads neither a framework nor Spark.

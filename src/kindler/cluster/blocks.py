@@ -1,7 +1,7 @@
-"""A block of rows on its way to a node, as its program reads it, and what the program answers.
+"""Blocks of rows on their way to a node, and the results on their way back.
 
-Rows of frames and tables travel as Arrow record batches; other objects, as RDDs and lists have them, as
-pickles. The channel is authenticated, and both ends are the same user's program.
+Frames and tables travel as Arrow record batches, other objects as pickles: the channel is authenticated, and
+both ends are the same user's program.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Block(Protocol):
     size: int
 
     def rows(self, start: int, stop: int) -> list[Any]:
-        """Some of them as Python objects."""
+        """Some rows as Python objects."""
 
     def arrays(self, names: Mapping[str, str], start: int, stop: int) -> Arrays:
-        """Some of them as an array for each column in `names`, under the name given there."""
+        """Some rows as one array per column in `names`, under the name given there."""
 
 
 def encode_batches(batches: Iterable[pa.RecordBatch], *, evenly: bool = True) -> Iterator[tuple[int, Piece]]:
-    """Record batches in parts of about a megabyte: how many rows each has, and its bytes.
+    """Split record batches into parts of about a megabyte, as (rows, bytes).
 
-    Evenly: no part has more than a small share of the rows so far, so that several nodes that get parts in
-    turn have about the same number of rows, whichever part is the last.
+    `evenly` keeps a part to a small share of the rows so far, so that nodes that get parts in turn have about
+    the same number of rows.
     """
     sent = 0
     for batch in batches:
@@ -65,7 +65,6 @@ def _share(sent: int) -> int:
 
 
 def encode_items(items: Iterator[Any]) -> Iterator[tuple[int, Piece]]:
-    """Any objects, in parts as well."""
     step, sent = 1, 0
     while True:
         chunk = [item for _, item in zip(range(step), items, strict=False)]
@@ -78,7 +77,7 @@ def encode_items(items: Iterator[Any]) -> Iterator[tuple[int, Piece]]:
 
 
 def numbered(parts: Iterable[tuple[int, Piece]]) -> Iterator[tuple[Piece, Piece]]:
-    """The blocks of a partition: a header with the number of rows and of the block, and the bytes."""
+    """Prefix each part with a header of its row count and block number."""
     for number, (rows, data) in enumerate(parts):
         yield _HEADER.pack(rows, number), data
 
@@ -94,7 +93,6 @@ def block_number(block: Sequence[Piece]) -> int:
 
 
 def decode(buffers: Sequence[bytes], schema: pa.Schema | None) -> Block:
-    """The rows of a block, whose schema was sent before; None for pickled ones."""
     if schema is None:
         return _Items(pickle.loads(buffers[1]))
     return _Batch(pa.ipc.read_record_batch(pa.py_buffer(buffers[1]), schema))
@@ -171,7 +169,7 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _own_dtype(kind: pa.DataType) -> str | None:
-    """The dtype that keeps numbers as they are: float64 stays float64 in a program of the user's own."""
+    """The dtype that keeps floats as they are: float64 stays float64 in the user's own program."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     return np.dtype(kind.to_pandas_dtype()).name if pa.types.is_floating(kind) else None
@@ -181,7 +179,7 @@ _row_types: dict[tuple[str, ...], Any] = {}
 
 
 def _row_type(names: tuple[str, ...]) -> Any:
-    """A named tuple; names that Python does not allow are numbered."""
+    """A named tuple type; names that Python does not allow are numbered."""
     if names not in _row_types:
         _row_types[names] = namedtuple("Row", names, rename=True)
     return _row_types[names]
@@ -191,11 +189,7 @@ DEFAULT_NAME = "result"
 
 
 def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> pa.Array:
-    """One value for each row: of the field's type, a struct for several fields, a list of it where `flat`.
-
-    Raises:
-        DataError: They do not fit.
-    """
+    """One value per row: of the field's type, a struct for several fields, a list of it if `flat`."""
     kind = None if fields is None else fields[0].type if len(fields) == 1 else pa.struct(list(fields))
     if flat and kind is not None:
         kind = pa.list_(kind)
@@ -217,7 +211,7 @@ def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> 
 def columns_of(
     values: pa.Array, fields: Sequence[pa.Field], rows: pa.RecordBatch, *, flat: bool
 ) -> list[pa.Array]:
-    """The rows' own columns, then the results'; where `flat`, a row is repeated for each of its results."""
+    """The rows' own columns, then the results; if `flat`, a row is repeated for each of its results."""
     own = rows.columns
     if flat:
         parents = pc.list_parent_indices(values)
@@ -239,7 +233,7 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _plain(value: Any, fields: Sequence[pa.Field] | None, flat: bool) -> Any:
-    """A result as Arrow takes it: numpy's as Python's, tuples as dicts of the declared columns."""
+    """Convert numpy values to Python's, and tuples to dicts of the declared columns."""
     if flat:
         if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
             raise ValueError(f"flat_map=True takes a list of results for each row, received {value!r:.100}")
@@ -256,10 +250,7 @@ def _plain(value: Any, fields: Sequence[pa.Field] | None, flat: bool) -> Any:
 
 
 def table_of(data: Any) -> pa.Table | None:
-    """The data as a table; None where it is a sequence of other objects.
-
-    An array is a column "x", and a pair of arrays are "x" and "y".
-    """
+    """The data as a table, or None for other objects. An array is column "x", a pair "x" and "y"."""
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
@@ -276,7 +267,6 @@ def table_of(data: Any) -> pa.Table | None:
 
 
 def like(data: Any, table: pa.Table) -> Any:
-    """Results in the form of the data: a pandas DataFrame for one, else an Arrow table."""
     return table.to_pandas() if type(data).__module__.partition(".")[0] == "pandas" else table
 
 
@@ -295,7 +285,7 @@ def _column(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """Categories as their values: a block has no room for a dictionary."""
+    """Replace categories by their values: a block has no room for a dictionary."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))

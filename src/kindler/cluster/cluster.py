@@ -74,38 +74,38 @@ def run(
 ) -> Cluster:
     """Run `main_fun(args, ctx)` on every node of a new cluster, and return once all nodes have started.
 
-    A node is a process of its own. TensorFlow programs find `TF_CONFIG`, PyTorch programs `MASTER_ADDR`,
+    Each node is a process. TensorFlow programs find `TF_CONFIG`, PyTorch programs `MASTER_ADDR`,
     `MASTER_PORT`, `RANK` and `WORLD_SIZE`, JAX programs `ctx.jax_distributed`; each node's port is held for
     it until the program binds it.
 
     Args:
-        main_fun: The program. What it returns is sent back; see `Cluster.return_values`.
-        args: Its first argument: anything that can be pickled. A list also becomes `sys.argv`.
-        workers: Nodes that train, the chief included.
-        spark: Run the nodes on the executors of this session, classic or Connect; None runs them as
-            processes of this machine, without Spark.
-        ps: Parameter servers besides. They are stopped when the cluster ends.
-        chief: Whether the first node that trains has the role "chief".
-        evaluator: Whether there is an evaluator besides.
-        evaluator_grace_s: When all others have returned, `ctx.training_ended` is true on the evaluator, and
-            it has this long to finish what it does and return; then it is stopped.
-        until: Whose return ends the cluster: that of all nodes that train, or of the chief alone, where the
-            others only serve it, as under TensorFlow's ParameterServerStrategy.
-        input_mode: "program" if the program reads its data itself; "spark" if `train` and `inference` feed
-            it. Nodes that are fed hold no slots of Spark: the jobs that feed them have all.
+        main_fun: The program. See `Cluster.return_values` for what it returns.
+        args: Its first argument, any object that can be pickled. A list also becomes `sys.argv`.
+        workers: Number of nodes that train, including the chief.
+        spark: Run the nodes on the executors of this session, classic or Connect; None runs them as processes
+            on this machine, without Spark.
+        ps: Number of additional parameter servers. They are stopped when the cluster ends.
+        chief: Whether the first training node has the role "chief".
+        evaluator: Whether to add an evaluator.
+        evaluator_grace_s: Once all others have returned, `ctx.training_ended` is true on the evaluator, and
+            it has this long to return before it is stopped.
+        until: Whose return ends the cluster: that of all training nodes, or of the chief alone if the others
+            only serve it, as under TensorFlow's ParameterServerStrategy.
+        input_mode: "program" if the program reads its own data; "spark" if `train` and `inference` feed it.
+            Nodes that are fed hold no Spark slots, so the feeding jobs can use all of them.
         framework: "tensorflow", "torch" or "jax": which variables a program finds, and what is imported
-            before it starts; None is neither.
-        env: Further variables of all nodes.
-        gpus: GPUs of each node. None takes those that Spark gave to its task, else an equal part of the
-            machine's. No two nodes share one.
+            before it starts. None sets and imports nothing.
+        env: Additional environment variables for all nodes.
+        gpus: GPUs per node. None takes those that Spark assigned to the task, or else an equal share of the
+            machine's. No two nodes share a GPU.
         tensorboard: Whether to run TensorBoard beside the first node; see `Cluster.tensorboard_url`.
-        log_dir: What it shows.
+        log_dir: The folder that TensorBoard shows.
         start_timeout_s: Seconds for all nodes to start.
-        settings: Further limits; see `RunSettings`.
+        settings: Other limits; see `RunSettings`.
 
     Raises:
         ConfigError: An argument is invalid, or Spark has too few slots.
-        StartTimeoutError: Not all nodes have started in time. None is left running.
+        StartTimeoutError: Not all nodes started in time. None is left running.
     """
     layout = Layout(
         workers=workers,
@@ -146,11 +146,11 @@ def run(
 
 
 class Cluster:
-    """A running cluster; `run` makes it. Leaving a `with` block of it shuts it down.
+    """A running cluster, created by `run`. Leaving a `with` block shuts it down.
 
     Attributes:
-        size: How many nodes it has.
-        run_id: Its name.
+        size: The number of nodes.
+        run_id: The cluster's name.
     """
 
     def __init__(
@@ -194,12 +194,12 @@ class Cluster:
 
     @property
     def is_running(self) -> bool:
-        """Whether some program still runs."""
+        """Whether any program is still running."""
         return self._gang.is_running
 
     @property
     def nodes(self) -> tuple[GangMember, ...]:
-        """The role, machine, address and held ports of every node."""
+        """Role, machine, address and held ports of every node."""
         return self._gang.members()
 
     def train(
@@ -214,14 +214,14 @@ class Cluster:
         """Push rows to the nodes that train, and return when all have arrived there.
 
         The nodes read them with `ctx.data_feed().next_batch(n)`. May be called several times; `shutdown`
-        tells the programs that no more comes.
+        tells the programs that no more rows will come.
 
         Args:
             data: A Spark DataFrame or RDD; pandas, Arrow, a dict of arrays, arrays, or a list of any objects.
             epochs: How often to push all of it.
-            validation: Further data, which every node that trains gets whole, before anything else, and
-                keeps: it reads it with `ctx.data_feed("validation")`, any number of times.
-            columns: The columns to push; None is all.
+            validation: Additional data that every training node gets in full, before anything else, and
+                keeps: `ctx.data_feed("validation")` reads it any number of times.
+            columns: The columns to push; None pushes all.
             feed: The feed's name, for programs with several.
 
         Raises:
@@ -249,21 +249,21 @@ class Cluster:
         feed: str = "input",
         **trigger: Any,
     ) -> Any:
-        """Feed every micro-batch of a streaming DataFrame, each once, also over restarts.
+        """Feed every micro-batch of a streaming DataFrame exactly once, across restarts too.
 
-        A micro-batch is over for Spark once every node that trains has committed it: `feed.commit()`, or
-        `feed.checkpoint(...)`, which saves the model together with the micro-batch's number.
+        A micro-batch counts as processed once every training node has committed it with `feed.commit()` or
+        with `feed.checkpoint(...)`, which saves the model together with the micro-batch's number.
 
         Args:
             frame: The streaming DataFrame.
-            checkpoint: The folder where Spark keeps how far the stream has come.
-            columns: The columns to push; None is all.
+            checkpoint: The folder in which Spark records the stream's progress.
+            columns: The columns to push; None pushes all.
             feed: The feed's name.
-            trigger: When there is a new micro-batch, as `DataStreamWriter.trigger` has it, such as
+            trigger: When a micro-batch starts, as for `DataStreamWriter.trigger`, such as
                 `availableNow=True`.
 
         Returns:
-            The streaming query, which runs: wait for it with `awaitTermination()`, or stop it.
+            The running streaming query: call `awaitTermination()` or stop it.
         """
         self._check_fed("train_stream")
         if not getattr(frame, "isStreaming", False):
@@ -294,20 +294,19 @@ class Cluster:
         columns: Sequence[str] | None = None,
         feed: str = "input",
     ) -> Any:
-        """The rows of `data` with what the programs answer: one result for each row, all columns kept.
+        """Return the rows of `data` with the programs' results: one per row, all columns kept.
 
-        Programs read rows with `next_batch` and answer each batch with `batch_results`. Of a Spark DataFrame
-        the result is a DataFrame that is computed when it is used, while the cluster runs; of an RDD an RDD
-        of the results alone; of pandas a pandas DataFrame; of Arrow and arrays an Arrow table; of a list a
-        list.
+        Programs read rows with `next_batch` and answer each batch with `batch_results`. A Spark DataFrame
+        gives a lazy DataFrame, to be computed while the cluster runs; an RDD an RDD of the results alone;
+        pandas a pandas DataFrame; Arrow and arrays an Arrow table; a list a list.
 
         Args:
-            data: As `train` takes it.
+            data: Data of any kind that `train` takes.
             schema: The columns of the results, such as "label int, score double" or a StructType. None infers
                 them from the answer to the first row, which the program then sees twice.
             flat_map: Whether programs answer each row with a list of results: the row is repeated for each of
                 them, and dropped for an empty list.
-            columns: The columns that programs get; None is all. The others are kept all the same.
+            columns: The columns that programs get; None passes all. The result keeps the others anyway.
             feed: The feed's name.
 
         Raises:
@@ -330,21 +329,21 @@ class Cluster:
         return answers if isinstance(answers, list) else like(data, answers)
 
     def wait(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait until all programs have returned; gives what they returned, as `return_values` does.
+        """Wait until all programs have returned, and return their `return_values`.
 
         Raises:
             KindlerError: A node failed. No process is left then.
-            TimeoutError: They still run.
+            TimeoutError: The programs are still running.
         """
         self._ended(timeout_s)
         self._printer.join()
         return self.return_values
 
     def shutdown(self, timeout_s: float | None = None) -> list[Any]:
-        """Tell the programs that no more rows come, and wait until they have returned.
+        """Tell the programs that no more rows will come, and wait until they have returned.
 
         Args:
-            timeout_s: The longest time to wait; nodes that still run then are ended. None waits.
+            timeout_s: The longest time to wait; nodes that still run then are killed. None waits forever.
 
         Raises:
             KindlerError: A node failed, or did not end in time. No process is left then.
@@ -360,7 +359,7 @@ class Cluster:
             raise exc
 
     def stop(self) -> None:
-        """End all nodes now, whatever they do. It raises nothing."""
+        """Kill all nodes. Never raises."""
         self._gang.abort("the cluster was stopped")
         with contextlib.suppress(Exception):
             self._ended()
@@ -370,7 +369,7 @@ class Cluster:
         """What `main_fun` returned on each node, by rank; None for nodes that were stopped at the end.
 
         Raises:
-            ConfigError: The cluster still runs.
+            ConfigError: The cluster is still running.
         """
         if self._gang.is_running:
             raise ConfigError("the cluster still runs.\nHint: wait() or shutdown() first.")
@@ -381,7 +380,7 @@ class Cluster:
         return values
 
     def tensorboard_url(self) -> str | None:
-        """Where TensorBoard is; None where none was asked for."""
+        """The URL of TensorBoard; None if it was not requested."""
         if not self._tensorboard:
             return None
         first = self._gang.members()[0]
@@ -411,7 +410,6 @@ class Cluster:
             )
 
     def _follow(self) -> None:
-        """Print what nodes print, and note what they report."""
         for event in self._gang.events():
             if event.kind == "log":
                 print_line(f"[{self._name(event.rank)}] {event.fields['line']}")
@@ -497,7 +495,6 @@ class Cluster:
         kind: str,
         micro_batch: int | None = None,
     ) -> bool:
-        """Push all of the data once; whether nodes take more."""
         number = self._passes.get(feed, 0)
         self._passes[feed] = number + 1
         if micro_batch is not None:
@@ -560,12 +557,6 @@ class Cluster:
         )
 
     def _ended(self, timeout_s: float | None = None) -> list[Outcome]:
-        """How the nodes ended; once the driver knows it, no task has to ask any more.
-
-        Raises:
-            KindlerError: A node failed.
-            TimeoutError: They still run.
-        """
         try:
             return self._gang.wait(timeout_s)
         finally:
@@ -573,12 +564,11 @@ class Cluster:
                 self._failure_server.close()
 
     def _raise_failure(self) -> None:
-        """Raise what a node failed with, if one did: that is the cause of what went wrong with its feed."""
         if not self._gang.is_running:
             self._ended()
 
     def _raise_cause(self, exc: Exception) -> None:
-        """Raise what a node failed with instead of what that led to in the driver's program."""
+        """Raise a node's own failure instead of what it led to in the driver's program."""
         try:
             self._raise_failure()
         except KindlerError as cause:
@@ -603,7 +593,7 @@ class Cluster:
         return server
 
     def _for_tasks(self, feeder: Feeder) -> Feeder:
-        """A feeder that asks the driver why a node is gone: for those who are not in its process."""
+        """A feeder for other processes, which ask the driver why a node is gone."""
         assert self._failure_server is not None
         return replace(
             feeder, failures=self._failure_server.address, failure_timeout_s=2 * self._failures.limit_s
@@ -632,7 +622,6 @@ class Cluster:
         return fields
 
     def _probe(self, rows: pa.Table, feeder: Feeder) -> pa.Schema:
-        """The columns of the results, from the answer to a row."""
         with self._naming_the_cause():
             answers = list(feeder.infer(rows.to_batches(), partition=0))
         kind = answers[0].column(rows.num_columns).type if answers else pa.null()
@@ -662,7 +651,6 @@ def _check(
 
 
 def _preload(framework: str | None, main_fun: Any) -> tuple[str, ...]:
-    """What nodes have imported before the program begins: once for all nodes of a machine."""
     if framework is None or importlib.util.find_spec(framework) is None:
         return ()
     program = inspect.unwrap(main_fun)

@@ -22,17 +22,17 @@ class Context:
     """One node of a cluster.
 
     Attributes:
-        rank: Its number among all nodes; those that train come first.
+        rank: Its number among all nodes; training nodes come first.
         role: "chief", "worker", "ps" or "evaluator".
         task_index: Its number among the nodes of its role.
-        size: How many nodes there are.
-        num_workers: How many of them train: the chief and the workers.
+        size: The number of nodes.
+        num_workers: The number of nodes that train: the chief and the workers.
         cluster_spec: Role -> "address:port" of each of its nodes.
         host: The name of its machine.
-        gpus: The GPUs that it may use, by their numbers; empty where there are none.
-        tmp: A folder of its own, which goes away with the cluster.
+        gpus: The GPUs it may use, by number; empty if there are none.
+        tmp: A folder of its own, deleted with the cluster.
         run_id: The cluster's name.
-        default_fs: The file system of paths without a scheme, "file://" for that of the machine.
+        default_fs: The file system of paths without a scheme; "file://" is the machine's own.
     """
 
     def __init__(
@@ -66,20 +66,22 @@ class Context:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the one node that saves and reports: the chief, or without one the first worker."""
+        """Whether this node saves and reports: the chief, or the first worker if there is none."""
         return self.rank == 0
 
     @property
     def training_ended(self) -> bool:
-        """On an evaluator: whether all nodes that train have returned. It has `evaluator_grace_s` then."""
+        """On an evaluator: whether all training nodes have returned. It then has `evaluator_grace_s` left."""
         return self._worker.others_ended.is_set()
 
     def wait_for_training(self, timeout_s: float) -> bool:
-        """On an evaluator: wait until training has ended, so long at most; whether it has.
+        """On an evaluator, wait for training to end.
 
-        while not ctx.wait_for_training(60):
+        Returns whether it ended within `timeout_s`:
+
+            while not ctx.wait_for_training(60):
+                evaluate(newest_checkpoint())
             evaluate(newest_checkpoint())
-        evaluate(newest_checkpoint())
         """
         return self._worker.others_ended.wait(timeout_s)
 
@@ -99,16 +101,17 @@ class Context:
         input_mapping: InputMapping | None = None,
         in_step: bool = False,
     ) -> DataFeed:
-        """The rows that `cluster.train` or `cluster.inference` push to this node.
+        """Return the feed of rows that `cluster.train` or `cluster.inference` push to this node.
 
         Args:
-            name: Which feed; "validation" is what `train(validation=...)` gives, and is kept on the node.
-            input_mapping: Column -> name in a batch, or columns alone, for dicts of arrays; None gives rows.
-            in_step: Whether all nodes stop when the first of them runs out of rows, for programs that wait
-                for each other at every batch. It needs a cluster of nodes that all train.
+            name: Which feed; "validation" is the data of `train(validation=...)`, which the node keeps.
+            input_mapping: Column -> name in a batch, or just columns, to get dicts of arrays; None gives
+                rows.
+            in_step: Whether all nodes stop when the first one runs out of rows, for programs that wait for
+                each other at every batch. All nodes of the cluster must train.
 
         Raises:
-            ConfigError: The cluster is not fed, or this node is not.
+            ConfigError: The cluster, or this node, is not fed.
         """
         if self._server is None:
             raise ConfigError(
@@ -126,7 +129,7 @@ class Context:
         return self._feeds[name]
 
     def absolute_path(self, path: str) -> str:
-        """A path that means the same on all nodes: as it is, or of the default file system."""
+        """Return a path that means the same on all nodes, on the default file system if it has no scheme."""
         if is_remote(path) or not is_remote(self.default_fs):
             return absolute(path)
         if path.startswith("/"):
@@ -134,28 +137,30 @@ class Context:
         return f"{self.default_fs.rstrip('/')}/user/{getpass.getuser()}/{path}"
 
     def serve(self) -> None:
-        """Run a TensorFlow server on this node until the cluster ends: what workers and parameter servers do
-        where the chief coordinates (`run(..., until="chief")`)."""
+        """Run a TensorFlow server on this node until the cluster ends.
+
+        For workers and parameter servers of a coordinating chief (`run(..., until="chief")`).
+        """
         distribute: Any = importlib.import_module("tensorflow").distribute
         config = json.loads(tf_config(self._worker.members, self.rank))
         distribute.Server(config["cluster"], self.role, self.task_index, protocol="grpc").join()
 
     def release_ports(self) -> None:
-        """Let go of the port that is held for this node, for a program that binds it without SO_REUSEADDR."""
+        """Release the port held for this node, for a program that binds it without SO_REUSEADDR."""
         self._worker.release_ports()
 
     def barrier(self) -> None:
-        """Wait until all nodes are here. Parameter servers and evaluators must come too."""
+        """Wait for all nodes, parameter servers and evaluators included."""
         self._worker.barrier()
 
     def export_saved_model(self, model: Any, export_dir: str) -> str:
-        """Write a Keras model or a `tf.Module` as a SavedModel: once, whichever nodes call this.
+        """Write a Keras model or a `tf.Module` as a SavedModel, once.
 
-        All nodes that train should call it: under a distribution strategy they save together. Those that are
-        not the chief write to a temporary folder of their own.
+        All training nodes should call it: under a distribution strategy they save together. Nodes other than
+        the chief write to a temporary folder.
 
         Returns:
-            Where this node wrote it.
+            The path that this node wrote to.
         """
         target = self.absolute_path(export_dir)
         if not self.is_chief:
@@ -173,7 +178,7 @@ class Context:
         return target
 
     def check_answered(self) -> None:
-        """That the program has answered every row of an inference that it read."""
+        """Raise DataError if the program left rows of an inference unanswered."""
         for feed in self._feeds.values():
             feed.check_answered()
 

@@ -1,7 +1,7 @@
-"""Where a feeding task learns why its node is gone: the driver tells it what the cluster failed with.
+"""How a feeding task learns why its node is gone.
 
-A node that failed may be gone before a task has heard why, and one that was killed says nothing at all. The
-driver knows the cause, a moment later, and outlives all nodes. `why` is the task's side.
+A node that fails may be gone before a task hears why, and a killed one says nothing. The driver knows the
+cause a moment later and outlives all nodes, so it answers tasks (`FailureServer`), which ask with `why`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ _EXPECTED = 256
 
 
 class Failures:
-    """What became of nodes that are gone."""
-
     def __init__(self, gang: Gang) -> None:
         settings = gang.job.settings
         # How long it takes at most until the failure of a node has ended all of them.
@@ -32,18 +30,16 @@ class Failures:
         self._returned: set[int] = set()
 
     def returned(self, rank: int) -> None:
-        """The program of a node has returned."""
         with self._changed:
             self._returned.add(rank)
             self._changed.notify_all()
 
     def ended(self) -> None:
-        """The gang has ended."""
         with self._changed:
             self._changed.notify_all()
 
     def is_known(self, rank: int) -> bool:
-        """Whether it is known what follows when a node is gone: the end of all, or that it has returned."""
+        """Whether the outcome of a missing node is known: it returned, or the whole gang ended."""
         return not self._gang.is_running or rank in self._returned
 
     def wait(self, rank: int) -> None:
@@ -51,7 +47,6 @@ class Failures:
             self._changed.wait_for(lambda: self.is_known(rank), timeout=self.limit_s)
 
     def cause(self, rank: int) -> str | None:
-        """Why a node is gone: what the nodes failed with, or that its program has returned."""
         try:
             if not self._gang.is_running:
                 self._gang.wait()
@@ -63,8 +58,6 @@ class Failures:
 
 
 class FailureServer(Handler):
-    """Answers tasks on the driver until it is closed."""
-
     def __init__(
         self,
         hosts: tuple[str, str],  # the address to listen on, and the one that tasks reach it by
@@ -88,7 +81,6 @@ class FailureServer(Handler):
         self._server.start()
 
     def close(self) -> None:
-        """Answer those that have asked, and no more."""
         for peer in list(self._asking):
             self._answer(peer)
         self._server.close(limits.CLOSE_S)
@@ -111,7 +103,7 @@ class FailureServer(Handler):
 
 
 def why(server: Address, secret: bytes, rank: int, *, timeout_s: float) -> str | None:
-    """What the cluster of a node failed with; None when it has not, or the driver is gone."""
+    """What the cluster failed with; None if it did not, or the driver is gone."""
     with (
         suppress(ChannelClosed, TimeoutError),
         closing(connect(server, secret, timeout_s=limits.TASK_GREETING_S)) as channel,

@@ -35,28 +35,20 @@ _SKIP_ROWS = 1 << 16
 
 @dataclass(slots=True)
 class _Piece:
-    """Some rows of a block."""
-
     block: Block
     start: int
     stop: int
 
 
 class DataFeed:
-    """One feed of a node; `ctx.data_feed()` gives it.
+    """One feed of a node, from `ctx.data_feed()`.
 
         feed = ctx.data_feed(input_mapping={"pixels": "x", "digit": "y"})
         while not feed.should_stop():
             batch = feed.next_batch(100)
             model.train_on_batch(batch["x"], batch["y"])
 
-    One thread at a time reads it.
-
-    Args:
-        server: Where the rows arrive.
-        name: Which feed.
-        input_mapping: Column -> name of an array in the batch, or the columns alone; None gives rows.
-        in_step: Whether all nodes stop as soon as one of them has no more rows.
+    Only one thread at a time may read it.
     """
 
     def __init__(
@@ -83,14 +75,14 @@ class DataFeed:
         self._restored = -1
 
     def next_batch(self, batch_size: int) -> Any:
-        """The next rows: `batch_size` of them, fewer at the end of the data.
+        """Return the next `batch_size` rows, or fewer at the end of the data.
 
-        Of an inference all rows of a batch are of one partition, so a batch may be short at its end; answer
-        each batch with `batch_results`.
+        In an inference, all rows of a batch belong to one partition, so the last batch of each may be short;
+        answer each batch with `batch_results`.
 
         Returns:
-            A list of rows (named tuples for frames and tables), or, with an input mapping, a dict of arrays.
-            Without any row only once `should_stop()` is true.
+            A list of rows (named tuples for frames and tables), or a dict of arrays with an input mapping.
+            Empty only once `should_stop()` is true.
         """
         self._check_size(batch_size)
         with self._lock:
@@ -99,18 +91,18 @@ class DataFeed:
             return self._assembled(self._pieces(batch_size, within_pass=False) if go_on else [])
 
     def should_stop(self) -> bool:
-        """Whether there are no more rows. Waits until there is one, or none will come."""
+        """Whether there are no more rows. Waits until one arrives or none will."""
         with self._lock:
             return not self._may_read()
 
     def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
-        """The batches of one pass over the data: of one epoch, or one micro-batch of a stream.
+        """Iterate over the batches of one pass: an epoch, or a micro-batch of a stream.
 
-        The next call goes on with the next pass.
+        The next call continues with the next pass.
 
         Args:
-            batch_size: Rows of a batch.
-            drop_last: Whether to leave out a last batch that is not full.
+            batch_size: Rows per batch.
+            drop_last: Whether to drop a last batch that is not full.
         """
         self._check_size(batch_size)
         while True:
@@ -126,7 +118,7 @@ class DataFeed:
                 return  # the pass has ended with it
 
     def remaining(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
-        """The batches of all that is left of the feed."""
+        """Iterate over the batches of the rest of the feed."""
         while not self.should_stop():
             batch = self.next_batch(batch_size)
             size = len(batch) if self._mapping is None else len(next(iter(batch.values())))
@@ -134,13 +126,14 @@ class DataFeed:
                 yield batch
 
     def full_batches(self, batch_size: int) -> Iterator[Any]:
-        """As `remaining`, without a last batch that is not full."""
+        """Iterate as `remaining` does, without a last batch that is not full."""
         return self.remaining(batch_size, drop_last=True)
 
     def micro_batches(self) -> Iterator[int]:
-        """The numbers of a stream's micro-batches, as they come; `batches` reads the rows of the current one.
+        """Iterate over the numbers of a stream's micro-batches; `batches` reads the rows of the current one.
 
-        One that `restore` says was trained before is passed over. Call `commit` or `checkpoint` in each turn.
+        Micro-batches that `restore` found to be trained already are skipped. Call `commit` or `checkpoint`
+        for each.
         """
         while (current := self._await_micro_batch()) is not None:
             number, micro_batch = current
@@ -153,16 +146,16 @@ class DataFeed:
                 self._server.committed(self.name, number)
 
     def commit(self) -> None:
-        """The current micro-batch is done, for this node: the stream goes on once all nodes say so."""
+        """Mark the current micro-batch as processed by this node; the stream waits for all nodes."""
         while self._inbox.pass_number == self._current and not self._ended:
             with self._lock:
                 self._pieces(_SKIP_ROWS, within_pass=True)
         self._server.committed(self.name, self._current)
 
     def restore(self, folder: str) -> str | None:
-        """The newest checkpoint that `checkpoint` has written to `folder`; None where there is none.
+        """Return the newest checkpoint that `checkpoint` wrote to `folder`, or None.
 
-        Micro-batches up to that of the checkpoint are not given to the program again.
+        Micro-batches up to that of the checkpoint are not delivered again.
         """
         checkpoints = _checkpoints(Path(folder))
         if not checkpoints:
@@ -172,9 +165,9 @@ class DataFeed:
 
     @contextmanager
     def checkpoint(self, folder: str) -> Iterator[str]:
-        """A place to save the model in: it and the current micro-batch count together, or neither does.
+        """A folder to save the model in; the model and the current micro-batch are committed together.
 
-        All nodes call it; what is saved by those that are not the first goes away.
+        All nodes call it; only the first node's files are kept.
         """
         micro_batch = self._inbox.micro_batches[self._current]
         with _checkpoint_folder(folder, micro_batch, keep=self._server.is_first) as path:
@@ -183,17 +176,17 @@ class DataFeed:
 
     @property
     def epoch(self) -> int:
-        """The number of the pass that is read now, counted from 0; of a stream, of its micro-batch."""
+        """The number of the current pass, from 0; for a stream, that of its micro-batch."""
         return self._inbox.pass_number
 
     def batch_results(self, results: Any) -> None:
-        """Answer the oldest batch that was not answered yet: one result for each of its rows, in their order.
+        """Answer the oldest unanswered batch: one result per row, in order.
 
         Args:
-            results: A list or an array. Where the inference is flat-mapped, each entry is a list of results.
+            results: A list or an array; with `flat_map`, each entry is a list of results.
 
         Raises:
-            DataError: There are not as many results as rows, or they are not of the declared type.
+            DataError: The number of results is wrong, or they do not have the declared type.
         """
         with self._lock:
             if not self._unanswered:
@@ -214,14 +207,14 @@ class DataFeed:
             source.answer(results, count, more=more)
 
     def terminate(self) -> None:
-        """Read no more: the job that feeds this node stops, wherever it is."""
+        """Stop reading; the job that feeds this node stops too."""
         self._server.terminate(self.name)  # wakes a thread that waits for rows, and has the lock
         with self._lock:
             self._ended = True
             self._block = None
 
     def as_tf_dataset(self, batch_size: int, *, drop_last: bool = False) -> tf.data.Dataset:
-        """The rest of the feed as a `tf.data.Dataset` of batches; it needs an input mapping."""
+        """Return the rest of the feed as a `tf.data.Dataset` of batches; needs an input mapping."""
         import tensorflow as tf
 
         if self._mapping is None:
@@ -244,7 +237,10 @@ class DataFeed:
     def as_torch_iterable(
         self, batch_size: int, *, drop_last: bool = False
     ) -> torch.utils.data.IterableDataset[Any]:
-        """The rest of the feed as an iterable dataset of batches, for a DataLoader with `batch_size=None`."""
+        """Return the rest of the feed as an iterable dataset of batches.
+
+        Pass it to a DataLoader with `batch_size=None`.
+        """
         import torch
 
         def tensor(array: np.ndarray[Any, Any]) -> Any:
@@ -260,11 +256,6 @@ class DataFeed:
         return Batches()
 
     def check_answered(self) -> None:
-        """That the program has answered every row that it read.
-
-        Raises:
-            DataError: It has not.
-        """
         rows = sum(count for source, count in self._unanswered if not source.broken)
         if rows:
             raise DataError(
@@ -273,7 +264,7 @@ class DataFeed:
             )
 
     def _may_read(self) -> bool:
-        """Whether there is a row; in step, whether every node has one. They ask in the same order."""
+        """With `in_step`, whether every node has a row; nodes must ask in the same order."""
         if not self._in_step:
             return self._has_rows(within_pass=False)
         if self._vote is None:
@@ -313,7 +304,7 @@ class DataFeed:
         return pieces
 
     def _has_rows(self, *, within_pass: bool, only: Inbound | None = None) -> bool:
-        """Whether there is a row at the cursor; waits for one. False at an end, which is passed over once."""
+        """Whether there is a row at the cursor; waits for one. False at an end, which is passed once."""
         while self._block is None or self._offset >= self._block.size:
             self._block = None
             if self._ended:
@@ -323,7 +314,6 @@ class DataFeed:
         return True
 
     def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
-        """Put the cursor at the next block; False where there is none."""
         if only is not None:
             source: Inbound | str = only if self._inbox.more_of(only) else END
             if source == END:
@@ -338,7 +328,7 @@ class DataFeed:
         return True
 
     def _next(self) -> Inbound | str:
-        """As the inbox says, unless the program itself keeps everybody waiting."""
+        """The inbox's next source; raises if everybody waits for the program's own results."""
         since = time.monotonic()
         while True:
             with self._inbox.changed:
@@ -372,22 +362,22 @@ class DataFeed:
 
 
 class KeptFeed(DataFeed):
-    """A feed whose rows are kept on the node's disk: "validation". It can be read any number of times.
+    """A feed kept on the node's disk ("validation"), which can be read any number of times.
 
-    `batches` begins anew each time; `next_batch` and `should_stop` go through it once, and again after
+    `batches` starts over each time; `next_batch` and `should_stop` go through it once, and again after
     `rewind`.
     """
 
     _blocks: Iterator[Block] | None = None
 
     def rewind(self) -> None:
-        """Begin again with the first row."""
+        """Start again with the first row."""
         with self._lock:
             self._blocks = self._block = None
             self._ended = False
 
     def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[Any]:
-        """The batches of the whole feed, from its beginning."""
+        """Iterate over the batches of the whole feed, from its start."""
         self.rewind()
         return super().batches(batch_size, drop_last=drop_last)
 
@@ -420,9 +410,9 @@ _KEPT_CHECKPOINTS = 2
 
 @contextmanager
 def _checkpoint_folder(folder: str, micro_batch: int, *, keep: bool) -> Iterator[str]:
-    """A folder to write a checkpoint to, which is moved into place whole once the block has ended well.
+    """A folder for a checkpoint, moved into place once the block succeeds.
 
-    Its name has the micro-batch's number, so the model and how far the stream has come cannot disagree.
+    Its name has the micro-batch's number, so the model and the stream's position cannot disagree.
     """
     if not keep:
         with tempfile.TemporaryDirectory() as temporary:

@@ -1,9 +1,8 @@
-"""Where feeding tasks bring rows to a node, until its program reads them.
+"""Where feeding tasks deliver rows to a node, until its program reads them.
 
-Each task connects to the node itself, and proves that it knows the run's secret. A connection begins with
-"open" (what is fed) or "resume" (what came of an earlier attempt). Blocks then come as `engine.feeds` has it,
-with a window that bounds what is unread: a program that reads slowly slows its tasks down, and memory is
-bounded by how many of them feed at the same time.
+Each task connects to the node directly and sends "open" (what it feeds) or "resume" (which blocks arrived
+from an earlier attempt?). Blocks then follow as in `engine.feeds`; the window slows down tasks whose program
+reads slowly and bounds memory by the number of tasks.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ _SIZES = struct.Struct("!QQ")
 
 
 class Inbound:
-    """One feeding task's connection."""
-
     def __init__(self, peer: Peer, inbox: Inbox, opened: Frame) -> None:
         fields = opened.fields
         self.inbox = inbox
@@ -75,16 +72,11 @@ class Inbound:
             self._peer.send("received")
 
     def block(self) -> Block | None:
-        """The next block; None when there is none any more."""
         buffers = self.reader.get() if self.reader.has_batch else None
         return None if buffers is None else decode(buffers, self.schema)
 
     def answer(self, results: Any, count: int, *, more: bool) -> None:
-        """Send results for `count` rows; they are put together while the program has more rows of this task.
-
-        Raises:
-            DataError: They are not what was declared.
-        """
+        """Send results for `count` rows; they are collected while the program has more rows of this task."""
         if self.schema is None:
             self._answers.extend(results)
         else:
@@ -102,12 +94,11 @@ class Inbound:
             self._feeds.writer("results").put(data)
 
     def close(self, reason: str, *, failed: bool = False) -> None:
-        """Take no more; the task is told why, and whether it is because the program failed."""
+        """Take no more; tell the task why, and whether the program failed."""
         self._peer.send("stopped", reason=reason, failed=failed)
         self.reader.close(reason)
 
     def gone(self) -> None:
-        """The connection is closed."""
         self.broken = not self._complete
         self._feeds.close(None)
         if self.broken and self.kind == INFER:
@@ -115,8 +106,6 @@ class Inbound:
 
 
 class Inbox:
-    """What tasks send to one feed of this node."""
-
     def __init__(
         self, name: str, changed: threading.Condition, folder: Path, tick: Callable[[], None]
     ) -> None:
@@ -135,7 +124,6 @@ class Inbox:
         self._attempts: dict[tuple[str, int], int] = {}  # the newest, of partitions whose task is run again
 
     def add(self, inbound: Inbound) -> None:
-        """A task begins to feed."""
         if self.closed:
             inbound.close("the program wants no more")
             return
@@ -146,14 +134,12 @@ class Inbox:
         self._connections.append(inbound)
 
     def keep(self, inbound: Inbound) -> None:
-        """Write to disk what a connection has sent."""
         while inbound.reader.has_batch:
             buffers = inbound.reader.get()
             assert buffers is not None
             self._spool.append(buffers)
 
     def kept(self) -> Iterator[Block]:
-        """The blocks on disk; waits until all have come."""
         with self.changed:
             while not (self.finished or self.ended or self.closed):
                 self.wait()
@@ -161,7 +147,7 @@ class Inbox:
             yield decode(buffers, self._schema)
 
     def resume(self, partition: tuple[str, int], attempt: int) -> set[int]:
-        """A task is run again: which blocks came from its earlier attempts, of which no more are taken."""
+        """Supersede a task's earlier attempts; return the blocks that they brought."""
         self._attempts[partition] = max(attempt, self._attempts.get(partition, 0))
         numbers = set(self._fed.get(partition, ()))
         for inbound in self._connections:
@@ -171,7 +157,7 @@ class Inbox:
         return numbers
 
     def ready(self) -> Inbound | str | None:
-        """Who has the next block; PASS_END or END; None when nothing has come yet. `changed` is held."""
+        """Who has the next block, PASS_END, END, or None if nothing has come yet. Needs `changed` held."""
         if self.closed:
             return END
         for _ in range(len(self._connections)):
@@ -189,25 +175,24 @@ class Inbox:
         return END if self.ended and not self._connections else None
 
     def more_of(self, inbound: Inbound) -> bool:
-        """Whether this task, which feeds an inference, has another block. Waits for it."""
+        """Wait for the next block of an inference's task; return whether there is one."""
         with self.changed:
             while not (inbound.reader.has_batch or inbound.reader.is_over or self.closed):
                 self.wait()
             return inbound.reader.has_batch
 
     def waits_for_results(self) -> bool:
-        """Whether all tasks have sent everything, and some have not got all their results."""
+        """Whether all tasks have sent everything, and some still wait for results."""
         with self.changed:
             open_ones = [c for c in self._connections if not c.reader.is_over or c.unanswered]
             return bool(open_ones) and all(c.reader.is_over and c.kind == INFER for c in open_ones)
 
     def wait(self) -> None:
-        """Wait for something to change, for a second at most; `changed` is held."""
+        """Wait at most a second for a change. Needs `changed` held."""
         self.changed.wait(limits.WAKE_S)
         self._tick()
 
     def close(self, reason: str, *, failed: bool = False) -> bool:
-        """Take no more, from anybody; whether it was open."""
         with self.changed:
             if self.closed:
                 return False
@@ -225,8 +210,6 @@ class Inbox:
 
 
 class FeedServer(Handler):
-    """The feeds of one node, on the port that is held for them."""
-
     def __init__(self, worker: Worker, port: int) -> None:
         self._worker = worker
         self._changed = threading.Condition()
@@ -255,12 +238,10 @@ class FeedServer(Handler):
             return self._inboxes[name]
 
     def terminate(self, name: str) -> None:
-        """The program wants no more of a feed: its tasks end, and the driver stops the job."""
         if self.inbox(name).close("the program has terminated the feed"):
             self._worker.report("feed_closed", feed=name)
 
     def committed(self, name: str, pass_number: int) -> None:
-        """Tell the driver that a pass over the data need not be fed again."""
         self._worker.report("committed", feed=name, number=pass_number)
 
     @property
@@ -268,11 +249,10 @@ class FeedServer(Handler):
         return self._worker.rank == 0
 
     def all_workers_have(self, rows: bool) -> bool:
-        """Whether every node says yes; all nodes ask in the same order."""
+        """Whether every node says yes; all nodes must ask in the same order."""
         return self._worker.total([int(rows)])[0] == self._worker.size
 
     def close(self, reason: str, *, failed: bool = False) -> None:
-        """The program has ended, well or badly: nobody reads any more."""
         with self._changed:
             self._over = (reason, failed)
             inboxes = list(self._inboxes.values())
@@ -323,8 +303,6 @@ class FeedServer(Handler):
 
 
 class _BlockFile:
-    """Blocks of two buffers on a node's disk, for a feed that the program reads several times."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 

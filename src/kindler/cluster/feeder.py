@@ -1,7 +1,7 @@
-"""The other end of a feed: what a Spark task, or a thread of the driver, does to push its rows to nodes.
+"""The sending end of a feed: how a Spark task, or a thread of the driver, pushes its rows to nodes.
 
-Rows go to the nodes of the task's own machine, block by block to the one that has had fewest, unless it is
-too far behind; where there is none, to the nearest others. Nothing passes through the driver.
+A block goes to the node on the task's own machine that has had fewest rows and is not too far behind; without
+one there, to the nearest others. Nothing passes through the driver.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ WINDOW_BYTES = 8 << 20  # of unread rows, for each task and node
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where a node is fed."""
-
     rank: int
     host: str
     address: str
@@ -57,7 +55,7 @@ class NodeAddress:
 
 
 class NodeGoneError(FeedError):
-    """A node cannot be reached, went away, or has failed. Why is for the driver to say."""
+    """A node cannot be reached, went away, or has failed; only the driver knows why."""
 
     def __init__(self, message: str, *, rank: int = 0) -> None:
         super().__init__(message)
@@ -66,7 +64,7 @@ class NodeGoneError(FeedError):
 
 @dataclass(frozen=True, kw_only=True)
 class Feeder:
-    """What tasks push, and to whom. Built on the driver, pickled with the job, closed over nothing."""
+    """What tasks push, and to whom. Built on the driver, pickled with the job."""
 
     nodes: tuple[NodeAddress, ...]  # those that are fed
     secret: bytes  # what the tasks prove themselves with
@@ -83,11 +81,6 @@ class Feeder:
     failure_timeout_s: float = 0.0  # how long that may take
 
     def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int:
-        """Push record batches; returns how many rows, fewer when all nodes want no more.
-
-        Raises:
-            FeedError: A node went away.
-        """
         batches = iter(batches)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
@@ -98,17 +91,11 @@ class Feeder:
         return self._push(blocks, schema, partition, attempt)
 
     def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int:
-        """Push any objects, as `push` does."""
         return self._push(numbered(encode_items(iter(items))), None, partition, attempt)
 
     def infer(
         self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """The rows with the results of the program's, which one node computes.
-
-        Raises:
-            FeedError: The node went away, or its program ended without all results.
-        """
         batches = iter(batches)
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
@@ -126,7 +113,6 @@ class Feeder:
             yield from rejoin.joined(pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0))
 
     def infer_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]:
-        """The results for any objects, without the objects."""
         parts = numbered(encode_items(iter(items)))
         first = next(parts, None)
         if first is None:
@@ -166,7 +152,6 @@ class Feeder:
                 yield from link.answers(wait=True)
 
     def blocks_before(self, partition: int, attempt: int) -> set[int]:
-        """The blocks of this partition that earlier attempts of the task have brought to nodes."""
         numbers: set[int] = set()
         for node in self.nodes:
             channel = _connected(node, self.secret)
@@ -181,7 +166,7 @@ class Feeder:
 
     @contextmanager
     def _naming_the_cause(self) -> Iterator[None]:
-        """Whatever a task sees of a node's end, it is the cause of that which it fails with."""
+        """Replace what a task sees of a node's end by its cause."""
         try:
             yield
         except NodeGoneError as exc:
@@ -238,9 +223,9 @@ class Feeder:
 def nearest(
     nodes: Sequence[NodeAddress], partition: int, *, host: str | None = None
 ) -> list[list[NodeAddress]]:
-    """The nodes in groups, the nearest first: those of this machine, then those of like addresses.
+    """Group the nodes by distance: those of this machine first, then by similar addresses.
 
-    Within a group the order depends on the partition, so that tasks do not all begin with the same node.
+    Within a group the order depends on the partition, so that tasks do not all start with the same node.
 
     >>> nodes = [NodeAddress(0, "a", "10.0.0.1", 1), NodeAddress(1, "b", "10.0.0.2", 1)]
     >>> [[node.rank for node in group] for group in nearest(nodes, 0, host="b")]
@@ -257,7 +242,7 @@ def nearest(
 
 
 def _distance(address: str) -> int:
-    """How much of an address differs from that of this machine, in bits."""
+    """How many low bits of an address differ from this machine's."""
     try:
         theirs, mine = (ipaddress.ip_address(a) for a in (address, address_towards(address)))
     except ValueError:
@@ -275,8 +260,6 @@ def _connected(node: NodeAddress, secret: bytes) -> Channel:
 
 
 class _Link:
-    """A connection to one node, for one task."""
-
     def __init__(
         self,
         feeder: Feeder,
@@ -325,18 +308,12 @@ class _Link:
 
     @property
     def ahead(self) -> int:
-        """Bytes that the node has not read."""
         return self._writer.ahead
 
     def has_room(self, block: Sequence[Piece]) -> bool:
         return self.stopped is not None or self._lost is not None or self._writer.has_room(*block)
 
     def put(self, block: Sequence[Piece]) -> None:
-        """Send a block; waits for room.
-
-        Raises:
-            FeedError: The node went away, or takes no more.
-        """
         self.check()
         try:
             self._writer.put(*block)
@@ -351,7 +328,6 @@ class _Link:
             self._writer.end()
 
     def finish(self) -> None:
-        """End, and wait until the node has all of it."""
         self.end()
         with self.changed:
             while not (self._received or self.stopped is not None or self._lost is not None):
@@ -360,11 +336,7 @@ class _Link:
             self.check()
 
     def answers(self, *, wait: bool) -> Iterator[bytes]:
-        """The results that have come; waits until there is one, or room for more rows.
-
-        Raises:
-            FeedError: None will come.
-        """
+        """Yield the results so far; with `wait`, wait for one or for room to send more rows."""
         with self.changed:
             while wait and not self._results.has_batch and self.stopped is None and self._lost is None:
                 if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer.has_ended:
@@ -417,8 +389,8 @@ class _Link:
 class _Links:
     """Connections of one task to several nodes.
 
-    Each block goes to the one that has had fewest rows, of those that have room: programs whose nodes train
-    in step need as many on each. A node that reads slowly has no room, and the others get more.
+    Each block goes to the node with the fewest rows among those with room: nodes that train in step need
+    equal shares, and a slow reader has no room.
     """
 
     def __init__(self, feeder: Feeder, schema: pa.Schema | None, partition: int, attempt: int) -> None:
@@ -440,7 +412,6 @@ class _Links:
             link.close()
 
     def put(self, block: Sequence[Piece]) -> bool:
-        """Send a block to a node that has room; False when none wants any."""
         while True:
             link = self._free(block)
             if link is None:
@@ -453,7 +424,6 @@ class _Links:
                     raise
 
     def finish(self) -> None:
-        """Wait until all nodes have everything."""
         for link in self._links:
             link.finish()
 
@@ -471,11 +441,7 @@ class _Links:
                 self._changed.wait(limits.WAKE_S)
 
     def _open_more(self) -> bool:
-        """Connect to the next group of nodes; whether there is one. A node that has returned is not reached.
-
-        Raises:
-            FeedError: No node is reached at all.
-        """
+        """Connect to the next group of nodes; return whether there is one."""
         if not self._groups:
             if self._links:
                 return False
@@ -500,8 +466,6 @@ class _Links:
 
 
 class _Rejoin:
-    """Puts results to the rows that they are for, which wait here in their order."""
-
     def __init__(self, fields: pa.Schema | None, flat: bool) -> None:
         self._fields = fields
         self._flat = flat
@@ -538,8 +502,6 @@ class _Rejoin:
 
 
 class FeedingJob(Protocol):
-    """What pushes rows, on threads of its own."""
-
     error: BaseException | None
 
     def start(self) -> None: ...
@@ -571,7 +533,6 @@ class LocalJob(threading.Thread):
 
 
 def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
-    """Rows with the program's results, in their order; of a sequence of objects the results alone."""
     table = table_of(data)
     if table is None:
         return list(feeder.infer_items(data, partition=0))

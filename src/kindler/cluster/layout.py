@@ -16,11 +16,7 @@ _TARGET = "kindler.cluster.node:run_node"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The nodes that were asked for.
-
-    Nodes that train come first, the chief before all, so that ranks and worker numbers are the same; then
-    come parameter servers and the evaluator.
-    """
+    """Training nodes come first, the chief before all, so that ranks equal worker numbers."""
 
     workers: int  # nodes that train, the chief included
     ps: int = 0  # parameter servers
@@ -55,14 +51,10 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many nodes there are."""
         return len(self.roles)
 
     def ranks(self, *, fed: bool, tensorboard: bool = False) -> tuple[RankSpec, ...]:
-        """What each rank does.
-
-        The first port is the program's; one that is fed has a second, and TensorBoard the first node's last.
-        """
+        """The first port is the program's, the second the feed's, and the first node's last TensorBoard's."""
         return tuple(
             RankSpec(
                 target=_TARGET,
@@ -79,12 +71,11 @@ Members = Sequence[GangMember]
 
 
 def variables(members: Members, rank: int, framework: str | None) -> dict[str, str]:
-    """What is set in the environment of a node before any of its program is loaded."""
     return {} if framework is None else _VARIABLES[framework](members, rank)
 
 
 def tf_config(members: Members, rank: int) -> str:
-    """TensorFlow's description of the cluster, for one node; an evaluator is not in it, as TensorFlow wants.
+    """TensorFlow's description of the cluster for one node; it must not list the evaluator.
 
     >>> members = [GangMember(0, "chief", 0, "a", "10.0.0.1", (4000,))]
     >>> tf_config(members, 0)
@@ -96,7 +87,6 @@ def tf_config(members: Members, rank: int) -> str:
 
 
 def coordinator(members: Members) -> str:
-    """ "address:port" of the node that the others meet at."""
     return members[0].endpoints[0]
 
 

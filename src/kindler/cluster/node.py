@@ -1,4 +1,4 @@
-"""What runs on every node: it prepares the process for the user's program, runs it, and returns its value."""
+"""What runs on every node: it prepares the process, runs the user's program, and returns its value."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from kindler.temporary import private_folder
 
 
 def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
-    """The target of every rank; `settings` are JSON, and `program` is the function and its arguments.
+    """The target of every rank; `settings` is JSON, `program` the pickled function and its arguments.
 
-    The program is loaded last: importing the user's modules may import a framework, which must find its
-    variables and GPUs.
+    The program is unpickled last: its modules may import a framework, which must find its variables and GPUs.
     """
     chosen: dict[str, Any] = json.loads(settings)
     os.environ.update(variables(worker.members, worker.rank, chosen["framework"]))
@@ -101,14 +100,10 @@ _claims: list[IO[str]] = []  # of this process
 
 
 def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, ...] | None:
-    """Set this process's visible GPUs, before a framework looks for them: None where nothing was set.
+    """Set this process's visible GPUs before a framework looks for them; None if nothing was set.
 
-    They are those that Spark gave to the task, else free ones that it claims: `wanted` of them, or the part
-    of the machine's that the node at `position` among `nodes` may have. A claim is a lock on a file of this
-    user's, held as long as the process lives, so that nodes never share a GPU by accident.
-
-    Raises:
-        ConfigError: There are not as many as were asked for.
+    Those that Spark gave to the task, else free ones that it claims by locking a file for the life of the
+    process, so that nodes never share a GPU by accident.
     """
     assigned = tuple(gpus_of_task())
     chosen: Sequence[str]
@@ -134,14 +129,13 @@ def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, 
 
 
 def free_gpus(gpus: Sequence[str]) -> list[str]:
-    """Those of them on which no process computes."""
     uuids = {number.strip(): uuid.strip() for number, _, uuid in _pairs(ask_driver("--query-gpu=index,uuid"))}
     busy = {uuid.strip() for uuid, _, _ in _pairs(ask_driver("--query-compute-apps=gpu_uuid,pid"))}
     return [number for number in gpus if uuids.get(number, number) not in busy]
 
 
 def claim(gpus: Sequence[str], count: int, folder: Path | None = None) -> list[str]:
-    """Up to `count` of these GPUs that no other process has claimed; they are ours until this one ends."""
+    """Claim up to `count` GPUs that no other process has claimed, until this process ends."""
     place = folder or private_folder()
     chosen: list[str] = []
     for number in gpus:

@@ -1,1 +1,1 @@
-"""Gangs of supervised worker processes: who starts them, watches them and ends them."""
+"""Supervised gangs of worker processes: how they start, are watched, and end."""

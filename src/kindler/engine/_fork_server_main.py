@@ -1,7 +1,7 @@
 """The fork server process: `python -m kindler.engine._fork_server_main ORDER`. See `fork_server.py`.
 
-One thread, one loop: a connection is a request for a child and stays open as its leash. When the
-asker closes it, the child is killed; when the child ends, the asker gets its exit code.
+A connection requests one child and stays open as its leash: closing it kills the child, and the child's exit
+code comes back over it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")  # what CUDA and ROCm open when 
 
 @dataclass(slots=True)
 class _Leash:
-    """A connection, and the child that hangs on it once it was asked for."""
-
     channel: Channel
     sock: socket.socket
     pid: int | None = None
@@ -67,7 +65,6 @@ def main(order: dict[str, Any]) -> None:
 
 
 def _preload(names: list[str]) -> str | None:
-    """Import everything; the traceback as text when that fails."""
     global _opened_by
     try:
         for name in names:
@@ -87,7 +84,7 @@ def _preload(names: list[str]) -> str | None:
 
 
 def holds_accelerator(devices: tuple[str, ...] = _ACCELERATORS) -> bool:
-    """Whether this process has begun to use a GPU, which then does not work in its forks."""
+    """Whether this process has opened a GPU, which then does not work in its forks."""
     folder = "/proc/self/fd"
     for fd in os.listdir(folder) if os.path.isdir(folder) else []:
         try:
@@ -135,7 +132,6 @@ class _ForkServer:
                 sweep()
 
     def retire(self) -> None:
-        """Take no more requests."""
         if not self._retired:
             self._retired = True
             Path(self._order["path"]).unlink(missing_ok=True)
@@ -143,7 +139,6 @@ class _ForkServer:
             self._listener.close()
 
     def end(self) -> int:
-        """Kill the children that are left; how many there were."""
         left = list(self._leashes.values())
         for leash in left:
             self._drop(leash)
@@ -285,7 +280,7 @@ class _ForkServer:
             self._forget(leash)
 
     def _drop(self, leash: _Leash) -> None:
-        """The asker is gone: so is the child, and soon what the asker would have deleted."""
+        """Kill the child of a client that is gone, and sweep the files it can no longer delete."""
         if leash.pid is not None:
             _kill_group(leash.pid)
             os.waitpid(leash.pid, 0)
@@ -302,7 +297,7 @@ class _ForkServer:
 
 
 def _sweep_for(seconds: float) -> None:
-    """Remove what killed processes left; those that asked for children may still be on their way out."""
+    """Remove files left by killed processes; clients of the fork server may still be exiting."""
     deadline = time.monotonic() + seconds
     while True:
         sweep()
@@ -312,7 +307,7 @@ def _sweep_for(seconds: float) -> None:
 
 
 def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
-    """Be as the process that asked is now, not as it was when the fork server was started."""
+    """Adopt the client's current environment rather than the one the fork server was started with."""
     os.environ.clear()
     os.environ.update({**variables, **surroundings["environment"]})
     time.tzset()
@@ -329,12 +324,11 @@ def _take_over(surroundings: dict[str, Any], variables: dict[str, str]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child that nobody has waited for yet is over; its number stays taken."""
+    """Whether an unreaped child has ended; its pid stays reserved."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill_group(pid: int) -> bool:
-    """End a child and what it started; whether it was still running."""
     alive = not _has_ended(pid)
     for kill in (os.killpg, os.kill):
         try:
@@ -345,7 +339,7 @@ def _kill_group(pid: int) -> bool:
 
 
 def _set_up_process() -> None:
-    """Die with the fork server, and wake from short naps in time: workers wait for each other in those."""
+    """Die with the fork server, and wake on time from short sleeps: workers wait for each other in those."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -353,7 +347,7 @@ def _set_up_process() -> None:
 
 
 def _print_by_the_line() -> None:
-    """As to a terminal: lines come when they are printed, and a process that is ended has lost none."""
+    """Line-buffer output, so that a killed process loses no printed line."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.platform == "linux":  # what C and C++ print has a buffer of its own

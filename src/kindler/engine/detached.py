@@ -1,9 +1,8 @@
 """A supervisor in a process of its own, which outlives the Spark task that starts it.
 
-A rank that is fed by Spark jobs must not hold the slots that those jobs need. So the task starts this
-process, waits until it has joined the others, and ends. The process ends with the run: when its worker has,
-when the driver says so, and when the driver is gone. The worker also ends with the executor, whose Python
-daemon owns the process that it was forked from.
+A rank that is fed by Spark jobs must not hold the slots those jobs need, so the task ends once this process
+has joined the gang. The process ends with its worker or with the driver; the worker also ends with the
+executor, whose Python daemon owns its fork server.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ _JOINED = {"joined": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the process is to do: the arguments of its `Supervisor`, and how it finds modules.
-
-    `python_path` is the variable of that name: with another one, no warm process of the machine would fit.
-    """
+    """`python_path` is PYTHONPATH: with another value, no warm fork server on the machine would match."""
 
     job: Job
     rank: int
@@ -47,11 +43,7 @@ class Order:
 
 
 def start(order: Order) -> None:
-    """Start the process, and return once its supervisor has joined the others.
-
-    Raises:
-        TrainingError: It could not be started, or could not join.
-    """
+    """Start the process; return once its supervisor has joined the others, or raise TrainingError."""
     process = subprocess.Popen(
         [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
@@ -76,7 +68,6 @@ def start(order: Order) -> None:
 
 
 def main() -> None:
-    """The process."""
     order: Order = pickle.loads(sys.stdin.buffer.read())
     sys.path.extend(path for path in order.sys_path if path not in sys.path)
     if order.python_path is None:
@@ -120,7 +111,7 @@ def _look_after(order: Order) -> str:
 
 
 def _say(answer: Mapping[str, Any]) -> None:
-    """Tell the task, which listens for one line; later ones have no listener."""
+    """Answer the task, which reads a single line; later answers go nowhere."""
     try:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

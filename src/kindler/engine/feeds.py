@@ -1,11 +1,7 @@
 """Batches of bytes between the driver and a running worker: in order, bounded, each feed one way.
 
-A feed has a name and two ends. The writer may be ahead of the reader by a window of bytes and then waits; the
-reader says what it has taken. Neither waits for an end that is gone. What a batch means (an Arrow stream, an
-array, a pickle) is left to the two programs.
-
-Nothing here touches a socket: frames go out through a function and come in through `Feeds.received`, which
-never blocks. So feeds share a worker's connection with its signs of life, and can run over any channel.
+The writer may be ahead by a window of bytes and then waits; neither end waits for one that is gone. Nothing
+here touches a socket, and `Feeds.received` never blocks, so feeds can share a worker's connection.
 
     feed.open    writer -> reader   name, window
     feed.data    writer -> reader   name, and the batch
@@ -36,7 +32,6 @@ _UNACKNOWLEDGED = 4  # a reader acknowledges at the latest after this part of th
 
 
 def is_feed(kind: str) -> bool:
-    """Whether a frame of this kind belongs to a feed."""
     return kind.startswith(_PREFIX)
 
 
@@ -45,8 +40,6 @@ def _size(batch: tuple[Piece, ...]) -> int:
 
 
 class Feeds:
-    """This side's ends of all feeds with one other side."""
-
     def __init__(
         self,
         other: str,
@@ -83,7 +76,6 @@ class Feeds:
             return self._readers[name]
 
     def connect(self, send: Callable[..., None]) -> None:
-        """The other side is there from now on; `send` does not block."""
         with self.changed:
             if self._send is None:
                 for kind, batch, fields in self._unsent:
@@ -109,7 +101,7 @@ class Feeds:
             self.changed.notify_all()
 
     def close(self, problem: str | None) -> None:
-        """The other side is over; `problem` says what went wrong, if anything did."""
+        """The peer has ended; `problem` is None if it ended well."""
         with self.changed:
             if self._over is None:
                 self._over = (problem,)
@@ -130,10 +122,7 @@ class Feeds:
 
 
 class FeedWriter:
-    """The end of a feed that is written to; `Feeds.writer` makes it.
-
-    As a context manager it ends the feed, and tells the reader of an exception that leaves the block.
-    """
+    """The writing end of a feed. As a context manager it ends the feed, and passes on an exception."""
 
     def __init__(self, feeds: Feeds, name: str, window_bytes: int) -> None:
         self.name = name
@@ -145,15 +134,7 @@ class FeedWriter:
         self._problem: str | None = None
 
     def put(self, *batch: Piece, timeout_s: float | None = None) -> None:
-        """Send a batch; waits while the reader is too far behind.
-
-        Args:
-            batch: Any number of buffers, which arrive together. They are not copied: leave them as they are.
-            timeout_s: The longest time that the reader may take nothing; None is forever.
-
-        Raises:
-            FeedError: The reader is gone, closed the feed, or took nothing in time.
-        """
+        """Send buffers, which are not copied: do not modify them. None waits forever for a slow reader."""
         size = _size(batch)
         with self._feeds.changed:
             while not self._has_room(size):
@@ -166,13 +147,11 @@ class FeedWriter:
         self._feeds.emit("data", *batch, name=self.name)
 
     def has_room(self, *batch: Piece) -> bool:
-        """Whether `put` would not wait now: there is room, or the feed is over."""
         with self._feeds.changed:
             return self._has_room(_size(batch))
 
     @property
     def ahead(self) -> int:
-        """How many bytes the reader has not taken yet."""
         return self._ahead
 
     @property
@@ -180,11 +159,9 @@ class FeedWriter:
         return self._ended
 
     def end(self) -> None:
-        """All was written; the reader ends once it has read it."""
         self._end(None)
 
     def fail(self, problem: str) -> None:
-        """Nothing more comes, and this is why: the reader raises it."""
         self._end(problem)
 
     def __enter__(self) -> FeedWriter:
@@ -203,7 +180,6 @@ class FeedWriter:
         self._problem = self._problem or problem
 
     def other_is_over(self, problem: str | None) -> None:
-        """The process that reads has ended."""
         self.closed(problem or f"{self._feeds.other} has returned and reads no more")
 
     def _has_room(self, size: int) -> bool:
@@ -242,12 +218,7 @@ class FeedReader:
         self._problem: str | None = None
 
     def get(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None at the end of the feed.
-
-        Raises:
-            FeedError: The writer failed, or ended before its feed did.
-            TimeoutError: Nothing came in time.
-        """
+        """Return the next batch, or None at the end; raise FeedError if the writer failed or ended early."""
         left_s = timeout_s
         with self._feeds.changed:
             while not self._feeds.changed.wait_for(
@@ -272,12 +243,10 @@ class FeedReader:
 
     @property
     def has_batch(self) -> bool:
-        """Whether `get` would return a batch at once."""
         return bool(self._batches)
 
     @property
     def is_over(self) -> bool:
-        """Whether no batch is here and none will come."""
         return self._ended and not self._batches
 
     def __iter__(self) -> Iterator[Batch]:
@@ -285,7 +254,7 @@ class FeedReader:
             yield batch
 
     def close(self, reason: str = "") -> None:
-        """Read no more: what is on its way is dropped, and the writer gets the reason."""
+        """Stop reading: batches on their way are dropped, and the writer gets the reason."""
         with self._feeds.changed:
             if self._closed:
                 return
@@ -304,5 +273,5 @@ class FeedReader:
             self._ended, self._problem = True, problem
 
     def other_is_over(self, problem: str | None) -> None:
-        """The process that writes has ended; if it returned, that is the end of what it wrote."""
+        """If the writing process returned, that is the end of what it wrote."""
         self.ended(problem)

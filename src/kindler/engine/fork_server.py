@@ -1,17 +1,12 @@
-"""Warm processes: a fork server per machine that has the framework imported and forks workers.
+"""Warm processes: one fork server per machine has the framework imported and forks workers.
 
-Importing a framework and what its first optimizer needs takes seconds; forking takes milliseconds.
-So the first run on a machine starts a fork server, and every worker, of this run and the next, is a
-fresh fork of it. The fork server itself computes nothing and starts no thread. It ends after `idle_s`
-without a child, after a run that failed, with `close()`, and with its owner (the driver, or Spark's
-Python daemon); its children end with it, and each ends with the supervisor that asked for it.
+Importing a framework takes seconds, forking milliseconds. A fork server computes nothing and starts no
+thread. It ends after `idle_s` without a child, after a failed run, with `close()`, and with its owner (the
+driver, or Spark's Python daemon); its children end with it, and each ends with its supervisor.
 
-A fork is of the process that asked in all that can be given to it: environment, folder, umask, time zone.
-Variables that are read when a library is imported cannot; a fork server is found by their values too.
-
-The socket lies in a folder of this user alone, and each side checks that the other end is this user's.
-
-This module is the client's side; `_fork_server_main.py` is the process.
+A fork takes over the client's environment, folder, umask and time zone; variables that libraries read on
+import are part of the fork server's key instead. The socket lies in a folder private to this user, and both
+sides check the peer's user id. This is the client; `_fork_server_main.py` is the process.
 """
 
 from __future__ import annotations
@@ -68,13 +63,11 @@ _SET_BY_LIBRARIES = frozenset(
 
 
 class RequestCancelled(Exception):
-    """Whoever asked for a child has given up meanwhile."""
+    """The client no longer wants the child."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a fork server has ready; runs with equal recipes share one."""
-
     # What to import or call before the first fork: "module" or "module:function".
     preload: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()  # variables that must be set before anything is imported
@@ -103,8 +96,6 @@ class Recipe:
 
 
 class Child:
-    """A worker process: a channel to it, what it prints, and its end."""
-
     def __init__(self, *, pid: int, channel: Channel, output: IO[bytes], keeper: Channel) -> None:
         self.pid = pid
         self.channel = channel
@@ -114,21 +105,20 @@ class Child:
         self._asking = threading.Lock()
 
     def kill(self) -> None:
-        """End it now, with every process it started."""
         try:
             self._keeper.send("kill")
         except ChannelClosed:
             pass  # the fork server is gone, and its children with it
 
     def ask_for_stacks(self) -> None:
-        """Have it write down what its threads do; it may be stuck."""
+        """Make it write its threads' stacks to its scratch folder, even if it is stuck."""
         try:
             self._keeper.send("stacks")
         except ChannelClosed:
             pass  # it is gone, and says no more
 
     def wait(self, timeout_s: float) -> tuple[int, bool]:
-        """Its exit code (negative: a signal), and whether it ended by itself rather than by `kill`."""
+        """Return its exit code (negative for a signal), and whether it ended without `kill`."""
         with self._asking:
             if self._exit is None:
                 try:
@@ -138,7 +128,6 @@ class Child:
         return int(self._exit.fields["code"]), bool(self._exit.fields["by_itself"])
 
     def close(self) -> None:
-        """Let go of it; a child that still runs is ended by its fork server."""
         self._keeper.close()
         self.channel.close()
         self.output.close()
@@ -153,17 +142,10 @@ def start_child(
     wanted: Callable[[], bool] = lambda: True,
     entry: str = "kindler.engine.worker:run_child",
 ) -> Child:
-    """Fork a worker from the fork server of `recipe`, which is started first where there is none.
+    """Fork a worker from the fork server of `recipe`, starting one if necessary.
 
-    The worker has the environment, the folder, the umask and the CPUs that this process has now.
-
-    `owner` is the process that the fork server must not outlive, `environment` are variables of this child
-    alone, `wanted` is asked while waiting and cancels the request, and `entry` names the function that the
-    child runs: given its end of `Child.channel`, it returns the exit status.
-
-    Raises:
-        RequestCancelled: `wanted` said no.
-        StartTimeoutError: It did not come up in time.
+    `owner` is the process the fork server must not outlive, `wanted` is polled and cancels the request, and
+    `entry` names the function that gets the child's end of `Child.channel` and returns the exit status.
     """
     deadline = time.monotonic() + timeout_s
     for _ in range(_TRIES):
@@ -180,7 +162,6 @@ def start_child(
 
 
 def close(owner: int | None = None) -> None:
-    """End this owner's fork servers and their children (by default: those of this process)."""
     owner = owner or os.getpid()
     _tell_all(owner, "end")
     for process in _started:
@@ -194,7 +175,7 @@ def close(owner: int | None = None) -> None:
 
 
 def retire(owner: int | None = None) -> None:
-    """Let this owner's fork servers end with their last child: a run failed, the next starts afresh."""
+    """Let this owner's fork servers end with their last child, so that the next run starts afresh."""
     answered = _tell_all(owner or os.getpid(), "retire")
     for process in _started:
         try:
@@ -205,7 +186,7 @@ def retire(owner: int | None = None) -> None:
 
 
 def _tell_all(owner: int, word: str) -> bool:
-    """Tell every fork server, and return whether all have heard. One that still imports ends at once."""
+    """Tell every fork server; return whether all heard. One that is still importing is killed."""
     folder = _folder(owner)
     _end_starting(folder)
     answered = True
@@ -235,7 +216,6 @@ def _end_starting(folder: Path) -> None:
 
 
 def _surroundings(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a child takes over from this process."""
     try:
         folder: str | None = os.getcwd()
     except FileNotFoundError:
@@ -249,7 +229,7 @@ def _surroundings(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, A
 
 
 def _umask() -> int | None:
-    """Read, not set and set back, which other threads would notice."""
+    """Read from /proc: setting and resetting it would affect other threads."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -327,7 +307,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def peer_is_this_user(sock: socket.socket) -> bool:
-    """Whether the other end of a local socket belongs to this user, where the system tells."""
+    """Whether the other end of a local socket belongs to this user, where the system can tell."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True  # the folder that the socket lies in is this user's alone
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -369,7 +349,7 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
 
 
 def _quiet_threads() -> dict[str, str]:
-    """Numeric libraries and Arrow's allocator start threads on import, which do not survive a fork."""
+    """Keep numeric libraries and Arrow's allocator from starting threads, which do not survive a fork."""
     allocator = filter(None, [os.environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false"])
     return {
         "OPENBLAS_NUM_THREADS": "1",
@@ -379,8 +359,8 @@ def _quiet_threads() -> dict[str, str]:
 
 
 def _kept_memory() -> dict[str, str]:
-    """A step's tensors come and go by the megabyte; glibc keeps their pages rather than asking for zeroed
-    ones each time, which costs a training step a tenth (TensorFlow) to a third (PyTorch) of its time.
+    """Make glibc keep the pages of tensors that come and go by the megabyte; fetching zeroed pages each
+    time costs a training step a tenth (TensorFlow) to a third (PyTorch) of its time.
     """
     return {
         "MALLOC_MMAP_THRESHOLD_": str(2**28),
@@ -390,7 +370,7 @@ def _kept_memory() -> dict[str, str]:
 
 
 def package_path() -> dict[str, str]:
-    """Where this very package is: the interpreter must find it before it has read its order."""
+    """Let the interpreter find this package before it has read its order."""
     root = str(Path(__file__).resolve().parents[2])
     return {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
@@ -402,7 +382,7 @@ def _base() -> Path:
 
 
 def socket_folder(name: str) -> Path:
-    """A folder of this user's alone for sockets, whose paths must not be long."""
+    """A folder private to this user for sockets, whose paths must be short."""
     folder = _base() / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -413,7 +393,6 @@ def _folder(owner: int) -> Path:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what killed owners left."""
     for folder in base.glob("owner-*"):
         pid = folder.name.partition("-")[2]
         if pid.isdecimal() and not _alive(int(pid)):
@@ -431,16 +410,10 @@ def _alive(pid: int) -> bool:
 
 
 def _reap() -> None:
-    """Collect fork servers that ended for idleness, so that none stays behind as a zombie."""
     _started[:] = [process for process in _started if process.poll() is None]
 
 
 class PrintedLines:
-    """Passes on the lines that come through a pipe.
-
-    Nobody else reads `output`; `tell` gets every line, without its end.
-    """
-
     def __init__(self, output: IO[bytes], tell: Callable[[str], None]) -> None:
         self._output = output
         self._tell = tell
@@ -448,7 +421,6 @@ class PrintedLines:
         self._reading = threading.Lock()
 
     def pump(self) -> None:
-        """Pass on lines as they come, until nobody has the other end any more."""
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
         more = True
@@ -462,7 +434,7 @@ class PrintedLines:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Pass on all that was written before this call, an unfinished line too."""
+        """Pass on everything written before this call, including an unfinished line."""
         with self._reading:
             left = 0 if self._output.closed else self._waiting()
             while left > 0 and (size := self._read(min(left, _READ_BYTES))):
@@ -472,7 +444,7 @@ class PrintedLines:
                 self._rest.clear()
 
     def close(self) -> None:
-        """Pass on what is left, and close this end of the pipe, which `pump` notices."""
+        """Pass on the rest and close the pipe, which `pump` notices."""
         self.catch_up()
         with self._reading:
             self._output.close()
@@ -492,13 +464,12 @@ class PrintedLines:
 
 
 def print_line(line: str) -> None:
-    """Print a line whole and at once: where output is a pipe, Java may write to the same one."""
+    """Print a line in one write: Java may write to the same pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def flush_output() -> None:
-    """Have all that was printed in the pipe, or where else it goes."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -511,11 +482,7 @@ def _text(line: bytearray) -> str:
 
 
 def leave_running(process: subprocess.Popen[Any]) -> None:
-    """Neither wait for a process, which may outlive this one, nor warn that it still runs.
-
-    Python warns of a `Popen` that is dropped while its process runs, and only that `Popen` can collect the
-    process once it has ended. So it is kept: what has ended is collected whenever another one is left.
-    """
+    """Neither wait for a process nor let Python warn that it still runs: only its `Popen` can reap it."""
     _left_running[:] = [one for one in _left_running if one.poll() is None]
     _left_running.append(process)
 

@@ -1,8 +1,4 @@
-"""A gang that runs: what both engines return from `start`, what the driver can do with it, and its watch.
-
-A thread of its own watches the gang, so the driver is free meanwhile. Who starts the ranks and how their ends
-come back is the engine's: see `Launch`.
-"""
+"""A running gang, and the thread that watches it. How ranks start and end is up to its `Launch`."""
 
 from __future__ import annotations
 
@@ -39,20 +35,11 @@ def watch(
     after_first: bool = False,
     queued: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Follow the run until `running()` is false and all is heard, or `stopped()`; return the bad ends.
+    """Follow the run until `running()` is false and all is heard, or `stopped()`; return the bad outcomes.
 
-    The listener gets what workers print and report and which have a result, a report "gang" of the gang
-    itself once all ranks have come, and a report "left" of a rank that died while the others go on.
-
-    With `after_first` the time for all to come up counts from when the last of those did that have: before
-    the first one, Spark is computing the data, for as long as it takes. It does not count while `queued()`:
-    others have the slots.
-
-    Once all ranks have ended, `running()` has `stop_timeout_s` to become false, and so has the rest of what
-    they said to arrive: what is still missing then is not waited for.
-
-    Raises:
-        StartTimeoutError: The workers did not all come up in time.
+    With `after_first` the start timeout restarts with each rank that joins (before the first one, Spark is
+    computing the data), and is suspended while `queued()`. Once all ranks have ended, `running()` and their
+    last messages have `stop_timeout_s`.
     """
     deadline = time.monotonic() + settings.start_timeout_s
     bad: list[Outcome] = []
@@ -105,7 +92,6 @@ def watch(
 
 
 def _stall(hub: Hub, listener: Listener, settings: RunSettings) -> Outcome:
-    """Fetch the stacks of all workers, write them to the log, and say who holds up the others."""
     ranks, hosts, stacks = hub.stall(limits.GANG_STACKS_S)
     for rank, text in sorted(stacks.items()):
         message = f"stalled; the stacks of worker {rank} on {hosts[rank]}:\n{text or '  (it did not answer)'}"
@@ -117,10 +103,7 @@ def _stall(hub: Hub, listener: Listener, settings: RunSettings) -> Outcome:
 
 
 def verdict(received: list[Outcome], returned: list[Outcome]) -> list[Outcome]:
-    """The outcomes of a run in which every rank has a result, by rank; otherwise what went wrong is raised.
-
-    What the hub heard comes first: it is in the order in which things happened.
-    """
+    """Return the outcomes by rank, or raise. What the hub heard comes first: it is in chronological order."""
     known = {(o.rank, o.kind) for o in received}
     error: KindlerError | None = failure(received + [o for o in returned if (o.rank, o.kind) not in known])
     if error is not None:
@@ -136,38 +119,32 @@ class Launch(Protocol):
     """Whether the time to start counts from the first rank that comes, rather than from the beginning."""
 
     def open(self, stack: ExitStack) -> Hub | None:
-        """Start all ranks; the hub where they meet, or None where that is out of reach of the driver.
+        """Start all ranks; return their hub, or None where the driver cannot reach it.
 
         What must be closed after the last rank has ended goes on `stack`.
         """
 
     def is_queued(self) -> bool:
-        """Whether ranks that have not come may be waiting for other gangs of this driver to end."""
+        """Whether missing ranks may be waiting for other gangs of this driver to end."""
 
     def is_alive(self) -> bool:
         """Whether anything of it still runs."""
 
     def end(self) -> None:
-        """Wait for the ranks, which were asked to end, and force those that do not."""
+        """Wait for the ranks, which were asked to end, and kill those that do not."""
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
-        """How the ranks ended, as far as that is known."""
+        """How the ranks ended, as far as is known."""
 
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         """The error to raise when results are missing and no rank says why."""
 
     def clean_up(self, *, failed: bool) -> None:
-        """Everything has ended."""
+        """Called once everything has ended."""
 
 
 class Gang:
-    """A running gang. As a context manager it is stopped at the end of the block, if it still runs then.
-
-    An engine's `start` makes it. Methods may be called from any thread.
-
-    Attributes:
-        job: What it does.
-    """
+    """A running gang; leaving it as a context manager stops it. Methods may be called from any thread."""
 
     def __init__(self, job: Job, launch: Launch) -> None:
         self.job = job
@@ -191,11 +168,7 @@ class Gang:
         self._ended.wait()
 
     def start(self) -> None:
-        """Start the ranks, once; `with` does it too.
-
-        Raises:
-            KindlerError: The driver's side could not be prepared.
-        """
+        """Start the ranks, once; `with` does it too."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._follow, name=f"kindler-gang-{self.job.run_id}", daemon=True)
@@ -209,19 +182,11 @@ class Gang:
             raise
 
     def events(self) -> Iterator[Event]:
-        """What workers print ("log") and report ("report") and which have a result ("done"), until the end.
-
-        Each event is given once. Of log lines that nobody reads, the first 100,000 are kept.
-        """
+        """Yield each event once, until the end; of unread log lines the first 100,000 are kept."""
         return self._events.drained()
 
     def wait(self, timeout_s: float | None = None) -> list[Outcome]:
-        """The results, by rank; services that were stopped have the kind "aborted".
-
-        Raises:
-            KindlerError: The gang failed, or was aborted. No process of it is left then.
-            TimeoutError: It still runs.
-        """
+        """Return the results by rank, or raise; services that were stopped have the kind "aborted"."""
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the gang still runs after {timeout_s:g} s.")
         if self._error is not None:
@@ -236,25 +201,15 @@ class Gang:
         self._stop.set()
 
     def halt(self, timeout_s: float) -> bool:
-        """Ask the workers to end after the newest step that one has begun; whether there is such a step.
-
-        They return as at the end of their work. Targets that never call `worker.go_on` have no steps.
-        """
+        """End the workers after the newest step that any has begun; False if there is no such step."""
         return self._hub is not None and bool(self._hub.halt(timeout_s))
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
         return not self._ended.is_set()
 
     def members(self, timeout_s: float | None = None) -> tuple[GangMember, ...]:
-        """Who is where, once all ranks have come.
-
-        Raises:
-            ConfigError: The ranks meet out of reach of the driver.
-            KindlerError: The gang ended before.
-            TimeoutError: They have not all come yet.
-        """
+        """Return who is where, once all ranks have joined."""
         hub = self._reachable()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (members := hub.members):
@@ -266,28 +221,25 @@ class Gang:
         return members
 
     def address(self, rank: int) -> str:
-        """ "address:port" of a rank's first held port, or its address alone; waits until all have come."""
+        """ "address:port" of a rank's first held port, or its address alone; waits until all have joined."""
         member = self.members()[rank]
         return member.endpoints[0] if member.ports else member.address
 
     def push(self, rank: int, name: str, *batch: Piece, timeout_s: float | None = None) -> None:
-        """Pass a batch to a running worker, which reads it with `worker.feed(name)`.
+        """Pass a batch to `worker.feed(name)`, waiting while the worker is too far behind.
 
-        Waits while the worker is too far behind, if it takes anything in `timeout_s` (`sync_timeout_s` by
-        default); `feed(rank, name).end()` says that nothing more comes.
-
-        Raises:
-            FeedError: The worker has ended, closed the feed, or took nothing in time.
+        Raises FeedError if it takes nothing for `timeout_s` (by default `sync_timeout_s`), has ended, or
+        closed the feed.
         """
         limit_s = self.job.settings.sync_timeout_s if timeout_s is None else timeout_s
         self.feed(rank, name).put(*batch, timeout_s=limit_s)
 
     def feed(self, rank: int, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
-        """The driver's end of a feed to a rank; `put` waits once `window_bytes` are on their way."""
+        """The driver's end of a feed to a rank; `put` waits once `window_bytes` are unread."""
         return self._reachable().feeds(self._checked(rank)).writer(name, window_bytes)
 
     def output(self, rank: int, name: str) -> FeedReader:
-        """What a rank puts into `worker.output(name)`, as it comes. It ends when the rank returns."""
+        """Read what a rank writes to `worker.output(name)`. It ends when the rank returns."""
         return self._reachable().feeds(self._checked(rank)).reader(name)
 
     def _checked(self, rank: int) -> int:
@@ -353,23 +305,15 @@ class Gang:
 
 
 class Halted(KeyboardInterrupt):
-    """The user has interrupted a gang, whose workers have ended after a whole step.
-
-    Attributes:
-        outcomes: Their results.
-    """
-
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
         super().__init__("interrupted")
 
 
 def follow(gang: Gang, listener: Listener) -> list[Outcome]:
-    """Run a gang to its end; `listener` is called on this thread with what workers print and report.
+    """Run a gang to its end; `listener` is called on this thread.
 
-    Raises:
-        Halted: The user has interrupted it, and its workers have ended after a whole step. A second interrupt
-            ends them at once.
+    An interrupt raises Halted once all workers have ended after a whole step; a second one kills them.
     """
     with gang:
         try:
@@ -389,7 +333,7 @@ def _heard(gang: Gang, listener: Listener) -> list[Outcome]:
 
 
 class _EventQueue:
-    """Events on their way to the driver. Log lines are dropped while too much is unread."""
+    """Events on their way to the driver. Log lines are dropped while too many are unread."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()

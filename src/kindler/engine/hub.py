@@ -1,8 +1,6 @@
-"""The meeting point of one run: all supervisors connect here.
+"""The meeting point of one run: relays messages, feeds and results, and stops all ranks if one fails.
 
-It gathers bytes from all ranks, passes on what they say, sends out the job's buffers, feeds workers, takes
-their results, and stops all ranks as soon as one has failed. What a failure means for the run is decided by
-`outcome.py`; connections are served by `server.py`, all by one thread.
+What a failure means for the run is decided in `outcome.py`; `server.py` serves all connections on one thread.
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ _TERMINAL_EVENTS = ("done", "error", "lost", "left", "aborted")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a rank said: `log`, `report`, `error`, `lost`, `left`, `done`."""
-
     rank: int
     kind: str
     fields: dict[str, Any]
@@ -57,8 +53,6 @@ class _Member:
 
 
 class Hub(Handler):
-    """Serve one run while the block runs; `address` is where supervisors connect."""
-
     def __init__(
         self,
         job: Job,
@@ -142,7 +136,6 @@ class Hub(Handler):
 
     @property
     def finished(self) -> bool:
-        """Whether all have come and all are done, well or badly."""
         with self._lock:
             return len(self._members) == self._size and all(m.finished for m in self._members.values())
 
@@ -153,20 +146,18 @@ class Hub(Handler):
 
     @property
     def results(self) -> dict[int, tuple[bytes, ...]]:
-        """What ranks that are done have sent here, by rank."""
         with self._lock:
             return dict(self._results)
 
     @property
     def members(self) -> tuple[GangMember, ...]:
-        """Who is where; empty until all have come."""
         with self._lock:
             if len(self._members) < self._size:
                 return ()
             return members_of(self._job.roles, *self._whereabouts().values())
 
     def feeds(self, rank: int) -> Feeds:
-        """This end of the feeds from and to a rank, which need not have come yet."""
+        """The driver's end of the feeds of a rank, which need not have joined yet."""
         with self._lock:
             feeds = self._feeds.setdefault(rank, Feeds(rank_name(rank, self._job.roles[rank])))
             member = self._members.get(rank)
@@ -179,13 +170,11 @@ class Hub(Handler):
         return feeds
 
     def missing(self) -> list[int]:
-        """The ranks that have not come yet, or must come again before anything begins."""
         members = self._members
         there = {rank for rank, member in list(members.items()) if member.has_job or not member.dead}
         return [rank for rank in range(self._size) if rank not in there]
 
     def events(self, timeout_s: float) -> Iterator[Event]:
-        """What has been said, waiting at most `timeout_s` for the first of it."""
         try:
             yield self._events.get(timeout=timeout_s)
             while True:
@@ -194,7 +183,7 @@ class Hub(Handler):
             return
 
     def abort(self, problem: str | None = None) -> None:
-        """Tell every supervisor to end its worker now; feeds end with `problem`, if there is one."""
+        """Tell every supervisor to end its worker now; feeds end with `problem`."""
         with self._lock:
             if self._aborted.is_set():
                 return
@@ -207,9 +196,9 @@ class Hub(Handler):
             self._close_feeds(rank, problem or "the gang was stopped")
 
     def halt(self, timeout_s: float) -> int | None:
-        """Ask all workers to end after the newest step that one has begun, and return its number.
+        """Ask all workers to end after the newest step that any has begun, and return its number.
 
-        None where they cannot be asked, or do not all answer in time; 0 where none has begun any.
+        None if they cannot be asked or do not all answer in time; 0 if none has begun a step.
         """
         with self._lock:
             crew = {rank: member for rank, member in self._members.items() if rank < self._crew}
@@ -224,7 +213,7 @@ class Hub(Handler):
         return vote.wait(timeout_s)
 
     def _halted(self, rank: int, begun: int | None = None) -> None:
-        """A rank has said what it has begun, or has ended; once none is missing, all hear where to end."""
+        """Count a rank's vote (None: it has ended); once all votes are in, tell the ranks where to stop."""
         vote = self._halt
         if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
             return
@@ -233,12 +222,10 @@ class Hub(Handler):
                 member.peer.send("halt_at", last=vote.last)
 
     def await_departures(self, timeout_s: float) -> bool:
-        """Wait until every process that said that it attends has ended; whether all have."""
         with self._departed:
             return self._departed.wait_for(lambda: not self._attending, timeout_s)
 
     def silent(self) -> list[tuple[int, str]]:
-        """Members that have given no sign of life for too long, as (rank, host)."""
         limit = time.monotonic() - self._settings.heartbeat_timeout_s
         with self._lock:
             alive = [(r, m) for r, m in self._members.items() if not m.finished and not m.dead]
@@ -246,21 +233,18 @@ class Hub(Handler):
 
     @property
     def idle_s(self) -> float:
-        """Seconds since any worker got any further."""
         with self._lock:
             return self._motion.idle_s(time.monotonic())
 
     def announce(self, name: str, **fields: Any) -> None:
-        """Tell the listener something about the run that no rank says."""
         self._events.put(Event(0, "report", {"name": name, **fields}))
 
     def stalled(self) -> bool:
-        """Whether no worker has got any further for too long."""
         with self._lock:
             return not self._aborted.is_set() and self._motion.stalled(time.monotonic())
 
     def stall(self, timeout_s: float) -> tuple[list[int], dict[int, str], dict[int, str]]:
-        """Ask all workers what they do: those that hold up the others, the hosts, and the stacks, by rank."""
+        """Ask all workers for stacks; return the ranks that hold up the others, hosts and stacks."""
         with self._stacks_received:
             self._stacks.clear()
             missing = self._motion.missing(time.monotonic())
@@ -314,9 +298,9 @@ class Hub(Handler):
             self._welcome()
 
     def _wait_in_line(self, peer: Peer, frame: Frame, known: _Member) -> None:
-        """A rank comes again: Spark runs its task twice, or starts it again before the loss is noticed here.
+        """Put a rank that joins again on standby: Spark runs its task twice, or has restarted it.
 
-        It waits rather than ends, for Spark would take its end for that of the rank.
+        It waits rather than ends, because Spark would take its end for the rank's.
         """
         rank = int(frame.fields["rank"])
         peer.id = rank
@@ -372,7 +356,7 @@ class Hub(Handler):
         self.abort(self._over[rank])
 
     def let_go(self, rank: int, reason: str) -> bool:
-        """Go on without a rank, or wait for another one in its place, if the others can; whether they do."""
+        """Go on without a rank, or wait for its replacement; return whether the run allows that."""
         if self._transcript is not None and rank < self._crew:
             self._await_another(rank, {"host": self._members[rank].host, "reason": reason})
             return True
@@ -388,7 +372,7 @@ class Hub(Handler):
         return True
 
     def give_up(self, rank: int, fields: dict[str, Any]) -> None:
-        """Nobody takes the place of a rank that has died: the run fails."""
+        """Fail the run: nobody replaces a rank that has died."""
         with self._lock:
             if self._members[rank].finished or self._aborted.is_set():
                 return
@@ -465,7 +449,7 @@ class Hub(Handler):
             self.abort()
 
     def _after(self, rank: int) -> None:
-        """A rank is over, and the others go on: those who wait for it, and services, may be done."""
+        """A rank has ended while the others go on: complete gathers without it, and end services."""
         with self._lock:
             for turn, gathering in list(self._gatherings.items()) if rank in self._left else ():
                 self._answer(turn, gathering)
@@ -475,7 +459,7 @@ class Hub(Handler):
             self._end_services()
 
     def _end_services(self) -> None:
-        """Stop all services, or tell those that have time to end by themselves that it has begun."""
+        """Stop all services, or start the grace period of those that have one."""
         left = {
             r: grace_s
             for r, grace_s in self._job.graces.items()
@@ -491,7 +475,6 @@ class Hub(Handler):
                     self._members[rank].peer.send("ending")
 
     def _ended(self, rank: int, event: Event) -> None:
-        """A rank is over: say so to those who feed it, and to the driver."""
         if event.kind == "left":
             self._left.add(rank)
         self._halted(rank)
@@ -507,7 +490,7 @@ class Hub(Handler):
             feeds.close(problem)
 
     def _moves(self, rank: int, frame: Frame) -> bool:
-        """Note what a frame says of how far the rank is; whether that was all it says."""
+        """Record the progress that a frame shows; return whether the frame says nothing else."""
         now = time.monotonic()
         if frame.kind == "pulse" and not self._members[rank].has_job:
             self._members[rank].has_job = True
@@ -569,7 +552,7 @@ class Hub(Handler):
         self._members[rank].peer.put(encode_parts([str(next_turn).encode(), data]))
 
     def _is_known(self, rank: int, frame: Frame) -> bool:
-        """Whether the process before this one of the rank has said so already."""
+        """Whether the previous process of this rank has already sent this report."""
         turn = frame.fields.pop("turn", None)
         if turn is None:
             return False
@@ -578,7 +561,6 @@ class Hub(Handler):
 
 
 def _problem(event: Event, name: str) -> str | None:
-    """Why a rank's feeds cannot go on; None where it has simply returned."""
     if event.kind == "done":
         return None
     if event.kind == "aborted":
@@ -590,7 +572,7 @@ def _problem(event: Event, name: str) -> str | None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Let this process open so many files: each member is a socket, and 1,024 is a usual limit."""
+    """Raise the open-file limit: each member is a socket, and 1,024 is a common limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(

@@ -18,8 +18,6 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSpec:
-    """What one rank does."""
-
     target: str  # "module:function", called as `function(worker, *buffers)`; it returns buffers
     role: str = "worker"  # what the rank is to the others: "worker", "chief", "ps", "evaluator", "server",
     # Variables of its process. They are set when the process is forked; what a library reads while it is
@@ -39,14 +37,11 @@ class RankSpec:
 
 
 def equal_ranks(target: str, count: int) -> tuple[RankSpec, ...]:
-    """`count` workers that all call `target`."""
     return (RankSpec(target=target),) * count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a gang is to do."""
-
     ranks: tuple[RankSpec, ...]  # what each rank does, by rank
     buffers: tuple[bytes, ...] = ()  # the arguments of every rank's target
     run_id: str = field(default_factory=new_run_id)
@@ -88,7 +83,7 @@ class Job:
 
     @property
     def crew(self) -> int:
-        """How many ranks there are without those beside."""
+        """The number of ranks, not counting those beside."""
         return sum(not spec.beside for spec in self.ranks)
 
     @property
@@ -97,12 +92,10 @@ class Job:
 
     @property
     def services(self) -> frozenset[int]:
-        """The ranks that are stopped once all others have a result."""
         return frozenset(rank for rank, spec in enumerate(self.ranks) if spec.service)
 
     @property
     def graces(self) -> dict[int, float]:
-        """The services that may end by themselves, and the seconds that they have for it."""
         return {
             rank: spec.grace_s for rank, spec in enumerate(self.ranks) if spec.service and spec.grace_s > 0
         }
@@ -110,8 +103,6 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class GangMember:
-    """One rank of a gang."""
-
     rank: int  # its number in the gang
     role: str  # its role
     index: int  # its number among the ranks of that role
@@ -123,7 +114,6 @@ class GangMember:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """ "address:port" for each held port."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return tuple(f"{address}:{port}" for port in self.ports)
 
@@ -134,7 +124,7 @@ def members_of(
     addresses: Sequence[str],
     ports: Sequence[Sequence[int]],
 ) -> tuple[GangMember, ...]:
-    """The members of a gang, from what each rank said when it came; `ports` is empty where none holds any."""
+    """Build the members from what each rank said when it joined; `ports` is empty if none holds any."""
     members: list[GangMember] = []
     counts: dict[str, int] = {}
     machines = set(hosts)
@@ -146,7 +136,7 @@ def members_of(
 
 
 def cluster_spec(members: Sequence[GangMember]) -> dict[str, list[str]]:
-    """Role -> "address:port" of its ranks in the order of their index, as TensorFlow's cluster spec has it.
+    """Role -> "address:port" of its ranks by index, as in TensorFlow's cluster spec.
 
     >>> chief = GangMember(0, "chief", 0, "a", "10.0.0.1", (4000,))
     >>> worker = GangMember(1, "worker", 0, "b", "10.0.0.2", (4000, 4001))

@@ -1,8 +1,4 @@
-"""Direct connections between members of a run: workers' links and calls, and the tree that carries a job.
-
-Addresses and ports travel through the workers' `gather`. Both ends of a connection prove that they know the
-run's secret, so what comes out is an authenticated socket; what is sent over it is not decided here.
-"""
+"""Direct, authenticated connections between members of a run, and the tree that carries a job's buffers."""
 
 from __future__ import annotations
 
@@ -26,15 +22,7 @@ _FANOUT = 2
 
 
 def connect_links(worker: Group, peers: Collection[int], *, timeout_s: float) -> dict[int, socket.socket]:
-    """A connected, authenticated socket to each of the ranks `peers`.
-
-    Every rank of the run calls it, with no peers where it needs none; if one rank names another, that one
-    names it too. The sockets have a timeout of `timeout_s` and belong to the caller.
-
-    Raises:
-        SyncTimeoutError: Some peer did not come.
-        SyncError: A connection could not be made.
-    """
+    """Connect to each of the ranks `peers`. Every rank calls this, and naming a peer is mutual."""
     # The higher rank connects: each rank is done with lower ones before it waits for higher ones, so that
     # the waits cannot form a circle.
     above = {rank for rank in peers if rank > worker.rank}
@@ -99,11 +87,7 @@ def accept_ranks(
     missing: Callable[[list[int]], Exception],
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, Channel]:
-    """Accept connections until all of the ranks `expected` have come; closes `listener`.
-
-    `missing` makes the error for those that have not come in time; `check` is called about every second, and
-    may raise.
-    """
+    """Accept connections until all `expected` ranks have come; closes `listener`. `check` may raise."""
     channels: dict[int, Channel] = {}
     admitted: list[Channel] = []
     with closing(
@@ -136,14 +120,7 @@ def accept_ranks(
 
 
 def call(member: GangMember, rank: int, secret: bytes, *, timeout_s: float) -> socket.socket:
-    """A connection of `rank` to a member that answers calls on its first held port.
-
-    Its process may not listen yet, which nobody says: it is called again until it does, or the time is over.
-    The socket has a timeout of `timeout_s`.
-
-    Raises:
-        SyncError: It did not answer.
-    """
+    """Call a member on its first held port, again and again until it listens or the time is over."""
     deadline, pause_s = time.monotonic() + timeout_s, limits.FIRST_RETRY_S
     while True:
         try:
@@ -170,10 +147,7 @@ def answer_calls(
     *,
     expected: int,
 ) -> None:
-    """Admit members of the run on a held port, until `check`, called several times a second, raises.
-
-    `take` gets the rank and the connection of each, on a thread of its own.
-    """
+    """Admit members of the run on a held port until `check` raises; `take` is called on new threads."""
 
     def introduce(sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -205,21 +179,21 @@ def _rank_of(channel: Channel, timeout_s: float) -> int:
 
 
 def _until(deadline: float) -> float:
-    """Seconds until the deadline; never zero, which would mean a socket that does not wait at all."""
+    """Seconds until the deadline; never 0, which would make a socket non-blocking."""
     return max(deadline - time.monotonic(), 0.001)
 
 
 def parent_of(rank: int) -> int | None:
-    """From whom a supervisor gets the job's buffers; None for the first, which gets them from the hub."""
+    """The rank that a supervisor gets the job's buffers from; None for the first, which asks the hub."""
     return None if rank == 0 else (rank - 1) // _FANOUT
 
 
 class Carrier:
     """One supervisor's place in the tree along which the job's large buffers travel.
 
-    The driver sends them once, to the first supervisor. Each one passes every part on as it comes, to its own
-    worker and to two other supervisors, and keeps nothing: what the driver sends does not grow with the
-    number of workers, and no supervisor holds a model's state.
+    Each supervisor passes every part on as it comes, to its own worker and to two other supervisors, and
+    keeps nothing: the driver's traffic does not grow with the workers, and no supervisor holds a model's
+    state.
     """
 
     def __init__(
@@ -236,7 +210,6 @@ class Carrier:
 
     @property
     def address(self) -> Address | None:
-        """Where those that this rank passes on to fetch the buffers."""
         if self._listener is None:
             return None
         host, port = self._listener.getsockname()[:2]
@@ -245,14 +218,7 @@ class Carrier:
     def deliver(
         self, source: Address, worker: Channel, *, check: Callable[[], None], timeout_s: float
     ) -> None:
-        """Fetch the buffers from `source`, the parent or the hub, and pass them on as the frame "cargo".
-
-        `check` is called about every second and raises when the run is over; `timeout_s` is the longest
-        silence.
-
-        Raises:
-            SyncError: They did not come, or could not be passed on.
-        """
+        """Fetch the buffers and pass them on; `timeout_s` is the longest silence."""
         with ExitStack() as stack:
             onward = self._accepted(check, timeout_s)
             for channel in onward:

@@ -1,5 +1,3 @@
-"""The local engine: workers are child processes of this machine. No JVM, no Spark."""
-
 from __future__ import annotations
 
 import os
@@ -19,24 +17,19 @@ from kindler.errors import TrainingError
 
 
 def slots() -> int:
-    """How many workers this machine runs side by side: one for each core that this process may use."""
     return usable_cores()
 
 
 def start(job: Job, *, base: Path | None = None) -> Gang:
-    """Start `job` on processes of this machine, with scratch folders in `base`; returns while it runs."""
     gang = Gang(job, _LocalLaunch(job, base))
     gang.start()
     return gang
 
 
 def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outcome]:
-    """Run `job` on processes of this machine; results in the order of ranks.
+    """Run `job` on this machine; `listener` is called on this thread.
 
-    `listener` is called on this thread with what workers print and report.
-
-    Raises:
-        KindlerError: The run failed. No process is left then, not even a warm one.
+    If the run fails, no process is left, not even a warm one.
     """
     return follow(Gang(job, _LocalLaunch(job, base)), listener)
 

@@ -1,7 +1,4 @@
-"""How the ranks of a gang agree: what they gather, where they halt, and what a replaced one is told again.
-
-Nothing here touches a socket.
-"""
+"""How the ranks of a gang agree: gathers, where to halt, and what a replaced rank is told again."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _IN_MEMORY_BYTES = 256 << 10
 
 
 class Gathering:
-    """One meeting: each of `size` ranks brings bytes, and gets those of others, a sum or a mean."""
+    """One gather: each of `size` ranks brings bytes, and gets those of others, a sum or a mean."""
 
     def __init__(self, turn: int, size: int) -> None:
         self._turn = turn
@@ -33,10 +30,7 @@ class Gathering:
         self._wants: dict[int, Wants] = {}
 
     def bring(self, rank: int, data: bytes, wants: Wants) -> None:
-        """What `rank` brings, and whose bytes it wants.
-
-        "sum" adds up arrays of 64-bit whole numbers, "mean" takes the mean of `weighted_arrays`.
-        """
+        """ "sum" adds up arrays of 64-bit integers, "mean" averages `weighted_arrays`."""
         self._brought[rank] = data
         self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
 
@@ -44,10 +38,7 @@ class Gathering:
         return len(self._brought.keys() | set(lost)) == self._size
 
     def answers(self, lost: Collection[int] = ()) -> dict[int, list[Piece]]:
-        """For each rank that is left the pieces to send; those who want the same get the same object.
-
-        A rank that is lost counts for nothing, also if it came before: its part is empty.
-        """
+        """The pieces to send to each remaining rank; ranks that want the same get the same object."""
         for rank in lost:
             self._brought.pop(rank, None)
         answers: dict[Wants, list[Piece]] = {}
@@ -68,7 +59,7 @@ class Gathering:
 
 
 def encode_parts(parts: Sequence[bytes], **fields: Any) -> list[Piece]:
-    """The frames "gathered" of these parts. Equal ones travel once: most of what ranks say is the same."""
+    """Encode the frames "gathered". Equal parts travel once: most of what ranks say is the same."""
     distinct: dict[bytes, int] = {}
     which = [distinct.setdefault(part, len(distinct)) for part in parts]
     # One buffer, whatever their number: each costs the reader a system call.
@@ -96,7 +87,6 @@ def read_numbers(data: bytes) -> list[int]:
 
 
 def weighted_arrays(arrays: Sequence[np.ndarray[Any, Any]], weight: float) -> bytes:
-    """What a rank brings to a "mean": flat arrays of floats, and what they weigh."""
     dtypes = [array.dtype.str for array in arrays]
     return to_bytes("arrays", *(array.tobytes() for array in arrays), weight=weight, dtypes=dtypes)
 
@@ -111,10 +101,7 @@ def _arrays(frame: Frame) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _mean(parts: Sequence[bytes]) -> bytes:
-    """The mean of what ranks brought, in double precision.
-
-    A rank of weight 0 counts for nothing, whatever its arrays hold; zeros where no rank weighs anything.
-    """
+    """Average in double precision. A rank of weight 0 is ignored, whatever its arrays hold."""
     frames = list(map(from_bytes, parts))
     weights = [float(frame.fields["weight"]) for frame in frames]
     whole, counting = sum(weights), [place for place, weight in enumerate(weights) if weight]
@@ -130,10 +117,9 @@ def _mean(parts: Sequence[bytes]) -> bytes:
 class Halting:
     """One rank's side of the agreement to end after the newest step that any of them has begun.
 
-    Ranks that meet in every step must all make the same ones: a rank that ended alone would leave the others
-    waiting for it. When the driver asks them to halt, each says at once, from the thread that listens, which
-    step it has begun last, and begins no other until it hears the largest of these numbers; up to that one
-    all go on. Asking costs a step nothing.
+    A rank that ended alone would leave the others waiting in an exchange. When the driver asks, each says
+    which step it began last and begins no other until it hears the largest of these numbers. Until then this
+    costs a step nothing.
     """
 
     def __init__(self) -> None:
@@ -144,7 +130,6 @@ class Halting:
         self._last = 0
 
     def asked(self) -> int:
-        """The driver asks: the number that was begun last; no other begins from now on."""
         with self._lock:
             self._asked = True
             return self._begun
@@ -154,7 +139,6 @@ class Halting:
         self._answered.set()
 
     def go_on(self, number: int, *, whole: bool = True, timeout_s: float) -> bool:
-        """Whether to begin what has this number; numbers grow. See `Worker.go_on`."""
         with self._lock:
             if not self._asked:
                 self._begun = number
@@ -165,7 +149,7 @@ class Halting:
 
 
 class HaltVote:
-    """The driver's side: `last` is the largest number that a rank has begun, once all have said theirs."""
+    """The driver's side: `last` is the largest number begun, once all ranks have voted."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         self._missing = set(ranks)
@@ -174,12 +158,10 @@ class HaltVote:
         self.last: int | None = None
 
     def says(self, rank: int, begun: int) -> bool:
-        """What a rank has begun; whether all have said so now."""
         self._largest = max(self._largest, begun)
         return self.left(rank)
 
     def left(self, rank: int) -> bool:
-        """A rank has ended, or has said what it has begun; whether that was the last one missing."""
         self._missing.discard(rank)
         if self._missing or self.last is not None:
             return False
@@ -193,12 +175,10 @@ class HaltVote:
 
 
 class Transcript:
-    """The answers to the gathers of `size` ranks that can be replaced, and what those ranks keep.
+    """Answers to the gathers of `size` replaceable ranks, and the state that those ranks keep.
 
-    A process that takes the place of a dead one calls what that one called, in the same order. It is answered
-    from here up to the point where the other one died, and meets the rest of the gang after that. So that it
-    need not begin with the first step, each rank keeps its state here now and then, and answers from before
-    that are forgotten. Large pieces lie in files.
+    A replacement repeats the calls of the dead process and is answered from here up to where that one died.
+    Ranks keep their state now and then, and older answers are forgotten. Large pieces lie in files.
     """
 
     def __init__(self, size: int) -> None:
@@ -214,7 +194,6 @@ class Transcript:
             self._folder.remove()
 
     def answered(self, turn: int, answers: Mapping[int, Sequence[Piece]]) -> None:
-        """Remember the frames that were sent to each rank; those that are the same object are stored once."""
         stored: dict[int, _Stored] = {}
         for pieces in answers.values():
             if id(pieces) not in stored:
@@ -222,12 +201,11 @@ class Transcript:
         self._answers[turn] = {rank: stored[id(pieces)] for rank, pieces in answers.items()}
 
     def answer(self, turn: int, rank: int) -> bytes | None:
-        """What a rank was told; None where the gather is not over yet."""
         answers = self._answers.get(turn)
         return None if answers is None else answers[rank].read()
 
     def opens(self, rank: int, turn: int) -> tuple[int, bytes]:
-        """The turn and the data that a rank goes on from; it needed the turns before `turn` to prepare."""
+        """The turn and data that a rank continues from; turns before `turn` are needed to prepare."""
         self._opened[rank] = turn
         if rank not in self._kept:
             return turn, b""
@@ -235,7 +213,6 @@ class Transcript:
         return next_turn, stored.read()
 
     def keep(self, rank: int, turn: int, data: bytes) -> None:
-        """Replace what a rank has kept, and forget what no process will ask for any more."""
         if rank in self._kept:
             self._kept[rank][1].remove()
         self._kept[rank] = (turn, self._store(data))
@@ -259,8 +236,6 @@ class Transcript:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Stored:
-    """Bytes, or the file that they are in."""
-
     place: bytes | Path
 
     def read(self) -> bytes:

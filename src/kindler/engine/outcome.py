@@ -1,4 +1,4 @@
-"""How a rank ended, and what the ends of all ranks mean for the run. Pure: nothing is awaited here."""
+"""How ranks ended, and what that means for the run. Pure: no waiting here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SYNC_TIMEOUT = f"{SyncTimeoutError.__module__}:{SyncTimeoutError.__qualname__}"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a rank ended, or, for `stalled`, the whole gang.
+    """How a rank ended, or for `stalled` the whole gang.
 
-    `result`, `error` (user code raised), `lost` (the process went away), `left` (it went away, and the others
-    go on), `stalled` (all live, none moves) or `aborted` (others failed).
+    Kinds: `result`, `error` (user code raised), `lost` (the process died), `left` (it died, and the others go
+    on), `stalled` (all are alive, none moves) or `aborted` (others failed).
     """
 
     rank: int
@@ -36,10 +36,9 @@ class Outcome:
 
 
 def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
-    """The error to raise for these ends, or None when every rank has a result.
+    """The error to raise, or None: the user's own first, then a stall, then a lost worker.
 
-    The user's own error comes first; then a stall; then a lost worker; an exchange that broke is only the
-    echo of one of those on another rank, and speaks when there is nothing else.
+    A broken exchange is only the echo of one of those on another rank.
     """
     bad = [o for o in outcomes if o.kind in ("error", "lost", "stalled")]
     errors = [o for o in bad if o.kind == "error" and not o.fields.get("sync")]
@@ -55,12 +54,12 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
 
 
 def is_sync_timeout(outcome: Outcome) -> bool:
-    """Whether a rank gave up because others did not come; errors travel as the names of their classes."""
+    """Whether a rank gave up waiting for others; errors travel as the names of their classes."""
     return outcome.kind == "error" and outcome.fields.get("types", [""])[0] == _SYNC_TIMEOUT
 
 
 def _timed_out(bad: Sequence[Outcome]) -> SyncTimeoutError | None:
-    """What the ranks that lost patience say together: one that waited itself is not one that is missing."""
+    """Merge the ranks' timeouts: a rank that was waiting itself is not missing."""
     waited = [o for o in bad if is_sync_timeout(o)]
     if not waited:
         return None
@@ -110,7 +109,6 @@ def _stalled(outcome: Outcome) -> StalledError:
 
 
 def pack(outcome: Outcome) -> Iterator[bytes]:
-    """An outcome as pieces of bytes that any carrier of binary cells can take."""
     data = memoryview(to_bytes(outcome.kind, *outcome.buffers, **outcome.fields))
     for start in range(0, len(data), CHUNK_BYTES):
         yield bytes(data[start : start + CHUNK_BYTES])

@@ -1,6 +1,6 @@
-"""What a process may use of its machine: GPUs, cores, memory, ports, addresses, and the places of modules.
+"""What a process may use of its machine: GPUs, cores, memory, ports, addresses and module paths.
 
-Nothing here asks CUDA: a process that has asked cannot be forked.
+Nothing here calls CUDA: a process that has done so cannot be forked.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ FRUGAL = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a rank computes."""
-
     device: str  # what to ask the framework for: what was asked for, without a number
     # The GPUs that the rank sees; None leaves what is visible as it is.
     visible: tuple[str, ...] | None = None
@@ -40,7 +38,7 @@ class Placement:
     problem: str | None = None  # what to say if the rank does compute on a GPU
 
     def take(self) -> None:
-        """Let this process see its own GPUs alone. Before a framework looks for them."""
+        """Restrict this process to its own GPUs. Call it before a framework looks for them."""
         if self.visible is not None:
             os.environ[VISIBLE_GPUS] = ",".join(self.visible)
         if self.shared:
@@ -50,8 +48,6 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """A task that scores rows beside others of its kind: its number, and the GPUs that were given to it."""
-
     number: int
     gpus: tuple[str, ...] = ()
 
@@ -65,13 +61,7 @@ def place(
     assigned: Sequence[str],
     gpus: Sequence[str],
 ) -> Placement:
-    """Where a rank computes that asked for `device`: "auto", "cpu", "cuda" or "cuda:N".
-
-    `assigned` are the GPUs that the cluster manager gave to it, `gpus` those of the machine.
-
-    Raises:
-        ConfigError: There is no such GPU.
-    """
+    """`assigned` are the GPUs that the cluster manager gave to this rank, `gpus` those of the machine."""
     number = int(device.partition(":")[2]) if _NUMBERED.fullmatch(device) else None
     own = list(assigned) or list(gpus)
     if (device not in ("auto", "cuda") and number is None) or not own:
@@ -92,7 +82,6 @@ def place(
 
 
 def is_device(text: object) -> bool:
-    """Whether this is "auto", "cpu", "cuda" or "cuda:N"."""
     known = ("auto", "cpu", "cuda")
     return isinstance(text, str) and (text in known or _NUMBERED.fullmatch(text) is not None)
 
@@ -109,7 +98,6 @@ def crowd_message(workers: int, gpus: int, device: str) -> str:
 
 
 def machine_gpus() -> list[str]:
-    """The numbers of this machine's GPUs, or of those that this process may see."""
     visible = os.environ.get(VISIBLE_GPUS)
     if visible is not None:
         return [number.strip() for number in visible.split(",") if number.strip() not in ("", "-1")]
@@ -121,7 +109,6 @@ def machine_gpus() -> list[str]:
 
 
 def ask_driver(query: str) -> list[str]:
-    """The lines of nvidia-smi's answer; none where there is no such program or it fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -139,7 +126,7 @@ def ask_driver(query: str) -> list[str]:
 
 
 def gpu_memory() -> dict[str, int]:
-    """The bytes of each GPU of the machine, by its number and by its UUID; empty where the driver is mute."""
+    """Bytes of each GPU, by number and by UUID; empty if nvidia-smi does not answer."""
     sizes: dict[str, int] = {}
     for line in ask_driver("--query-gpu=index,uuid,memory.total"):
         index, uuid, size = (part.strip() for part in f"{line},,".split(",")[:3])
@@ -149,7 +136,6 @@ def gpu_memory() -> dict[str, int]:
 
 
 def gpus_of_task() -> list[str]:
-    """The GPUs that the cluster manager gave to this rank."""
     return [number for number in os.environ.get(TASK_GPUS, "").split(",") if number]
 
 
@@ -157,7 +143,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The least of the CPUs that this process may run on and the CPU time that its control groups grant."""
+    """The smaller of the CPUs this process may run on and the CPU time its cgroups grant."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -167,7 +153,6 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
-    """Half of what the machine, or the container that this is, has."""
     sizes = []
     try:
         sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -182,7 +167,7 @@ def half_of_memory(limits: Sequence[str] = _LIMITS) -> int:
 
 
 def _grants(root: Path) -> Iterator[float]:
-    """Cores' worth of CPU time that the control groups around this process grant, of version 2 and 1."""
+    """Cores' worth of CPU time granted by the cgroups (v2 and v1) around this process."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -201,7 +186,7 @@ def _grants(root: Path) -> Iterator[float]:
 
 
 def _upwards(mount: Path, place: str) -> Iterator[Path]:
-    """The group's folder and those above it, which limit it too; in a container the mount is the group."""
+    """The group's folder and its parents, which limit it too; in a container the mount is the group."""
     folder = mount / place.lstrip("/")
     while folder != mount:
         yield folder
@@ -229,19 +214,11 @@ _V4, _V6 = "0.0.0.0", "::"  # every address: it is not known which one the progr
 
 
 class HeldPorts:
-    """`count` TCP ports, held for a user's program until it binds them itself or they are released.
+    """TCP ports held for a user's program until it binds them or they are released.
 
-    A held port is bound with SO_REUSEADDR and not listened on. The kernel gives it to nobody who asks for any
-    free port, and lets a program bind it that sets SO_REUSEADDR as well: gRPC (TensorFlow, JAX), torch's
-    store, asyncio, HTTP servers. For a program that does not, the port must be released first.
-
-    Args:
-        count: How many.
-        address: An address of this machine, whose family counts.
-        ports: The first and the last of the ports that may be taken; None is any.
-
-    Raises:
-        OSError: There are not as many free ones.
+    A held port is bound with SO_REUSEADDR and not listened on: the kernel gives it to nobody who asks for a
+    free port, and lets a program bind it that sets SO_REUSEADDR as well (gRPC, torch's store, asyncio, HTTP
+    servers). For any other program, release it first. Of `address` only the family counts.
     """
 
     def __init__(self, count: int, *, address: str, ports: tuple[int, int] | None = None) -> None:
@@ -255,7 +232,6 @@ class HeldPorts:
         self.numbers: tuple[int, ...] = tuple(port.getsockname()[1] for port in self._sockets)
 
     def release(self) -> None:
-        """Let go of the ports; may be called again."""
         while self._sockets:
             self._sockets.pop().close()
 
@@ -288,15 +264,12 @@ _LOOPBACK = "127.0.0.1"
 
 
 def own_address(hosts: Collection[str], *, seen: str) -> str:
-    """The address of this machine for workers on `hosts`; `seen` is where the meeting point sees it.
-
-    By address: a host name may not resolve, or resolve to an interface that others cannot reach.
-    """
+    """An address, because a host name may not resolve, or resolve to an interface others cannot reach."""
     return _LOOPBACK if len(set(hosts)) == 1 else seen
 
 
 def address_towards(host: str) -> str:
-    """The address of the interface by which this machine reaches `host`; nothing is sent."""
+    """The address of the interface by which this machine reaches `host`; sends nothing."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
@@ -343,10 +316,10 @@ def enter_program_path(paths: Sequence[str]) -> None:
 def merged_path(
     own: Sequence[str], other: Sequence[str], exists: Callable[[str], bool] = os.path.exists
 ) -> list[str]:
-    """The search path of a process that takes over the program of another.
+    """The search path of a process that takes over another's program.
 
-    The program's own folders come first, so that its `utils` is the same module here as there, whatever else
-    has that name. Libraries stay those of this process: its Python may be another one.
+    The program's own folders come first, so that its `utils` is the same module here, whatever else has that
+    name. Libraries stay those of this process: its Python may be another one.
 
     >>> other = ["/proj", "/usr/lib/python311.zip", "/usr/lib/site-packages", "/more"]
     >>> merged_path(["/cwd", "/opt/lib/python311.zip"], other, lambda path: not path.endswith("zip"))
@@ -365,12 +338,11 @@ class WorkerInfo:
 
     Attributes:
         rank: Its number among all workers, from 0.
-        size: How many workers there are.
-        local_rank: Its number among those of its machine.
-        local_size: How many are on its machine.
-        host: Its machine.
-        device: What it computes on: "cpu" or "cuda". Its own GPU is the only one that it sees, unless several
-            were given to it.
+        size: The number of workers.
+        local_rank: Its number among the workers of its machine.
+        local_size: The number of workers on its machine.
+        host: The name of its machine.
+        device: "cpu" or "cuda". A worker sees only its own GPU, unless it was given several.
     """
 
     rank: int = 0
@@ -385,9 +357,9 @@ _current_worker: WorkerInfo | None = None
 
 
 def worker() -> WorkerInfo:
-    """Which worker this code runs in. Outside of a run: the only one, on this machine's CPU.
+    """Return the worker this code runs in; outside a run, a single worker on this machine's CPU.
 
-    In workers that train or evaluate the variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE say the
+    In workers that train or evaluate, the variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE say the
     same to libraries that look for them.
 
     >>> worker().rank, worker().size, worker().device

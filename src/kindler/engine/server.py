@@ -1,8 +1,4 @@
-"""The one server: a thread that authenticates and serves all connections of a listening socket.
-
-The hub of a gang, the feeds of a cluster's node and the driver's answers to feeding tasks are handlers of it.
-Where connections are handed on instead, `Listener` alone lets them in. What frames mean is left to handlers.
-"""
+"""The one server: a thread that authenticates and serves all connections of a listening socket."""
 
 from __future__ import annotations
 
@@ -32,11 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def listen(host: str, *, backlog: int, ports: tuple[int, int] | None = None) -> socket.socket:
-    """A listening socket on `host`, an address or a name of either family; on a free port, or one of `ports`.
-
-    Raises:
-        OSError: There is no such address here, or all the ports are taken.
-    """
+    """Listen on `host`, an address or name of either family, on a free port or one of the range `ports`."""
     family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     if ports is None:
         # Port 0: taken and held, so there is no race for it.
@@ -52,7 +44,6 @@ def listen(host: str, *, backlog: int, ports: tuple[int, int] | None = None) -> 
 
 
 def listen_on(address: str, port: int, *, backlog: int) -> socket.socket:
-    """A listening socket on a port that is held for this process."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=backlog)
 
@@ -66,10 +57,9 @@ class _Pending:
 
 
 class Listener:
-    """Accepts connections and hands over those that prove that they know the run's secret.
+    """Accept connections and hand over those that prove that they know the run's secret.
 
-    Nobody waits for a stranger: connections are authenticated side by side, cost a socket and a few bytes
-    each until then, and are closed after `timeout_s`; when there are many more than expected, the oldest is.
+    They are authenticated side by side; unproven ones time out, and beyond a limit the oldest is closed.
     """
 
     def __init__(
@@ -93,7 +83,6 @@ class Listener:
         self.selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for something to happen, no longer than this, and handle it."""
         for key, events in self.selector.select(timeout_s):
             key.data(events)
         now = time.monotonic()
@@ -104,7 +93,6 @@ class Listener:
             self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Listen no more; connections that were admitted stay."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         self._listener.close()
@@ -187,12 +175,11 @@ class Peer:
         self._open = True  # for sending
 
     def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
-        """Send what can be sent at once and queue the rest; a message for one that is gone is dropped."""
+        """Send what can be sent at once and queue the rest; dropped if the peer is gone."""
         for frame in encode(kind, buffers, fields):
             self.put(frame)
 
     def put(self, pieces: Iterable[Piece]) -> None:
-        """Send a frame that is encoded already."""
         with self._server.lock:
             if not self._open:
                 return
@@ -208,7 +195,7 @@ class Peer:
         return bool(self._out)
 
     def close(self) -> None:
-        """Send what can be sent at once, and hang up. Only the server's own thread calls it, once."""
+        """Send what can be sent at once, and hang up. Called once, by the server's thread only."""
         with self._server.lock:
             self._open = False
             self.flush()
@@ -216,7 +203,6 @@ class Peer:
         self.sock.close()
 
     def overdue(self, now: float) -> str:
-        """Why to hang up on it, if it has taken too long."""
         if self.id is None and now - self._since > self._server.greeting_s:
             return "it did not say who it is"
         if self._out and now - self._moved > limits.SEND_S:
@@ -224,7 +210,6 @@ class Peer:
         return ""
 
     def read(self) -> Iterator[Frame]:
-        """The messages that are complete by now."""
         for _ in range(_READS_PER_TURN):  # others have a turn too
             try:
                 # Many small frames in one go; the bytes of a large one straight to their place.
@@ -243,10 +228,7 @@ class Peer:
                 return
 
     def flush(self) -> bool:
-        """Send what it takes now; whether that was all.
-
-        A connection that takes nothing any more is left to `read`: its last words may still be on this side.
-        """
+        """Send what it takes now; return whether that was all. `read` notices a broken peer."""
         with self._server.lock:
             while self._out:
                 pieces = [self._out[place] for place in range(min(len(self._out), _MAX_PIECES))]
@@ -267,7 +249,6 @@ class Peer:
         return True
 
     def _messages(self, received: memoryview) -> Iterator[Frame]:
-        """Parse what came, which may be in its place already; the messages that it completes."""
         while received:
             size = min(len(received), len(self._view))
             if received.obj is not self._room:
@@ -279,7 +260,6 @@ class Peer:
                     yield message
 
     def _advance(self) -> Frame | None:
-        """Give the parser what it asked for; the frame, if that was the last of it."""
         frame: Frame | None = None
         large = self._server.leaves_large and len(self._room) >= _READ_BYTES
         try:
@@ -295,21 +275,17 @@ class Peer:
 
 class Handler:
     def received(self, peer: Peer, frame: Frame) -> None:
-        """A message came."""
+        """A message has arrived."""
 
     def closed(self, peer: Peer, why: str) -> None:
-        """The connection broke, or was hung up on."""
+        """The connection broke, or was closed by the server."""
 
     def tick(self, now: float) -> None:
-        """Several times a second."""
+        """Called several times a second."""
 
 
 class Server:
-    """One thread that serves all connections of a listening socket, from `start` to `close`.
-
-    Nothing in it waits for a single connection: reading goes on frame by frame, a bounded piece at a time,
-    and what a connection does not take yet is queued for it.
-    """
+    """One thread for all connections; it never waits for one, and queues what a peer does not take yet."""
 
     def __init__(
         self,
@@ -343,20 +319,17 @@ class Server:
         self._thread.start()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all that was sent has left, no longer than this."""
         deadline = time.monotonic() + timeout_s
         while any(peer.has_unsent for peer in list(self._peers)) and time.monotonic() < deadline:
             time.sleep(limits.LAST_TICK_S)
 
     def close(self, timeout_s: float) -> None:
-        """Send what can be sent at once, hang up on everybody and end the thread."""
         self._closing = True
         self._ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def flush_soon(self, peer: Peer) -> None:
-        """Something is queued for `peer` that it did not take at once."""
         if threading.current_thread() is self._thread:
             self._flush(peer)
             return

@@ -1,7 +1,4 @@
-"""When does a gang count as stalled, and who is to blame? Pure: times come in, nothing is awaited here.
-
-Also makes what Python's fault handler prints readable: `hub.py` asks for it, `supervisor.py` fetches it.
-"""
+"""When a gang counts as stalled, and who is to blame; also makes the fault handler's output readable."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _MACHINERY = ("threading.py", "runpy.py", "<frozen runpy>", "<frozen importlib._
 
 
 def beat_interval(heartbeat_s: float, stall_timeout_s: float) -> float:
-    """Seconds between the signs of life that say how far a worker is: several within the time of a stall."""
+    """Seconds between heartbeats that carry progress: several within the stall timeout."""
     return min(heartbeat_s, stall_timeout_s / _BEATS_PER_STALL)
 
 
@@ -34,8 +31,6 @@ class _Rank:
 
 
 class Motion:
-    """How far the ranks of a gang are. It moves while any of them does."""
-
     def __init__(self, size: int, limit_s: float, *, beat_s: float) -> None:
         self._size = size  # how many ranks there are
         # Seconds without any movement that make a stall. They count from when all have their job.
@@ -60,7 +55,6 @@ class Motion:
         self._done.discard(rank)
 
     def ended(self, rank: int) -> None:
-        """A rank is over, well or badly."""
         self._done.add(rank)
 
     def idle_s(self, now: float) -> float:
@@ -73,7 +67,7 @@ class Motion:
         return self.idle_s(now) > self._limit_s
 
     def missing(self, now: float) -> list[int]:
-        """The ranks that the others wait for; all that have not ended when none waits."""
+        """The ranks that the others wait for; all unfinished ones if none waits."""
         left = [rank for rank in range(self._size) if rank not in self._done]
         return [rank for rank in left if not self._waits(rank, now)] or left
 
@@ -84,15 +78,7 @@ class Motion:
 
 
 def readable(dump: str, *, source: Callable[[str, int], str] = linecache.getline) -> str:
-    """What the fault handler printed, as a traceback that a user can use.
-
-    The main thread comes first, from the user's first frame on, or from where Kindler's own work begins if
-    none is the user's. Of other threads those are shown that have frames of the user's.
-
-    Args:
-        dump: "main 0x...", then the fault handler's text.
-        source: Finds the text of a line of a file, as far as it can be read here.
-    """
+    """Turn the fault handler's output into a traceback, the main thread and the user's frames first."""
     main = _MAIN.search(dump)
     threads = _threads(dump)
     if main is not None:
@@ -108,7 +94,6 @@ def readable(dump: str, *, source: Callable[[str, int], str] = linecache.getline
 
 
 def _threads(dump: str) -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """The last dump in the text: (thread, frames from the outermost in) of each thread."""
     threads: dict[str, list[tuple[str, int, str]]] = {}
     frames: list[tuple[str, int, str]] = []
     for line in dump.splitlines():
@@ -120,7 +105,6 @@ def _threads(dump: str) -> list[tuple[str, list[tuple[str, int, str]]]]:
 
 
 def _users_part(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """From the first to the last frame that is not the machinery's, without Kindler's on the way in."""
     inside = [index for index, (file, _, _) in enumerate(frames) if not file.endswith(_MACHINERY)]
     users = [index for index in inside if not frames[index][0].startswith(_PACKAGE)]
     return frames[users[0] : inside[-1] + 1] if users else []

@@ -1,7 +1,6 @@
-"""Looks after one worker process: starts it, sends it the job, relays what it says, notices its end.
+"""Looks after one worker process: starts it, sends it the job, relays its messages, notices its end.
 
-Runs where the engine puts it: a thread of the driver, or a Spark task. It never raises for what
-happens to the worker; it returns an Outcome, after sending it to the hub.
+It never raises for what happens to the worker; it returns an Outcome, after sending it to the hub.
 """
 
 from __future__ import annotations
@@ -42,11 +41,7 @@ _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for 
 def worker_fields(
     job: Job, rank: int, *, scratch: Path, address: str = "127.0.0.1", cargo: bool = False, **welcome: Any
 ) -> dict[str, Any]:
-    """The fields of the frame "job", which is the first that a worker process gets.
-
-    `address` is that from which its machine reaches the meeting point, `cargo` whether the job's buffers
-    follow in a frame of their own, and `welcome` what the hub has sent when all had come.
-    """
+    """Fields of the frame "job"; `cargo` is whether its buffers follow, `welcome` what the hub sent."""
     settings = job.settings
     return {
         "target": job.ranks[rank].target,
@@ -73,14 +68,14 @@ def worker_fields(
 
 
 class Aborted(Exception):
-    """Another rank failed, or the driver gave up: end without a word."""
+    """Another rank failed, or the driver gave up: end silently."""
 
 
 class Supervisor:
-    """Looks after one rank, from the beginning of a `with` block to its end.
+    """Looks after one rank for the length of a `with` block.
 
-    `start` asks for the process, which warms up while the caller fetches data into `scratch`;
-    `run` hands it the job and stays until it has ended.
+    `start` requests the process, which warms up while the caller fetches data into `scratch`; `run` hands it
+    the job.
     """
 
     def __init__(
@@ -172,19 +167,17 @@ class Supervisor:
         self._folder.remove()
 
     def check(self) -> None:
-        """Raise Aborted when the run is over for reasons that are not ours."""
         if self._aborted.is_set():
             raise Aborted
 
     def report(self, name: str, **fields: Any) -> None:
-        """Tell the driver's listener something of this rank before its worker can: of its rows, say."""
         try:
             self._up.send("report", name=name, worker=self._rank, **fields)
         except ChannelClosed:
             pass  # `_listen_up` notices, and `check` says so
 
     def start(self) -> None:
-        """Ask for the process; returns at once, the wait for it is in `run`."""
+        """Request the process; returns at once, `run` waits for it."""
         self._start(self._fetch_child, "kindler-start-worker")
 
     def run(self) -> Outcome:
@@ -199,7 +192,6 @@ class Supervisor:
             return self.failed(exc)
 
     def failed(self, exc: Exception) -> Outcome:
-        """The outcome of an exception on this side: while fetching data, or preparing the process."""
         return self._ended("error", **describe(exc))
 
     def _listen_for_others(self) -> None:
@@ -329,7 +321,7 @@ class Supervisor:
             self._up.send("pulse", **frame.fields)
 
     def _result(self, frame: Frame) -> Outcome:
-        """The end of a worker that is done; what is bound for the hub is there when this returns."""
+        """End a worker that is done; the hub has its result when this returns."""
         if not self._far:
             return self._ended("result", *frame.buffers)
         self._pass_up(frame)
@@ -348,7 +340,6 @@ class Supervisor:
             self._up.send(frame.kind, *frame.buffers, **frame.fields)
 
     def _gone(self, child: fork_server.Child) -> Outcome:
-        """The process closed its end without a result: find out how it ended."""
         try:
             # Nobody has asked it to stop: the news of its end may take longer than `stop_timeout_s`.
             code, by_itself = child.wait(max(limits.EXIT_S, self._job.settings.stop_timeout_s))
@@ -405,9 +396,9 @@ class Supervisor:
         self._aborted.set()
 
     def _pass_down(self, frame: Frame) -> None:
-        """Give the worker a frame; from the first one of a feed on, on a thread of its own.
+        """Give the worker a frame; from a feed's first frame on, from a separate thread.
 
-        A worker that is stopped takes nothing, and the hub must be heard all the same when it ends the run.
+        A stopped worker takes nothing, and the hub must still be heard when it ends the run.
         """
         if self._child is None:
             return
@@ -445,7 +436,6 @@ class Supervisor:
             pass  # nobody asks any more
 
     def _stacks(self, timeout_s: float = limits.STACKS_S) -> str:
-        """What the worker's threads do now; empty when it does not answer."""
         path, child = self.scratch / STACKS, self._child
         if child is None or not path.exists():
             return ""
@@ -480,14 +470,14 @@ class Supervisor:
 
 
 class _Silent(ChannelClosed):
-    """The worker lives and says nothing."""
+    """The worker is alive but silent."""
 
 
 def can_run(pid: int) -> bool:
-    """Whether the process lives and is not stopped, as far as this system tells.
+    """Whether the process is alive and not stopped, as far as this system can tell.
 
-    Signs of life come from a Python thread, and native code that keeps the interpreter's lock silences it. A
-    worker that can run is left alone therefore; whether it gets any further is watched by the stall limit.
+    Native code that holds the GIL silences the heartbeat thread, so a worker that can run is left to the
+    stall timeout.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -503,11 +493,7 @@ def _why(code: int) -> str:
 
 
 class BesideRanks:
-    """Supervises the ranks that run beside the others, each on a thread of the process where ranks meet.
-
-    They start at the beginning of a `with` block, which waits at its end until they are stopped; `outcomes`
-    has how they ended.
-    """
+    """Supervises the ranks beside the others, on threads of the process that has the hub."""
 
     def __init__(
         self, job: Job, hub: Address, *, base: Path | None = None, owner: int | None = None, far: bool = False

@@ -1,7 +1,6 @@
-"""Frames over sockets that wait, and the greeting by which both ends of a connection prove who they are.
+"""Frames over blocking sockets, and the greeting that proves that both ends hold the run's secret.
 
-A channel does not know what frames mean. Over TCP both ends prove that they hold the run's secret before the
-first frame; over a socket pair there is nobody to keep out. The format of frames is in `kindler.frame`.
+A socket pair needs no greeting. The format of frames is in `kindler.frame`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,6 @@ GREETING_BYTES = NONCE_BYTES + hashlib.sha256().digest_size
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread at a time receives.
-
-    Attributes:
-        socket: For bytes that are not frames.
-    """
-
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         # Both are reentrant: a signal's handler may close a channel that its own thread uses.
@@ -47,25 +40,15 @@ class Channel:
         self._joiner.max_bytes = message_bytes
 
     def send(self, kind: str, *buffers: Piece, **fields: Any) -> None:
-        """Send one message, in as many frames as it takes.
-
-        Raises:
-            ChannelClosed: The other end is gone, or took nothing for two minutes.
-        """
+        """Send one message, in as many frames as it takes; raise ChannelClosed if the peer is gone."""
         for frame in encode(kind, buffers, fields):
             self._put(frame, kind)
 
     def pass_on(self, frame: Frame) -> None:
-        """Send a frame as it came from another channel's `receive(whole=False)`."""
         self._put(encode_again(frame), frame.kind)
 
     def receive(self, timeout_s: float | None = None, *, whole: bool = True) -> Frame:
-        """The next message; with `whole=False` the next frame, which may be a part of one.
-
-        Raises:
-            TimeoutError: Nothing came in time.
-            ChannelClosed: The other end is gone or does not speak this protocol.
-        """
+        """Return the next message, or with `whole=False` the next frame, which may be a part of one."""
         with self._receiving:
             while True:
                 if timeout_s is not None and not self._readable(timeout_s):
@@ -83,7 +66,7 @@ class Channel:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Close both directions; a thread that waits in `receive` wakes with ChannelClosed."""
+        """Close both directions; a thread that waits in `receive` gets ChannelClosed."""
         shut_down(self.socket)
         # The descriptor is given back once nobody uses it: the next file that is opened gets the same
         # number, and a thread that is just about to wait for this socket would wait for that file instead.
@@ -134,7 +117,7 @@ class Channel:
 
 @contextmanager
 def _acquired(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock that others release in a moment; go on without it, should they not."""
+    """Hold a lock that others release in a moment; go on without it if they do not."""
     acquired = lock.acquire(timeout=limits.CLOSE_S)
     try:
         yield
@@ -151,7 +134,7 @@ def shut_down(sock: socket.socket) -> None:
 
 
 def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
-    """Connect to a `Listener` at the other side and prove to each other that both know `secret`."""
+    """Connect to a `Listener`; both sides prove that they know `secret`."""
     try:
         sock = _connected(address, timeout_s)
     except OSError as exc:
@@ -169,7 +152,6 @@ def connect(address: Address, secret: bytes, *, timeout_s: float) -> Channel:
 
 
 def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
-    """Authenticate one fresh connection; one that does not know `secret` is closed."""
     deadline = time.monotonic() + timeout_s
     hello, answer = greeting(secret)
     try:
@@ -182,16 +164,13 @@ def accept(sock: socket.socket, secret: bytes, *, timeout_s: float) -> Channel:
 
 
 def introduction(secret: bytes, theirs: bytes) -> tuple[bytes, bytes]:
-    """The connecting side's part of a greeting: the reply to the first words, and the answer to expect."""
+    """The client's part of a greeting: its reply to the server's nonce, and the answer to expect."""
     mine = secrets.token_bytes(NONCE_BYTES)
     return mine + _proof(secret, b"client", theirs, mine), _proof(secret, b"server", mine, theirs)
 
 
 def greeting(secret: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
-    """The accepting side's part of a greeting: what to say first, and the answer to the reply.
-
-    The reply has `GREETING_BYTES` bytes; the function raises ConnectionError for one that proves nothing.
-    """
+    """The server's part: its nonce, and what answers the client's `GREETING_BYTES` (or raises)."""
     mine = secrets.token_bytes(NONCE_BYTES)
 
     def answer(reply: bytes) -> bytes:

@@ -1,7 +1,4 @@
-"""What runs inside a worker process, and what user code and the training loop see of the gang.
-
-The process talks to its supervisor alone, over the socket it was born with.
-"""
+"""What runs inside a worker process; it talks to its supervisor alone, over the socket it was born with."""
 
 from __future__ import annotations
 
@@ -56,14 +53,7 @@ _stacks: IO[str] | None = None  # the fault handler keeps its number, not the fi
 
 
 class Worker(Group):
-    """A group whose ranks meet at the hub.
-
-    Attributes:
-        role: What it is to the others, such as "worker", "chief" or "ps".
-        index: Its number among those of its role.
-        ports: The ports that are held for its program.
-        others_ended: Of a service with a grace: set once every other rank has a result; it should return.
-    """
+    """A group whose ranks meet at the hub."""
 
     def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
         self.rank = fields["rank"]
@@ -97,20 +87,11 @@ class Worker(Group):
         self._waiting = False
 
     def _share(self, granted: int | None) -> int:
-        """This worker's part of the cores that it and its neighbours may use."""
         cores = usable_cores()
         return max(1, (cores if granted is None else min(cores, granted)) // self.local_size)
 
     def place(self, device: str, *, share: bool) -> Placement:
-        """Take a GPU of this machine, or none, for this process; the program can ask who it is from now on.
-
-        Args:
-            device: "auto", "cpu", "cuda" or "cuda:N".
-            share: Whether workers may share a GPU.
-
-        Raises:
-            ConfigError: There is no such GPU.
-        """
+        """Take a GPU of this machine, or none; `kindler.worker()` knows its worker from now on."""
         neighbours = self.hosts.count(self.host)
         placement = place(
             device,
@@ -203,30 +184,21 @@ class Worker(Group):
 
     @property
     def cluster_spec(self) -> dict[str, list[str]]:
-        """Role -> "address:port" of each of its ranks, of the first port that is held for it."""
         return cluster_spec(self.members)
 
     def release_ports(self) -> None:
-        """Let go of the held ports, for a program that binds without SO_REUSEADDR and does so at once."""
+        """Release the held ports, for a program that binds without SO_REUSEADDR and does so at once."""
         self._channel.send("release")
         if not self._released.wait(self._sync_timeout_s):
             raise SyncError(f"the held ports of worker {self.rank} were not released.")
 
     def feed(self, name: str) -> FeedReader:
-        """What the driver pushes to this rank under `name`, as it comes.
-
-        Raises:
-            ConfigError: Workers of this run cannot reach the driver.
-        """
+        """Raises ConfigError if the workers cannot reach the driver."""
         self._check_fed()
         return self._feeds.reader(name)
 
     def output(self, name: str, window_bytes: int = WINDOW_BYTES) -> FeedWriter:
-        """Where to put batches that the driver reads while this rank still works.
-
-        Raises:
-            ConfigError: Workers of this run cannot reach the driver.
-        """
+        """Raises ConfigError if the workers cannot reach the driver."""
         self._check_fed()
         return self._feeds.writer(name, window_bytes)
 
@@ -244,7 +216,6 @@ class Worker(Group):
         self._channel.send("report", name=kind, **fields)
 
     def received(self, frame: Frame) -> None:
-        """A frame came from the supervisor; called on the thread that listens to it."""
         if frame.kind == "gathered":
             self._gathered.put((decode_parts(frame), frozenset(frame.fields.get("lost", ()))))
         elif is_feed(frame.kind):
@@ -296,7 +267,6 @@ def _taken(buffers: list[bytes]) -> Iterator[bytes]:
 
 
 def describe(exc: BaseException) -> dict[str, Any]:
-    """An exception as a frame's fields: its types, its message, and the user's part of its traceback."""
     types = [_qualified(cls) for cls in type(exc).__mro__ if cls is not object]
     return {
         "types": types,
@@ -309,20 +279,19 @@ def describe(exc: BaseException) -> dict[str, Any]:
 
 
 def _qualified(cls: type) -> str:
-    """A class's name, and the mark that cloudpickle gave it if it came by value: from a function, say."""
+    """A class's name, with cloudpickle's mark if the class was pickled by value."""
     name = f"{cls.__module__}:{cls.__qualname__}"
     marks = getattr(sys.modules.get("cloudpickle.cloudpickle"), "_DYNAMIC_CLASS_TRACKER_BY_CLASS", {})
     return f"{name}@{marks[cls]}" if cls in marks else name
 
 
 def message_of(exc: BaseException) -> str:
-    """What an exception says; the exception itself, as code, where that is nothing."""
+    """The message of an exception, or its repr if there is none."""
     # str(KeyError("a")) is "'a'"; the message is what was given to it.
     return str(exc.args[0]) if isinstance(exc, KeyError) and len(exc.args) == 1 else str(exc) or repr(exc)
 
 
 def _users_part(exc: BaseException) -> Any:
-    """The traceback from the first frame on that is not Kindler's; all of it when every frame is."""
     trace = exc.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next
@@ -338,7 +307,7 @@ def _listen(channel: Channel, worker: Worker) -> None:
 
 
 def _answer_with_stacks(path: Path) -> None:
-    """From now on SIGUSR1 writes the stacks of all threads to `path`, also while native code has the GIL."""
+    """Make SIGUSR1 write the stacks of all threads to `path`, even while native code holds the GIL."""
     global _stacks
     _stacks = path.open("w")
     _stacks.write(f"main 0x{threading.main_thread().ident:016x}\n")

@@ -1,4 +1,4 @@
-"""The `Estimator`, and what is behind it: arguments are checked, data is recognised, runs are started."""
+"""The `Estimator`, and what is behind it: checks of arguments, kinds of data, and runs."""
 
 from kindler.estimator.estimator import Estimator
 

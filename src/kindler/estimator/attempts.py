@@ -1,7 +1,7 @@
 """What a run does about lost workers: another attempt from the newest checkpoint, with the workers left.
 
-A lost worker may be the fault of its machine, and worth another try. An error of the user's code or data
-would happen again.
+A lost worker may be its machine's fault and worth another try; an error in the user's code or data would
+recur.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ _LONGEST_WAIT_S = 30.0
 class Attempts:
     """Starts a gang, and after the loss of a worker another one that continues from the newest checkpoint.
 
-    Args:
-        task: The run.
-        launch: Starts a gang that continues from the first of these checkpoints that it can use.
-        say: Shows a message to whoever watches.
+    `launch` continues from the first of the given checkpoints that it can use.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class Attempts:
         self._failures = 0
 
     def run(self) -> list[Outcome]:
-        """The results of the first gang that does not fail."""
         checkpoints = earlier = self._of_earlier_run()
         while True:
             try:
@@ -72,7 +68,6 @@ class Attempts:
             time.sleep(wait_s)
 
     def _own(self) -> list[StoredCheckpoint]:
-        """Those of this run only: the folder may have some of other runs."""
         if self._folder is None:
             return []
         return self._folder.resume_candidates(lambda header: header.run == self._task.run_id)
@@ -108,13 +103,7 @@ class Attempts:
 def retry_wait_s(
     error: KindlerError, failures: int, settings: RunSettings, *, has_checkpoints: bool
 ) -> float | None:
-    """Seconds to wait before the workers are started again; None is to give up.
-
-    Args:
-        error: The error that ended the run.
-        failures: How often the run had failed before.
-        settings: The limit of failures, and the wait between attempts.
-        has_checkpoints: Whether the run writes checkpoints.
+    """Seconds to wait before the workers are started again; None to give up.
 
     >>> lost = WorkerLost("killed", rank=1, host="a")
     >>> retry_wait_s(lost, 1, RunSettings(retry_backoff_s=2.0), has_checkpoints=True)
@@ -126,7 +115,6 @@ def retry_wait_s(
 
 
 def _may_pass(error: KindlerError, failures: int) -> bool:
-    """Whether another attempt may succeed."""
     if _is_lost_server(error):
         return False  # its updates since the checkpoint are gone: whoever started the run decides
     if isinstance(error, SyncTimeoutError):
@@ -139,15 +127,7 @@ def _may_pass(error: KindlerError, failures: int) -> bool:
 def explained(
     error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool, newest: str | None = None
 ) -> KindlerError:
-    """The error to raise, with the number of attempts or a hint about checkpoints added.
-
-    Args:
-        error: The error that ended the run.
-        failures: How often the run had failed before.
-        trains: Whether the run trains.
-        has_checkpoints: Whether it writes checkpoints.
-        newest: The newest checkpoint that it has written.
-    """
+    """Add the number of attempts, or a hint about checkpoints, to the error."""
     if _is_lost_server(error):
         _extend(error, _server_advice(newest, has_checkpoints=has_checkpoints))
     if failures:
@@ -178,13 +158,7 @@ def _extend(error: KindlerError, more: str) -> None:
 
 
 class WorkerCount:
-    """The number of workers of an attempt: that of the first one, unless executors were lost for good.
-
-    Attributes:
-        full: Workers of the first attempt.
-        size: Workers of this one.
-        say: Shows a message to whoever watches.
-    """
+    """The number of workers of an attempt: as many as in the first, unless executors were lost for good."""
 
     def __init__(
         self,
@@ -197,7 +171,6 @@ class WorkerCount:
         self.full = self.size = 0
 
     def resolve(self) -> None:
-        """Decide how many workers to start now. Waits for executors."""
         spark, settings = self._spark, self._settings
         if spark is None:
             self.full = self.size = self._workers or local.slots()
@@ -211,7 +184,6 @@ class WorkerCount:
 
     @property
     def can_grow(self) -> bool:
-        """Whether workers are missing and there are slots for them again."""
         if self._spark is None or self.size == self.full:
             return False
         from kindler.spark.executors import slots_without_a_job
@@ -219,10 +191,9 @@ class WorkerCount:
         return (slots_without_a_job(self._spark) or 0) >= self.full
 
     def hear(self, fields: Mapping[str, Any]) -> None:
-        """Takes the report of a worker, without waiting for anything: others are to be heard, too.
+        """Handle a worker's report without waiting.
 
-        Raises:
-            ExecutorsAreBack: The epoch is over and saved, and there are slots for all workers again.
+        Raises ExecutorsAreBack after a saved epoch if there are slots for all workers again.
         """
         if fields["name"] == "saved" and not fields["ends"] and self.can_grow:
             raise ExecutorsAreBack(

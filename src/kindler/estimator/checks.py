@@ -1,6 +1,6 @@
-"""Whether the arguments of a call can work: functions give complaints, `refuse` raises all of them at once.
+"""Whether the arguments of a call can work: functions yield complaints, `refuse` raises all of them at once.
 
-What is wrong with options by themselves is known to `kindler.train.options`.
+Options that are wrong by themselves are the business of `kindler.train.options`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's program that led here."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "kindler":
         frame, level = frame.f_back, level + 1
@@ -35,7 +34,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def refuse(*complaints: str) -> None:
-    """Raise everything that is wrong at once: nobody should correct one argument to hear of the next."""
+    """Raise all complaints at once, so that users need not fix arguments one by one."""
     if complaints:
         raise ConfigError(complaints[0] if len(complaints) == 1 else "\n".join(f"- {c}" for c in complaints))
 
@@ -48,7 +47,6 @@ def fit_complaints(
     data: Input,
     validation: Input | None,
 ) -> Iterator[str]:
-    """Why `fit` cannot work."""
     sync, validated = options.sync, validation is not None
     yield from ability_complaints(model.row, "train")
     yield from _preparation_complaints(preparation, options, data, validation)
@@ -80,7 +78,6 @@ def fit_complaints(
 def evaluate_complaints(
     model: FrameworkModel, preparation: Preparation, options: EvaluateOptions, data: Input
 ) -> Iterator[str]:
-    """Why `evaluate` cannot work."""
     yield from ability_complaints(model.row, "evaluate")
     yield from model.complaints("judge")
     yield from model.complaints("data", data.data)
@@ -90,7 +87,6 @@ def evaluate_complaints(
 
 
 def run_complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with `RunArguments`."""
     workers, engine, seed = (
         arguments.get("workers"),
         arguments.get("engine", "auto"),
@@ -123,7 +119,6 @@ def backend_complaints(backend: str | None) -> Iterator[str]:
 
 
 def _checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validated: bool) -> Iterator[str]:
-    """What these options need besides: a folder, or validation data."""
     wants = {
         "resume=True": options.resume,
         "best_metric": options.best_metric,
@@ -141,7 +136,6 @@ def _checkpoint_complaints(options: FitOptions, *, model_dir: str | None, valida
 def _preparation_complaints(
     preparation: Preparation, options: RunOptions, *data: Input | None
 ) -> Iterator[str]:
-    """Where a transform, collate or padding cannot work."""
     if not preparation.active:
         return
     if any(item is not None and not item.has_columns for item in data):
@@ -173,7 +167,6 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
 
 
 def _row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
-    """Why rows cannot be weighed."""
     given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
     names = " and ".join(name for name, value in given.items() if value is not None)
     if not names:
@@ -203,7 +196,6 @@ def runtime_complaints(options: PredictOptions) -> Iterator[str]:
 
 
 def _server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    """Why this model cannot have a parameter server, or not several."""
     row = _row_of(sync)
     if row is None or not row.server:
         return
@@ -219,7 +211,6 @@ def _row_of(sync: SyncConfig) -> SyncSpec | None:
 
 
 def _division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    """Why the work of this model's optimizer cannot be divided between workers."""
     row = _row_of(sync)
     if row is not None and row.divides:
         problems = model.complaints("division", sync.options.get("divide"))

@@ -1,7 +1,7 @@
 """How estimators are created: `Estimator.from_torch` and the others.
 
-What they have in common is typed and documented once, in `EstimatorArguments`; `help()` and signatures show
-it in each of them.
+Arguments they share are typed and documented once, in `EstimatorArguments`; `help()` and signatures show them
+in each constructor.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ class RunArguments(_PlaceArguments, total=False):
 
 
 class PreparationArguments(TypedDict, total=False):
-    """What is done to rows between the data and the model.
+    """What happens to rows between the data and the model.
 
     Attributes:
-        transform: A function of a row: a dict of its feature and label columns and, if it has a parameter
-            `rng`, a random generator of that row and epoch. It returns a dict of columns, which the model
-            takes instead, and runs in the workers, beside the steps. With `kindler.batched`, a function of a
-            batch of columns.
+        transform: A function of a row, given as a dict of its feature and label columns and, if it has a
+            parameter `rng`, a random generator for that row and epoch. It returns a dict of columns for the
+            model, and runs in the workers, in parallel with the steps. With `kindler.batched`, a function of
+            a batch of columns.
         eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
         collate: A function of a list of rows that returns a dict of arrays: the batch.
-        pad: "batch" pads rows of different lengths to the longest of the batch, a number to that length; or a
+        pad: "batch" pads rows of different lengths to the longest in the batch, a number to that length; or a
             dict of these by column. The model gets a mask for each padded column, after all columns.
-        pad_value: What rows are padded with, or a dict of that by column. None is 0, and -100 for labels.
+        pad_value: The value to pad with, or a dict of values by column. None is 0, and -100 for labels.
         masks: Whether the model gets masks.
-        length_col: A column whose rows are as long as a row is, or whose numbers say so: each step trains on
-            rows of similar length.
+        length_col: A column whose values have, or are, the lengths of rows: each step then trains on rows of
+            similar length.
     """
 
     transform: Callable[..., Any] | None
@@ -94,16 +94,16 @@ class EstimatorArguments(RunArguments, PreparationArguments, total=False):
 
 
 class _KerasArguments(_PlaceArguments, PreparationArguments, total=False):
-    """Those that are not positional arguments of `from_keras`."""
+    """The arguments that are not positional in `from_keras`."""
 
 
 _DEFAULTS = {"engine": "auto", "device": "auto", "share_gpus": False, "seed": 0, "masks": True}
 
 
 def _constructor(*shared: type, more: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A constructor whose last argument is `**options`: the arguments that these typed dicts declare.
+    """A decorator for constructors whose last argument is `**options`, as declared by these typed dicts.
 
-    They are shown in its signature and its docstring. Others are rejected, unless `more` names what they are.
+    They appear in its signature and docstring. Others are rejected, unless `more` names what they are.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -151,8 +151,9 @@ def _described(shared: type) -> str:
 
 
 class _ConstructorsOfOthers(type):
-    """Class methods of other distributions, such as `Estimator.from_graph`: functions that entry points of
-    the group `kindler.estimators` name, called with the class."""
+    """Class methods of other distributions, such as `Estimator.from_graph`: the functions that entry
+    points of the group `kindler.estimators` name, called with the class.
+    """
 
     if not TYPE_CHECKING:  # a name that nobody has stays an error of type checkers
 
@@ -205,7 +206,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
                 a creator that is called with `(model, config)`. Not needed to evaluate or predict.
             loss: A loss module, a function of `(outputs, targets)`, or a creator that is called with
                 `config`. "model" is the loss that the model computes itself from its inputs and labels. A
-                list has one loss for each output and label, a dict the same by the names of outputs.
+                list has one loss per output and label, a dict the same by output name.
             metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
                 `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
                 number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
@@ -220,17 +221,17 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             accumulation_steps: Split each step into this many forward and backward passes: less memory, same
                 result.
             inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`, "kwargs" calls
-                `model(name=column)`, as models of Hugging Face want it.
+                `model(name=column)`, as Hugging Face models expect.
             compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
                 training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
             device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
                 third of its free memory. Results are the same.
             process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
-                process group joins all workers before the model is made.
+                process group joins all workers before the model is created.
             backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
                 "ray"), without effect.
-            loss_weights: What each of several losses counts for in their sum, as a list or dict. None is 1.
-            train_step: A function of `(run, batch)` that makes a training step itself; see `StepRun` for
+            loss_weights: The weight of each loss in their sum, as a list or dict. None is 1 for each.
+            train_step: A function of `(run, batch)` that performs a training step; see `StepRun` for
                 `run`. `batch` is a dict of tensors by column. It returns the loss, or a dict of numbers to
                 log. `optimizer` may then be a dict of optimizers by name.
             eval_step: The same for `evaluate` and validation. None uses `loss` and `metrics` there.
@@ -297,12 +298,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         """Create an estimator from a LightningModule, as it is.
 
         Its `training_step`, `validation_step`, `configure_optimizers` and hooks are called as Lightning calls
-        them; what it logs is in the history. What is not supported is rejected here, by name.
+        them; what it logs is in the history. Unsupported features are rejected here, by name.
 
         Args:
             module: The module, or a creator: a callable that is called with `config` and returns one.
-            batch: What its steps get: a "tuple" of feature and label columns (of a single column, the column
-                itself), or a "dict" of columns by name.
+            batch: What its steps get: a "tuple" of feature and label columns (a single column is passed as
+                is), or a "dict" of columns by name.
             config: The argument of the creator.
             precision: "bf16" runs steps in half precision where torch considers it safe.
             tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
@@ -393,21 +394,20 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         engine: Engine = "auto",
         settings: RunSettings | None = None,
     ) -> Self:
-        """Create an estimator that predicts with a model of OpenVINO; it cannot be trained.
+        """Create an estimator that predicts with an OpenVINO model; it cannot be trained.
 
-        `predict` takes any number of rows and any `batch_size`, also for a model that was made for one number
+        `predict` takes any number of rows and any `batch_size`, even if the model was made for a fixed number
         of rows. Every host compiles the model once. Columns go to the inputs of their names, or else in
-        their order.
+        order.
 
         Args:
             model_path: The .xml file of a model, with its weights in a .bin file beside it; or a file of
                 another format that OpenVINO reads, such as ONNX.
             threads: Compute threads of each process. None is one in Spark's tasks, and otherwise the cores
                 that the process may use.
-            config: Properties of OpenVINO to compile the model with, such as
-                `{"PERFORMANCE_HINT": "THROUGHPUT"}`.
-            device: The OpenVINO device that computes.
-            workers: Processes that score local shards and Parquet files. None is one per core.
+            config: OpenVINO properties for compiling, such as `{"PERFORMANCE_HINT": "THROUGHPUT"}`.
+            device: The OpenVINO device to compute on.
+            workers: Number of processes that score local shards and Parquet files. None is one per core.
             engine: "spark", "local", or "auto": Spark if the data is in Spark.
             settings: Time limits, threads.
 
@@ -425,12 +425,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @classmethod
     @_constructor(RunArguments, more="own")
     def from_framework(cls, framework: str, **own: Any) -> Self:
-        """Create an estimator of a model of any framework, including those that other packages add.
+        """Create an estimator for a model of any framework, including those that other packages add.
 
         Args:
             framework: "torch", "keras", or the name of an entry point of the group `kindler.frameworks`.
             options: See `RunArguments`.
-            own: The framework's own: the model, its optimizer and so on.
+            own: The framework's own arguments: the model, its optimizer and so on.
         """
         run = {name: own.pop(name) for name in RunArguments.__annotations__ if name in own}
         refuse(*run_complaints(run))
@@ -439,14 +439,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
 
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], Preparation]:
-    """What says where the estimator runs, and what is done to its rows."""
     names = PreparationArguments.__annotations__.keys()
     preparation = {name: value for name, value in options.items() if name in names}
     return {k: v for k, v in options.items() if k not in names}, Preparation(**preparation)
 
 
 def _libraries(model: Any) -> tuple[str, ...]:
-    """The modules of large libraries that a model's class is in, which workers import ahead of need."""
     cls = model if isinstance(model, type) else type(model)
     modules = (base.__module__ for base in cls.__mro__)
     return tuple(dict.fromkeys(name for name in modules if name.partition(".")[0] in _LARGE_LIBRARIES))

@@ -1,7 +1,7 @@
 """The front door: one object that trains, evaluates and scores a model, wherever the data is.
 
-It joins the parts and decides nothing that a part could decide: `inputs` recognises the data, an engine
-starts the workers, `train` runs on them, `inference` scores. How one is created is in `constructors`.
+It connects the parts and decides nothing that a part could decide: `inputs` recognises the data, an engine
+starts the workers, `train` runs on them, `inference` scores.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class Estimator(Saving):
             feature_cols: The model's input columns, in its order. None looks for "features" or "x".
             label_cols: The target columns. None looks for "label" or "y".
             validation_data: Data to evaluate after each epoch; may be of another kind than `data`.
-            callbacks: `kindler.Callback` objects; for a Keras model, callbacks of Keras. They run on the
-                workers. For either, `kindler.MLflowLogger`, which runs on the driver.
-            max_steps: Optimizer steps after which training ends, also in the middle of an epoch.
+            callbacks: `kindler.Callback` objects, or Keras callbacks for a Keras model, which run on the
+                workers; and `kindler.DriverCallback` objects, such as `kindler.MLflowLogger`.
+            max_steps: Optimizer steps after which training ends, even in the middle of an epoch.
             verbose: 0 shows neither progress nor the output of the workers.
             shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
             dtypes: numpy dtypes, by column. Binary columns need one.
@@ -174,27 +174,27 @@ class Estimator(Saving):
                 one pass over all rows.
             end_trigger: Ends training when it fires, unless `epochs` or `max_steps` ends it earlier.
             checkpoint_trigger: When a checkpoint is written to `model_dir`. None is after every epoch.
-            keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them, besides
-                the newest that was written at the end of an epoch. None keeps all.
+            keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them; the newest
+                from the end of an epoch is always kept. None keeps all.
             best_metric: A metric of the history, such as "val_loss" or "max:val_gain"; the checkpoint of its
-                best epoch is kept, too.
+                best epoch is kept too.
             resume: Continue from the newest complete checkpoint in `model_dir`, with any number of workers,
                 to where the run that wrote it would have ended. Starts from the beginning if there is none.
             initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the
                 last epoch.
             validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-            class_weight: The weight of a row by its label. It acts in training only, and is 1 for classes
-                that are not named. The loss of a row is multiplied by it, and means still divide by the
-                number of rows, as in Keras. For PyTorch and Keras models; a `train_step` finds it, with the
-                column below, in `run.sample_weight`.
+            class_weight: The weight of a row by its label, in training only. It is 1 for classes that are not
+                named. The loss of a row is multiplied by it, and means still divide by the number of rows, as
+                in Keras. For PyTorch and Keras models; a `train_step` finds it, with the column below, in
+                `run.sample_weight`.
             sample_weight_col: A column with the weight of each row, in training and validation. With
                 `class_weight`, the two are multiplied.
-            on_nan: What to do about a training loss that is NaN or infinite: "raise", "warn" or "skip". The
-                error names step, worker and rows; a step that is skipped leaves weights and optimizer as they
-                were, on all workers. For PyTorch and Keras models and LightningModules.
+            on_nan: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
+                names step, worker and rows; a skipped step leaves weights and optimizer unchanged on all
+                workers. For PyTorch and Keras models and LightningModules.
             sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
                 the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
-                (a parameter server applies what each worker learns), "rounds" (workers train by themselves
+                (a parameter server applies each worker's gradients), "rounds" (workers train by themselves
                 and average their weights), or the name of a sync that another package adds.
             sync_options: Options of that sync.
 
@@ -309,13 +309,12 @@ class Estimator(Saving):
     ) -> dict[str, Any]:
         """Evaluate the model on every row of `data`.
 
-        A model that a creator makes and that was never trained is evaluated with an `UntrainedWarning`.
+        An untrained model from a creator is evaluated with an `UntrainedWarning`.
 
         Args:
             data: Data of any kind that `fit` takes.
             batch_size: Rows per step, over all workers together.
-            feature_cols: The model's input columns. None takes those of the last `fit`, as do the options
-                below.
+            feature_cols: The model's input columns. None, here and below, takes what the last `fit` used.
             label_cols: The target columns.
             verbose: 0 shows neither progress nor the output of the workers.
             shapes: The shape of one row, by column.
@@ -363,12 +362,12 @@ class Estimator(Saving):
     ) -> Any:
         """Score every row of `data`.
 
-        What comes back is of the same kind as the data. A Spark DataFrame, batch or streaming, gives a lazy
+        The result is of the same kind as the data. A Spark DataFrame, batch or streaming, gives a lazy
         DataFrame with the outputs as new columns. Arrays, a pandas DataFrame and a pyarrow Table give the
-        same. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
+        same kind. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
         column. For a Parquet path the scored rows are written to Parquet files.
 
-        A model that a creator makes and that was never trained is scored with an `UntrainedWarning`.
+        An untrained model from a creator is scored with an `UntrainedWarning`.
 
         Args:
             data: The rows to score.
@@ -376,18 +375,18 @@ class Estimator(Saving):
             feature_cols: The model's input columns. None takes those of the last `fit`.
             output_cols: Names of the output columns. None is "prediction" ("prediction_0", ... for several
                 outputs), or the keys if the model returns a dict.
-            output_path: The folder that the scored rows of Parquet files are written to.
+            output_path: The folder to write the scored rows of Parquet files to.
             verbose: 0 shows no progress.
             shapes: The shape of one row, by column.
             dtypes: numpy dtypes, by column.
-            stack_features: Whether to join all feature columns into one float32 matrix. None does as the last
-                `fit` did.
+            stack_features: Whether to join all feature columns into one float32 matrix. None does what the
+                last `fit` did.
             ingest: For a DataFrame that is a plain scan of Parquet files: "direct" reads the files in Python,
                 "inline" sends the rows through Spark.
             runtime: "openvino" converts the model and computes it with OpenVINO, which is often faster on
                 CPUs. None computes it with its own framework.
             precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
-                safe, "fp32" in full; outputs are float32. None is the precision that it was made with.
+                safe, "fp32" in full; outputs are float32. None keeps the precision the model was made with.
 
         Returns:
             The scored data; for a Parquet path, `output_path`.
@@ -452,7 +451,7 @@ class Estimator(Saving):
 
     @bare_interrupts
     def predict_with(self, data: Any, options: PredictOptions) -> Any:
-        """`predict` with its options as one value; columns that they leave open are those of the last `fit`.
+        """Score with the options of `predict` as one value; columns left open are those of the last `fit`.
 
         Args:
             data: The rows to score.
@@ -472,15 +471,15 @@ class Estimator(Saving):
         shapes: Mapping[str, Any] | None = None,
         dtypes: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
-        """Make this model a function of Spark SQL: `spark.sql("SELECT score(features) FROM t")`.
+        """Register this model as a Spark SQL function: `spark.sql("SELECT score(features) FROM t")`.
 
-        The function has the weights of now; register it again after another `fit`. It lives as long as the
+        The function has the current weights; register it again after another `fit`. It lives as long as the
         session.
 
         Args:
             spark: The session.
-            name: The function's name. A function of this name that was registered before is replaced.
-            feature_cols: The function's arguments, in their order. None takes the columns of the last `fit`.
+            name: The function's name. An existing function of this name is replaced.
+            feature_cols: The function's arguments, in order. None takes the columns of the last `fit`.
             output_cols: If the model has several outputs, the function returns a struct with these fields.
             batch_size: Rows per call of the model.
             shapes: The shape of one row, by column.
@@ -505,9 +504,9 @@ class Estimator(Saving):
         predictionCol: str | None = None,
         **params: Any,
     ) -> KindlerEstimator:
-        """This estimator as a stage of a Spark ML pipeline.
+        """Return this estimator as a stage of a Spark ML pipeline.
 
-        `fit` of the stage trains a copy: this estimator stays as it is, and is where each fit begins.
+        The stage's `fit` trains a copy: each fit starts from this estimator, which stays as it is.
 
         Args:
             inputCol: The model's input column; `inputCols` for several.
@@ -522,32 +521,31 @@ class Estimator(Saving):
         return stage
 
     def get_train_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A training metric over all fits so far, as rows of (step, value, wall time).
+        """Return a training metric over all fits so far, as rows of (step, value, wall time).
 
         Args:
             tag: "loss" (per epoch), a metric's name, "rows_per_s" or "lr"; with `log_dir`, also "batch_loss"
-                (per step). Orca's names "Loss", "LearningRate" and "Throughput" work, too.
+                (per step). Orca's names "Loss", "LearningRate" and "Throughput" work too.
 
         Raises:
-            ConfigError: There is no such metric; the message lists the ones there are.
+            ConfigError: There is no such metric; the message lists the available ones.
         """
         return self._summaries.series("train", tag)
 
     def get_validation_summary(self, tag: str = "loss") -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A validation metric over all fits so far, "loss" or a metric's name; see `get_train_summary`."""
+        """Return a validation metric over all fits so far; see `get_train_summary`."""
         return self._summaries.series("validation", tag)
 
     @leaves_no_trace
     def get_model(self) -> Any:
-        """The model with its trained weights, ready to predict: your own instance if you passed one."""
+        """Return the model with its trained weights, ready to predict: your own instance if given."""
         return self._live.replica.trained_model()
 
     def _storable(self) -> Any:
-        """What a kind of models can write: the model, or all that belongs to it where that is more."""
+        """What a kind of models can store: the model, or everything that belongs to it."""
         return self._live.replica.stored_model()
 
     def _facts(self) -> dict[str, Any]:
-        """What displays show, without making the model."""
         last = self.history[-1] if len(self.history) else {}
         spec = self._model.spec
         model = getattr(spec, "model", None) or getattr(spec, "model_creator", None)
@@ -572,7 +570,7 @@ class Estimator(Saving):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What creators are called with."""
+        """The argument of creators."""
         spec = self._model.spec
         config = spec.get("config") if isinstance(spec, Mapping) else getattr(spec, "config", None)
         return dict(config or {})
@@ -599,20 +597,20 @@ class Estimator(Saving):
 
     @property
     def replica(self) -> Any:
-        """The model in this process as its framework holds it: the model, its optimizer, epoch and step."""
+        """The model in this process as its framework holds it: the model, optimizer, epoch and step."""
         return self._live.replica
 
     def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
-        """What follows a run that begins; for subclasses that hear more of it than callbacks do."""
+        """Observers of a run; for subclasses that need more than callbacks see."""
         return ()
 
     @property
     def preparation(self) -> Preparation:
-        """What is done to rows between the data and the model: the transform, collate and padding."""
+        """What happens to rows between the data and the model: the transform, collate and padding."""
         return self._preparation
 
     def preparer(self) -> Preparer:
-        """What does to rows that are scored what `predict` does, for whoever calls the model itself."""
+        """Return what prepares rows as `predict` does, for code that calls the model itself."""
         columns = self._columns
         features = columns.features or [name for name in ("features", "x") if name in self._layout] or ["x"]
         return Preparer(
@@ -624,13 +622,12 @@ class Estimator(Saving):
         )
 
     def _with_preparation(self, options: AnyOptions, *, trains: bool = False) -> AnyOptions:
-        """The options, with what the estimator does to rows."""
         own = self._preparation
         columns = replace(options.columns, ragged=own.ragged, length_col=own.length_col if trains else None)
         return replace(options, columns=columns, preparation=own if own.ragged else None)
 
     def _warn_random_eval(self) -> None:
-        """Say once that rows are augmented where they are evaluated."""
+        """Warn once that rows are augmented where they are evaluated."""
         if self._preparation.augments_all and not self._warned_random_eval:
             self._warned_random_eval = True
             warn_caller(

@@ -1,6 +1,6 @@
 """Trained models in formats of other runtimes: ONNX and OpenVINO files, and scoring with OpenVINO.
 
-A model is exported from a copy of its own, and what was converted is compared with it before it is used.
+A model is exported from a copy, and the converted model is compared with it before it is used.
 """
 
 from __future__ import annotations
@@ -35,33 +35,22 @@ _LABELS = re.compile(r"label|y\d*|sample_weight")
 
 
 class Example:
-    """A few rows of each input of a model.
-
-    Args:
-        names: The columns that the inputs are made of.
-        features: The inputs, rows first.
-    """
+    """A few rows of each input of a model, and the columns they are made of."""
 
     def __init__(self, names: Sequence[str], features: Sequence[Array]) -> None:
         self.names, self.features = tuple(names), tuple(features)
 
     @classmethod
     def of_columns(cls, columns: Columns, arrays: Sequence[Array]) -> Example:
-        """Rows of columns, as the model sees them."""
         return cls([column.name for column in columns.features], inputs(columns, list(arrays)))
 
     def key(self, model: FrameworkModel, weights: ScoringModel) -> str:
-        """All that the model's conversion depends on."""
         shapes = [(array.dtype.name, array.shape[1:]) for array in self.features]
         return repr((model.framework, self.names, shapes, weights.content))
 
 
 def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> Example:
-    """What a user passed as an example, or else zeros in the form of the columns of the last fit.
-
-    Raises:
-        ConfigError: There is neither.
-    """
+    """The user's example, or else zeros in the form of the columns of the last fit."""
     if given is not None:
         options = replace(known, label_cols=None, need_labels=False, shapes=None, dtypes=None, allow_nan=True)
         found = named(given).called(options.features, None)
@@ -83,7 +72,6 @@ def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> E
 def write_onnx(
     model: FrameworkModel, weights: ScoringModel, path: str | PathLike[str], example: Example
 ) -> None:
-    """Write an ONNX file, completely or not at all."""
     scorer = _copy_of(model, weights, example)
     scorer.predict(example.features)  # a model that is built by its first rows
     with beside(path) as unfinished:
@@ -96,17 +84,7 @@ def write_openvino(
     path: str | PathLike[str],
     make_example: Callable[[], Example],
 ) -> None:
-    """Write the .xml file and the .bin file beside it, each completely or not at all.
-
-    Args:
-        model: The model; one that is in this format already is written as it is.
-        weights: It, with its weights.
-        path: The .xml file.
-        make_example: Makes rows to convert it with.
-
-    Raises:
-        ConfigError: The name does not end in .xml, or the model cannot be converted.
-    """
+    """Write the .xml file and the .bin file beside it; a model already in this format is written as it is."""
     target = Path(path).absolute()
     if target.suffix != ".xml":
         raise ConfigError(
@@ -120,7 +98,6 @@ def write_openvino(
 
 
 def in_openvino(model: FrameworkModel, weights: ScoringModel, example: Example) -> FrameworkModel:
-    """The model for OpenVINO, with the outputs' names that it has in its own framework."""
     names, spec = _converted(model, weights, example)
     return FrameworkModel(framework=_OPENVINO, spec=replace(spec, name="the model", output_names=names))
 
@@ -159,7 +136,7 @@ def _copy_of(model: FrameworkModel, weights: ScoringModel, example: Example) -> 
 
 
 def _made_up(features: Sequence[Array]) -> tuple[Array, ...]:
-    """Other values than the example's, which may be zeros: code that branches on them takes another way."""
+    """Values other than the example's, which may be zeros: code that branches on them takes another way."""
     random = np.random.default_rng(0)
     return tuple(
         np.asarray(random.normal(size=array.shape), array.dtype) if array.dtype.kind == "f" else array

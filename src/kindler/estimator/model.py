@@ -24,13 +24,7 @@ _WORKERS_NEED = (
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkModel:
-    """The user's model, handled by its framework: see `frameworks/contract.py`.
-
-    Attributes:
-        framework: The framework's name in the registry.
-        spec: The model and what trains it, as the user passed them.
-        extra_preload: What its workers import ahead of need, besides the framework.
-    """
+    """The user's model and what trains it (`spec`), as its framework handles it."""
 
     framework: str
     spec: Any
@@ -38,51 +32,43 @@ class FrameworkModel:
 
     @classmethod
     def unpacked(cls, framework: str, packed: bytes, extra_preload: tuple[str, ...]) -> FrameworkModel:
-        """The model whose spec these bytes are."""
         with untouched():
             spec = FRAMEWORKS.load(framework).loads(packed)
         return cls(framework=framework, spec=spec, extra_preload=extra_preload)
 
     @property
     def row(self) -> FrameworkSpec:
-        """What the framework can do."""
         return FRAMEWORKS.spec(self.framework)
 
     @property
     def replica_type(self) -> Any:
-        """The framework's class."""
         return FRAMEWORKS.load(self.framework)
 
     @property
     def entry(self) -> str:
-        """The function that its workers run."""
         return LOOPS[self.row.loop]
 
     @property
     def facts(self) -> Facts:
-        """What the driver must know of it before anything runs."""
         facts: Facts = self.replica_type.facts(self.spec)
         return facts
 
     def complaints(self, use: Use, value: Any = None) -> list[str]:
-        """Why it is not fit for a use."""
         complaints: list[str] = self.replica_type.complaints(self.spec, use, value)
         return complaints
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What its workers import ahead of need: the framework, and what trains and scores with it."""
+        """What its workers import in advance: the framework, and what trains and scores with it."""
         return (*filter(None, [self.row.preload]), *_WORKERS_NEED, *self.extra_preload)
 
     @property
     def packed(self) -> bytes:
-        """The spec as bytes, for the workers."""
         with untouched():
             packed: bytes = self.replica_type.dumps(self.spec)
         return packed
 
     def expected_bytes(self, seed: int) -> int:
-        """The size of its state once it was trained, if the user gave the model itself; otherwise 0."""
         if not self.facts.has_instance:
             return 0
         with untouched():
@@ -91,12 +77,7 @@ class FrameworkModel:
 
 
 class LiveModel:
-    """The model in this process: the user's own instance if one was given, with the state of the last run.
-
-    Args:
-        model: The model.
-        seed: Decides the initial weights of a model that was never trained.
-    """
+    """The model in this process: the user's own instance if given, with the state of the last run."""
 
     def __init__(self, model: FrameworkModel, seed: int) -> None:
         self._model, self._seed = model, seed
@@ -124,13 +105,12 @@ class LiveModel:
 
     @property
     def is_untrained(self) -> bool:
-        """Whether its weights are those that a creator makes: random ones, unless it loads others."""
+        """Whether its weights are a creator's: random, unless the creator loads others."""
         model = self._model
         return not self._state and "train" in model.row.can and not model.facts.has_instance
 
     @property
     def replica(self) -> Any:
-        """The model itself, made on first use."""
         if self._replica is None:
             model = self._model
             with untouched():
@@ -140,7 +120,6 @@ class LiveModel:
         return self._replica
 
     def for_scoring(self) -> ScoringModel:
-        """The model as it is now, for processes that only score with it."""
         with self._packing:
             made: ScoringModel = self._model.replica_type.scoring_model(
                 self._model.spec, self._replica, lambda: self.state, self._scoring
@@ -151,11 +130,10 @@ class LiveModel:
         return made
 
     def load_weights(self, path: str) -> None:
-        """Read a file that the framework wrote."""
         self.replica.load(path)
         self._state = self.replica.state()
 
     def load_state(self, state: bytes) -> None:
-        """Load a state now, whether or not the model was in use: a wrong one is refused here."""
+        """Load a state now, even if the model is not in use yet, so that a wrong one is refused here."""
         self.replica.load_state(state)
         self._state = state

@@ -1,7 +1,4 @@
-"""One run as the driver sees it: sources are made, workers started and listened to, results taken.
-
-What the workers do is in `train/loop.py`; how data reaches them, in `inputs/`.
-"""
+"""One run as the driver sees it: sources are made, workers started and listened to, results taken."""
 
 from __future__ import annotations
 
@@ -47,40 +44,31 @@ _log = logging.getLogger(__name__)
 
 
 class RunObserver:
-    """Follows runs of an estimator whose class returns it from `observers`; entered around each of them."""
+    """Follows the runs of an estimator whose class returns it from `observers`; entered around each run."""
 
     def __enter__(self) -> None:
         """Called before a run."""
 
     def __exit__(self, *error: object) -> None:
-        """Called after it, however it has ended."""
+        """Called after it, however it ended."""
 
     def hear(self, fields: Mapping[str, Any]) -> None:
-        """Called with everything that workers report, the losses of all steps included."""
+        """Called with everything that workers report, including the losses of all steps."""
 
     def finish(self, rows: list[dict[str, Any]]) -> None:
-        """Called with the history of a run that has ended well."""
+        """Called with the history of a run that ended well."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """What rank 0 returned.
-
-    Attributes:
-        rows: The history's rows, or the one row of an evaluation.
-        layout: dtype and row shape of each column.
-        state: What training continues from; empty after an evaluation.
-        mode: How the framework ran the steps, if it had a choice.
-        step: Optimizer steps of the model by now.
-        halted: Whether the user has interrupted the run, which ended after this step.
-    """
+    """What rank 0 returned."""
 
     rows: list[dict[str, Any]]
-    layout: dict[str, Any]
-    state: bytes
-    mode: str | None = None
+    layout: dict[str, Any]  # dtype and row shape of each column
+    state: bytes  # what training continues from; empty after an evaluation
+    mode: str | None = None  # how the framework ran the steps, if it had a choice
     step: int = 0
-    halted: bool = False
+    halted: bool = False  # whether the user interrupted the run, which ended after `step`
 
 
 def run(
@@ -95,19 +83,6 @@ def run(
     watched: bool,
     listener: Listener,
 ) -> RunResults:
-    """Run to the end, through the loss of workers.
-
-    Args:
-        model: The model.
-        options: What was asked for: training, or an evaluation.
-        config: Where to run.
-        data: The rows to train on, or to evaluate.
-        validation: The rows to evaluate while training, if any.
-        state: What training continues from; empty for a new model.
-        log_steps: Whether workers report the loss of every step.
-        watched: Whether the listener follows the progress within an epoch, even if it is not shown.
-        listener: Called with what workers report.
-    """
     inputs = {"data": data} if validation is None else {"data": data, "validation": validation}
     on_spark = choose_engine(config.engine, *inputs.values()) == "spark"
     spark = session_for(*inputs.values()) if on_spark else None
@@ -180,7 +155,6 @@ def run(
 def _limit(
     options: FitOptions | EvaluateOptions, config: RunConfig, spark: SparkSession | None
 ) -> StateLimit | None:
-    """How large a trained state may be if it can only come back through Spark."""
     if spark is None or config.model_dir is not None or not isinstance(options, FitOptions):
         return None
     from kindler.spark.executors import meets_at_driver
@@ -241,7 +215,6 @@ def job_of(
     together: bool = True,
     replaceable: bool = False,
 ) -> Job:
-    """A gang of `workers` that call `target`, with parameter servers beside them."""
     server = RankSpec(target=SERVER, role="ps", ports=1, service=True, beside=True)
     return Job(
         ranks=(*equal_ranks(target, workers), *((server,) * servers)),
@@ -256,7 +229,7 @@ def job_of(
 
 
 def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Passes on what workers warn of, and says which of them died or was interrupted."""
+    """Pass on workers' warnings, and say which of them died or was interrupted."""
     kind = fields["name"]
     if kind == "bad_loss":
         warnings.warn(fields["message"], RuntimeWarning, stacklevel=2)
@@ -273,7 +246,6 @@ def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
 
 
 def _gpus_here(model: FrameworkModel, device: str) -> list[str]:
-    """The GPUs of this machine that workers would compute on: all of them, or the one that was asked for."""
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cuda") or not model.facts.gpus:
         return []
@@ -282,7 +254,7 @@ def _gpus_here(model: FrameworkModel, device: str) -> list[str]:
 
 
 def _dealing(workers: int, seed: int, checkpoints: Sequence[StoredCheckpoint]) -> Dealing:
-    """How rows are dealt to so many workers: as in the run that is resumed, if each can have a lane of it."""
+    """How rows are dealt: as in the run that is resumed, if every worker can have a lane of it."""
     for header in (stored.header for stored in checkpoints):
         if header.lanes and header.seed == seed and workers <= len(header.counts):
             lanes = len(header.counts)

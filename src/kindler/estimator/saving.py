@@ -1,8 +1,7 @@
 """How an estimator and its model get to files and back: weights, checkpoints, exports, whole estimators.
 
-An estimator in one file is a zip archive of its settings, its model's recipe and its trained state. The
-settings (JSON) and the state run no code when they are read. The recipe is a pickle of the user's own code:
-it is unpickled only if the file's author is trusted.
+A saved estimator is a zip archive of its settings (JSON), its model's recipe and its trained state. Only the
+recipe, a pickle of the user's own code, can run code when read: that needs `trusted`.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Saving(Constructors):
 
         For PyTorch this is a state dict that `torch.load` reads. For Keras the name decides: `.keras` is the
         model, `.weights.h5` its weights, and a name without a suffix a SavedModel for serving (on
-        TensorFlow). For either, a name that ends in `.estimator` saves this whole estimator for
+        TensorFlow). For any framework, a name that ends in `.estimator` saves this whole estimator for
         `Estimator.load`.
         """
         self._warn_if_untrained("save")
@@ -100,20 +99,20 @@ class Saving(Constructors):
         model_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
     ) -> Self:
-        """An independent estimator of the same model, with what it has learned so far.
+        """Return an independent estimator of the same model, with what it has learned so far.
 
-        Training the copy does not change this estimator, nor the model that it was made of.
+        Training the copy changes neither this estimator nor the model it was made from.
 
         Args:
-            config: Entries of `config` that are to be different; creators are called with them.
-            learning_rate: The optimizer's learning rate, instead of its own.
-            workers: Number of workers, instead of its own.
-            seed: The seed, instead of its own.
-            model_dir: The folder for the copy's checkpoints; None is none, so that the two do not mix.
-            settings: Time limits, threads, shared memory, instead of its own.
+            config: Entries of `config` to change; creators are called with them.
+            learning_rate: The optimizer's learning rate, instead of this estimator's.
+            workers: Number of workers, instead of this estimator's.
+            seed: The seed, instead of this estimator's.
+            model_dir: The folder for the copy's checkpoints; None writes none, so that the two do not mix.
+            settings: Time limits, threads, shared memory, instead of this estimator's.
 
         Raises:
-            ConfigError: The framework, or how the model was given, has no place for the config or the rate.
+            ConfigError: The framework, or the way the model was given, cannot take the config or the rate.
         """
         own, state = self._model, self._live.state
         asked = {"workers": workers, "seed": seed, "settings": settings}
@@ -137,7 +136,7 @@ class Saving(Constructors):
         return copied.restore_columns(self.signature, list(self.history))
 
     def continue_from(self, other: Saving) -> None:
-        """Take over what another estimator of the same model has learned, its columns and its history."""
+        """Take over the trained state, columns and history of another estimator of the same model."""
         if other._live.state:
             self._live.state = other._live.state
             self.restore_columns(other.signature, list(other.history))
@@ -162,7 +161,7 @@ class Saving(Constructors):
 
     @leaves_no_trace
     def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
-        """Write the trained model as files of OpenVINO, which `Estimator.from_openvino` reads.
+        """Write the trained model as OpenVINO files, which `Estimator.from_openvino` reads.
 
         Args:
             path: The .xml file; the weights go to a .bin file of the same name.
@@ -187,8 +186,8 @@ class Saving(Constructors):
     def load_weights(self, path: str | PathLike[str]) -> Self:
         """Load weights from a file that `save` or the framework itself wrote; the same as `est.load(path)`.
 
-        For Keras this includes the state of the optimizer if the file has it and the optimizer is the same; a
-        warning says if it is not.
+        For Keras this includes the optimizer's state if the file has it and the optimizer is the same; a
+        warning says if the optimizer differs.
         """
         self._live.load_weights(str(path))
         return self
@@ -201,14 +200,14 @@ class Saving(Constructors):
         Args:
             path: An `.estimator` file that `save` wrote, of any framework, or a `.keras` file.
             trusted: An `.estimator` file contains the model's code as a pickle, which can run anything when
-                it is read: pass True only for files from people whose programs you would run. A `.keras` file
-                needs it only if it contains lambdas.
-            options: What is not in the file, or is to be different: `workers`, `engine`, `device`,
+                read: pass True only for files from people whose programs you would run. A `.keras` file needs
+                it only if it contains lambdas.
+            options: Settings that are not in the file or should differ: `workers`, `engine`, `device`,
                 `model_dir`, `log_dir`, `settings`; for a `.keras` file, the arguments of `from_keras`.
 
         Raises:
             UntrustedError: The file contains code, and `trusted` was not passed.
-            ConfigError: The file is not of either kind.
+            ConfigError: The file is of neither kind.
         """
         if str(path).endswith(".keras"):
             from kindler.frameworks.keras.files import read_model
@@ -247,13 +246,12 @@ class Saving(Constructors):
     def load_checkpoint(self, path: str | PathLike[str]) -> Self:
         """Continue from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
 
-        The file of a model, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`.
-
-        The next `fit` starts a new epoch, even if the checkpoint was written in the middle of one;
-        `fit(resume=True)` continues in the middle.
+        A model file, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`. The next `fit`
+        starts a new epoch, even if the checkpoint was written in mid-epoch; `fit(resume=True)` continues in
+        the middle.
 
         Raises:
-            ConfigError: The file is not a complete checkpoint, or is one of another framework.
+            ConfigError: The file is not a complete checkpoint, or belongs to another framework.
         """
         if is_model_file(str(path)) and not _begins_as_checkpoint(path):
             return self.load_weights(path)
@@ -268,11 +266,11 @@ class Saving(Constructors):
 
     @staticmethod
     def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
-        """The newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
+        """Return the newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
 
-        This is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
-        there: Kindler's ModelCheckpoint or that of Keras. Damaged checkpoints of a run are skipped with a
-        warning that names them.
+        That is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
+        there: Kindler's ModelCheckpoint or Keras's. Damaged checkpoints are skipped with a warning that names
+        them.
         """
         return latest(model_dir)
 
@@ -294,7 +292,7 @@ class Saving(Constructors):
 
     @property
     def signature(self) -> dict[str, Any]:
-        """The columns that the last `fit` read, as JSON: their names, and the dtype and row shape of each."""
+        """The columns that the last `fit` read, as JSON: their names, dtypes and row shapes."""
         columns = self._columns
         shapes = {name: np.atleast_1d(shape).tolist() for name, shape in (columns.shapes or {}).items()}
         dtypes = {name: np.dtype(dtype).name for name, dtype in (columns.dtypes or {}).items()}
@@ -309,7 +307,7 @@ class Saving(Constructors):
         }
 
     def restore_columns(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Self:
-        """Take over the columns, and the history, of another estimator of the same model.
+        """Take over the columns and history of another estimator of the same model.
 
         Args:
             signature: The other estimator's `signature`.
@@ -339,7 +337,6 @@ def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
 
 
 def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, bytes]:
-    """Facts, recipe, state and preparation of an estimator file; nothing in it is executed."""
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(_FACTS))

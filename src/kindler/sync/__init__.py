@@ -1,1 +1,1 @@
-"""How replicas agree: the collectives of each framework, and what ranks of one host share."""
+"""How replicas agree: the collectives of each framework, and what the ranks of a host share."""

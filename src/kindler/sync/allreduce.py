@@ -1,8 +1,8 @@
-"""Syncs whose ranks apply the mean of all ranks' gradients at every step, so that all stay equal bit by bit.
+"""Syncs that apply the mean of all ranks' gradients at every step, so that all stay bit-identical.
 
-Gradients are exchanged as numpy arrays (`host_group.py`), unless the replica's framework exchanges them
-within its own steps: torch does so while its backward pass still runs (`frameworks/torch/exchange.py`), and
-can divide the optimizer ("sharded") or the parameters as well ("fsdp") between ranks.
+Gradients travel as numpy arrays (`host_group.py`), unless the framework exchanges them within its own steps:
+torch does so while its backward pass still runs (`frameworks/torch/exchange.py`), and can divide the
+optimizer ("sharded") or the parameters as well ("fsdp").
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ class AllReduce(Sync):
 
 
 class _Divided(AllReduce):
-    """One that divides the optimizer; a replica that cannot do so steps as with all-reduce."""
-
     _optimizer_bytes = 0
 
     def catch_up(self, replica: Any) -> None:
@@ -62,28 +60,27 @@ class _Divided(AllReduce):
             self._optimizer_bytes = int(self.collective.sum([mine])[0].max())
 
     def figures(self) -> dict[str, Any]:
-        """The bytes of the largest share of the optimizer's state."""
         return {"optimizer_bytes": self._optimizer_bytes} if self._exchange is not None else {}
 
     def whole(self, replica: Any) -> Any:
-        """The replica; the first rank knows the whole of its state until the next step."""
         if self._exchange is not None:
             replica.gather_state()
         return replica
 
 
 class Sharded(_Divided):
-    """The sync "sharded": each rank owns a slice of the parameters, with the optimizer's state of it.
+    """The sync "sharded": each rank owns a slice of the parameters and the optimizer state for it.
 
-    The result is that of all-reduce; each rank does 1/N of the optimizer's work and keeps 1/N of its memory.
+    The result equals that of all-reduce; each rank does 1/N of the optimizer's work and keeps 1/N of its
+    memory.
 
     Args:
         settings: Time limits, and whether workers of one machine exchange through shared memory.
-        divide: What the optimizer can be divided into: "elements", if it moves each element of a parameter by
-            itself; "parameters", if it moves each parameter by itself. None for optimizers of torch, of which
-            it is known.
-        one_copy: Whether workers that are all on one machine share one copy of the parameters. That is faster
-            and saves memory, but callbacks and the model must not write weights.
+        divide: How the optimizer can be divided: "elements" if it updates each element of a parameter
+            independently, "parameters" if it updates each parameter independently. None for torch's own
+            optimizers, for which this is known.
+        one_copy: Whether workers on a single machine share one copy of the parameters. Faster and smaller,
+            but callbacks and the model must not write weights.
     """
 
     _strategy = "sharded"
@@ -101,15 +98,14 @@ class Sharded(_Divided):
 
 
 class Fsdp(_Divided):
-    """The sync "fsdp": torch divides the parameters themselves, with gradients and the optimizer's state.
+    """The sync "fsdp": torch divides the parameters themselves, with gradients and optimizer state.
 
-    A forward pass gathers parameters, a backward pass adds up gradients so that each rank gets its part.
-    Torch's own process group carries all of it: gloo between CPUs, NCCL between GPUs.
+    Torch's own process group carries everything: gloo between CPUs, NCCL between GPUs.
 
     Args:
         settings: Time limits.
-        modules: Names of the model's modules that are gathered by themselves, so that not all of the model's
-            parameters are whole at the same time.
+        modules: Names of modules that are gathered separately, so that not all of the model's parameters are
+            whole at the same time.
     """
 
     _strategy = "fsdp"

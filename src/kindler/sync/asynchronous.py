@@ -1,8 +1,8 @@
-"""Asynchronous training: workers step by themselves, and a parameter server applies what each of them learns.
+"""Asynchronous training: workers step independently, and a parameter server applies their gradients.
 
-A worker pulls weights, computes the gradient of its own rows and pushes it; the answer has the weights as
-they are then. No worker waits for another one within an epoch. At its end the workers that are left meet,
-look at the same weights, evaluate and save. The server is `parameter_server.py`, on ranks of the role "ps".
+Each push of gradients is answered with the current weights. No worker waits for another within an epoch; at
+its end the remaining workers meet, look at the same weights, evaluate and save. The server is
+`parameter_server.py`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Asynchronous(Sync):
 
     Args:
         settings: Time limits, and whether workers share memory with a server on their machine.
-        lock: Whether weights are read between updates only. Without (Hogwild), a worker may get weights of
-            which a part has seen an update that the rest has not.
-        max_staleness: The most updates between the weights that a gradient was computed with and its own
-            update; workers wait where it would be more. None lets nobody wait.
-        push_every: Batches whose mean gradient is one push.
-        shards: How many servers share the parameters.
+        lock: Whether weights are read only between updates. Without it (Hogwild), a worker may get weights of
+            which only a part has seen an update.
+        max_staleness: The most updates between the weights a gradient was computed with and its own update;
+            workers wait to keep it. None never waits.
+        push_every: Batches whose mean gradient makes one push.
+        shards: Number of servers that share the parameters.
     """
 
     in_step = False
@@ -80,7 +80,6 @@ class Asynchronous(Sync):
         return self._waiting.seconds + (self._collective.waited_s if self._collective is not None else 0.0)
 
     def attach(self, replica: Any, worker: Group) -> None:
-        """Join the others from rank 0's state on, and connect to the servers."""
         super().attach(replica, worker)
         self._worker = worker
         self._waiting = Waiting(worker)
@@ -106,11 +105,9 @@ class Asynchronous(Sync):
                 link.start_from(state)
 
     def share_steps(self, replica: Any) -> None:
-        """Let the loop of a framework's own push its gradients."""
         replica.send_steps(self._learn)
 
     def begin_epoch(self, replica: Any) -> None:
-        """Take the weights that the first step is made with."""
         if not self._worker.outlives:  # not earlier: what is opened before needs all of them
             self._worker.become_optional()
         self._send_rates(replica)
@@ -119,7 +116,6 @@ class Asynchronous(Sync):
         replica.write(self._weights())
 
     def step(self, replica: Any, batch: Any) -> None:
-        """Push the gradient of this worker's rows, and take the weights that come back."""
         if batch.rows:
             mine = replica.gradients(batch)
             self._send_rates(replica)
@@ -128,11 +124,9 @@ class Asynchronous(Sync):
         self.stepped(replica, batch.rows)
 
     def stepped(self, replica: Any, rows: int) -> None:
-        """After a step: updates are counted by the server."""
         replica.step = self._version
 
     def catch_up(self, replica: Any) -> None:
-        """At the end of an epoch: push what is left, and look at the same weights as all others."""
         if self._batches:
             self._push()
         for link in self._links:
@@ -156,11 +150,9 @@ class Asynchronous(Sync):
         }
 
     def figures(self) -> dict[str, Any]:
-        """What the servers did in the epoch that `catch_up` ended."""
         return {**self._figures, "lost_workers": len(self._worker.lost)}
 
     def next_epoch(self, replica: Any, logs: Mapping[str, Any]) -> None:
-        """After the callbacks of an epoch: what they did to the model goes to the server."""
         for link in self._links:
             self._rates = link.ask(Op.ENDED_EPOCH, {"epoch": replica.epoch, "logs": dict(logs)})["rates"]
         self._send_rates(replica)
@@ -172,7 +164,6 @@ class Asynchronous(Sync):
         self.collective.barrier()
 
     def whole(self, replica: Any) -> Any:
-        """What checkpoints and the result are made of: the server's state, with this worker's buffers."""
         return _RunState(replica, self._links, self._owned)
 
     def close(self) -> None:
@@ -180,7 +171,7 @@ class Asynchronous(Sync):
             link.close()
 
     def _send_rates(self, replica: Any) -> None:
-        """Tell the servers of learning rates that a callback has changed: the optimizer is theirs."""
+        """Send learning rates that a callback changed: the optimizer is the servers'."""
         rates = replica.rates()
         if rates != self._rates:
             for link in self._links:
@@ -192,7 +183,7 @@ class Asynchronous(Sync):
         return min((link.version for link in self._links), default=0)
 
     def _weights(self) -> list[Array]:
-        """The weights that came last, in their order; the next answer overwrites them."""
+        """The latest weights in order; the next answer overwrites them."""
         weights: list[Any] = [None] * sum(map(len, self._owned))
         for link, owned in zip(self._links, self._owned, strict=True):
             for place, array in zip(owned, link.weights, strict=True):
@@ -200,7 +191,7 @@ class Asynchronous(Sync):
         return weights
 
     def _learn(self, arrays: Sequence[Array], weight: float, *, copied: bool = True) -> list[Array]:
-        """Push gradients, or add them to those of the next push; the weights to go on with."""
+        """Push gradients, or add them to the next push; return the weights to continue with."""
         if weight:
             if self._push_every == 1:
                 self._fill(arrays)
@@ -221,7 +212,6 @@ class Asynchronous(Sync):
         self._batches += 1
 
     def _push(self) -> None:
-        """Push the mean of the batches so far."""
         self._fill([total / total.dtype.type(self._weight) for total in self._sums])
         self._weight, self._batches = 0.0, 0
         self._send()
@@ -239,21 +229,17 @@ class Asynchronous(Sync):
 
 
 class _RunState:
-    """The state of a run as checkpoints see a replica."""
-
     def __init__(self, replica: Any, links: Sequence[ServerLink], owned: Sequence[Sequence[int]]) -> None:
         self._replica, self._links, self._owned = replica, links, owned
         self.epoch: int = replica.epoch
         self.step: int = replica.step
 
     def state(self) -> bytes:
-        """What a run continues from."""
         mine, epoch = self._replica.state(), self.epoch
         states = [link.merge(mine, epoch=epoch) for link in self._links]
         return states[0] if len(states) == 1 else bytes(self._replica.join_parts(states, self._owned))
 
     def freeze(self) -> Callable[[], Sequence[bytes]]:
-        """The state as it is now."""
         data = self.state()
         return lambda: [data]
 
@@ -263,7 +249,7 @@ class _RunState:
 
 
 def _shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
-    """The places of the parameters that each server looks after: about as many bytes each.
+    """The parameters that each server owns, about equal in bytes.
 
     >>> _shares([5, 1, 4, 2], 2)
     [[0, 1], [2, 3]]
@@ -295,22 +281,10 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 class ServerLink:
-    """One worker's end.
+    """One worker's connection to a server.
 
-    Args:
-        worker: This worker.
-        server: The server's rank.
-        arrays: The parameters that the server looks after, whose shapes and dtypes count.
-        waiting: Counts the time that the worker waits for the server.
-        timeout_s: The longest time to wait for an answer.
-        memory: Whether to share memory with a server on the same machine.
-        ends_at: The updates after which the server applies no more.
-        owned: The places of `arrays` among all parameters; None where they are all of them.
-
-    Attributes:
-        version: How many updates the weights have seen that came last.
-        gradients: Where to put gradients before `push`.
-        weights: Where weights lie after `pull`, `push` and `look`; the next of these overwrites them.
+    Put gradients into `gradients` before `push`; `pull`, `push` and `look` overwrite `weights`, which have
+    seen `version` updates. `owned` are the places of `arrays` among all parameters, None if they are all.
     """
 
     def __init__(
@@ -355,19 +329,17 @@ class ServerLink:
         self.version = 0
 
     def start_from(self, state: bytes) -> None:
-        """Give the server the state that training begins with."""
         with self._talking("sending the first state"):
             send(self._sock, Op.STATE, state)
             read_header(self._sock)
 
     def pull(self) -> None:
-        """Fetch weights to compute gradients with; gradients are owed for them."""
         with self._talking("pulling weights"):
             send(self._sock, Op.PULL)
             self._take_weights()
 
     def look(self) -> None:
-        """Fetch weights without owing gradients for them."""
+        """Fetch weights without owing gradients for them, unlike `pull`."""
         with self._talking("pulling weights"):
             send(self._sock, Op.LOOK)
             self._take_weights()
@@ -379,17 +351,15 @@ class ServerLink:
             send(self._sock, Op.PUSH, self._outgoing, version=self.version, shared=shared)
 
     def receive(self) -> bool:
-        """Take the weights that answer a push; whether its gradients were applied."""
         with self._talking("pushing gradients"):
             return self._take_weights().op == Op.OK
 
     def release(self) -> None:
-        """Say that no gradients will come of the weights that were pulled last."""
+        """Promise no gradients for the weights that were pulled last."""
         with self._talking("ending an epoch"):
             send(self._sock, Op.RELEASE)
 
     def write(self, arrays: Sequence[Array]) -> None:
-        """Replace the server's weights."""
         for view, array in zip(self.gradients, arrays, strict=True):
             np.copyto(view, array)
         with self._talking("writing weights"):
@@ -397,20 +367,17 @@ class ServerLink:
             read_header(self._sock)
 
     def ask(self, op: Op, value: Any) -> Any:
-        """Send JSON, and return the JSON that comes back; None where none does."""
         with self._talking("asking the server"):
             send_json(self._sock, op, value)
             header = read_header(self._sock)
             return read_json(self._sock, header) if header.nbytes else None
 
     def merge(self, state: bytes, *, epoch: int) -> bytes:
-        """The state of the run, with the model of `state`."""
         with self._talking("fetching the state"):
             send(self._sock, Op.MERGE, state, version=epoch)
             return bytes(read_payload(self._sock, read_header(self._sock)))
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
         self._sock.close()
 
     def _take_weights(self) -> Header:
@@ -426,7 +393,6 @@ class ServerLink:
 
     @contextmanager
     def _talking(self, doing: str) -> Iterator[None]:
-        """Around a request: counts the wait, and raises errors that say what was being done."""
         rank = self._worker.rank
         try:
             with self._waiting:
@@ -443,7 +409,6 @@ class ServerLink:
 
 
 def _shared(worker: Group, nbytes: int) -> Segment | None:
-    """Memory that the server maps, too; None where there is no room for it."""
     try:
         return Segment.create([Path("/dev/shm")], f"kindler-{worker.run_id}", nbytes)
     except SyncError:

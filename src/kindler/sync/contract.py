@@ -1,7 +1,7 @@
 """The contract of a sync: how the replicas of a run agree.
 
-`registry.py` has a row for each sync. A sync knows of a replica only what `Replica` says here, so it works
-with every framework. What travels, and through what, is in `kindler/collective.py`.
+`registry.py` has a row for each sync. A sync knows only the `Replica` below, so it works with every
+framework. What travels, and through what, is in `kindler/collective.py`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,31 @@ from kindler.sync.host_group import HostGroup
 
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
-    """Which sync a run uses.
-
-    Attributes:
-        name: Its row in the registry.
-        options: Keyword arguments of its own.
-    """
+    """Which sync a run uses: its name in the registry, and its own keyword arguments."""
 
     name: str = "allreduce"
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class Replica(Protocol):
-    """What a sync needs of a replica; `kindler.frameworks.contract` has the whole of it."""
+    """What a sync needs of a replica; `kindler.frameworks.contract` has all of it."""
 
     epoch: int
     step: int
 
     def join(self, collective: Collective) -> None:
-        """Start from rank 0's state; what training changes besides parameters is merged through this."""
+        """Start from rank 0's state; state other than parameters is merged through this collective."""
 
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
     ) -> GradientExchange | None:
-        """From now on let `train_step` exchange gradients itself; None where the framework cannot."""
+        """Let `train_step` exchange gradients itself from now on; None if the framework cannot."""
 
     def train_step(self, batch: Any) -> None:
         """A whole step: alone, or fused."""
 
     def names(self) -> list[str]:
-        """What the trained parameters are called."""
+        """The names of the trained parameters."""
 
     def read(self) -> list[Array]:
         """Copies of the trained parameters, in the order of `names`."""
@@ -59,13 +54,13 @@ class Replica(Protocol):
         """Copy the trained parameters into these arrays."""
 
     def gradients(self, batch: Any) -> Gradients:
-        """What this rank's rows say, without moving any parameter."""
+        """The gradients of this rank's rows; moves no parameter."""
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """One step of the optimizer with these gradients; None leaves a parameter alone, where it can."""
+        """One optimizer step with these gradients; None leaves a parameter alone, if supported."""
 
     def pass_step(self) -> None:
-        """Let a schedule that moves by steps go on, where others step and this rank has no rows."""
+        """Advance a per-step schedule when others step and this rank has no rows."""
 
     def rates(self) -> list[float]:
         """The learning rates."""
@@ -73,25 +68,25 @@ class Replica(Protocol):
     def set_rates(self, rates: Sequence[float]) -> None: ...
 
     def end_epoch(self, logs: Any = None) -> None:
-        """Let a schedule that moves by epochs go on."""
+        """Advance a per-epoch schedule."""
 
     def state(self) -> bytes:
-        """All that training continues from."""
+        """Everything that training continues from."""
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        """Go on from `state`, or take only the model's weights from it."""
+        """Continue from `state`, or take only the model's weights from it."""
 
 
 class Sync:
-    """How the replicas of one run agree. Made with the run's settings and the options of its `SyncConfig`.
+    """How the replicas of one run agree. Each worker creates and closes one per run.
 
-    A run makes and closes one on each worker. At the end of an epoch all ranks meet, whatever the sync. As it
-    stands here ranks average their gradients at every step, as numpy arrays.
+    At the end of an epoch all ranks meet, whatever the sync. This base class averages gradients at every
+    step, as numpy arrays.
 
     Attributes:
-        in_step: Whether all ranks meet at every step. Where they do not, checkpoints are written between
-            epochs only, and a callback's request for one waits until then.
-        ends_at: Optimizer steps after which the run ends; set before `attach`. None where steps end nothing.
+        in_step: Whether all ranks meet at every step. If not, checkpoints are written only between epochs,
+            and a callback's request for one waits until then.
+        ends_at: Optimizer steps after which the run ends, set before `attach`. None if steps do not end it.
     """
 
     in_step = True
@@ -102,16 +97,16 @@ class Sync:
         self._collective: Collective | None = None
 
     def connect(self, worker: Group) -> Collective:
-        """The collective of all workers; every rank calls it.
+        """Create the collective of all workers; every rank calls it.
 
-        Through shared memory between ranks of one host, and a ring between hosts.
+        The default uses shared memory between ranks of one host, and a ring between hosts.
         """
         settings = self.settings
         return HostGroup(worker, timeout_s=settings.sync_timeout_s, shared_memory=settings.shared_memory)
 
     @property
     def collective(self) -> Collective:
-        """What ranks meet through between steps; there after `attach`."""
+        """What ranks meet through between steps; set by `attach`."""
         assert self._collective is not None, "attach comes first"
         return self._collective
 
@@ -121,12 +116,12 @@ class Sync:
         return self.collective.waited_s
 
     def attach(self, replica: Any, worker: Group) -> None:
-        """Join the other ranks from rank 0's state on; all of them call it, once, before their first step."""
+        """Join the other ranks from rank 0's state; all ranks call it once, before their first step."""
         self._collective = self.connect(worker)
         replica.join(self._collective)
 
     def share_steps(self, replica: Any) -> None:
-        """After `attach`, for a framework with a loop of its own (`Fitter`): make it step like this."""
+        """After `attach`: make a framework's own loop (`Fitter`) step like this sync."""
         if self.in_step:
             replica.share_steps(self.collective)
 
@@ -140,23 +135,23 @@ class Sync:
             replica.apply(self.collective.mean(mine.arrays, mine.weight))
 
     def stepped(self, replica: Any, rows: int) -> None:
-        """After each step that a framework's own loop has made on so many rows of this rank."""
+        """Called after each step that a framework's own loop made on `rows` rows of this rank."""
 
     def catch_up(self, replica: Any) -> None:
         """At the end of an epoch: leave all ranks with the same parameters."""
 
     def figures(self) -> dict[str, Any]:
-        """After `catch_up`: what the history says of the sync in this epoch; the same on all ranks."""
+        """After `catch_up`: the epoch's figures for the history; the same on all ranks."""
         return {}
 
     def next_epoch(self, replica: Any, logs: Mapping[str, Any]) -> None:
-        """After the callbacks of an epoch, with its row of the history; all ranks call it."""
+        """After an epoch's callbacks, with its row of the history; all ranks call it."""
 
     def whole(self, replica: Any) -> Any:
-        """What checkpoints and the result are made of: has `epoch`, `step`, `state`, `freeze`.
+        """The source of checkpoints and of the result; has `epoch`, `step`, `state` and `freeze`.
 
-        The replica itself, unless the state of the run is elsewhere. All ranks call it together, and the
-        first one uses it before its next step.
+        The replica itself, unless the run's state is elsewhere. All ranks call it together, and the first one
+        uses it before its next step.
         """
         return replica
 

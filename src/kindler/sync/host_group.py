@@ -1,10 +1,8 @@
 """Means, sums and broadcasts of numpy arrays over all workers of a run, without any framework.
 
-For replicas whose framework hands its gradients to host code: Keras on TensorFlow, JAX and torch. In a
-`HostGroup` ranks of one host meet in shared memory (`shared_memory.py`) and the first of them speaks for the
-host in a ring of TCP connections (`ring.py`). Arrays travel in windows of a fixed size, so what is shared
-does not grow with the model. A `GatherCollective` passes through the workers' own meeting point, for
-exchanges that are few and small. What the arrays mean is the caller's affair.
+In a `HostGroup`, ranks of one host meet in shared memory and the first of them speaks for the host in a ring
+of TCP connections; arrays travel in windows of fixed size, so shared memory does not grow with the model. A
+`GatherCollective` goes through the workers' meeting point, for few and small exchanges.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ _WEIGHT = struct.Struct("<d")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements `start` to `stop` of the array number `array`, at element `at` of the window."""
-
     array: int
     start: int
     stop: int
@@ -48,8 +44,6 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Elements `start` to `stop` of the section number `section`."""
-
     section: int
     start: int
     stop: int
@@ -60,9 +54,8 @@ class Window:
 class Plan:
     """How the arrays of one layout travel.
 
-    Arrays of one carrier dtype lie one after the other in a section, a flat buffer of (dtype, elements). It
-    is cut into windows, each small enough for one slot of shared memory; a piece is the part of one array
-    that lies in one window. The place of an array is its section and where it lies there.
+    Arrays of one carrier dtype lie one after the other in a section, a flat buffer of (dtype, elements),
+    which is cut into windows that fit one slot of shared memory. `places` has each array's section and slice.
     """
 
     sections: tuple[tuple[DType, int], ...]
@@ -77,10 +70,7 @@ def plan(
     window_bytes: int,
     lead_bytes: int = 0,
 ) -> Plan:
-    """Lay out arrays of these (elements, dtype), each in its carrier dtype.
-
-    A section begins with `lead_bytes` of room for what travels along.
-    """
+    """Lay out arrays of these (elements, dtype), each section after `lead_bytes` for the weight."""
     carriers = [carrier(dtype) for _, dtype in layout]
     sections: list[tuple[DType, int]] = []
     windows: list[Window] = []
@@ -116,17 +106,10 @@ def _cut(section: int, count: int, step: int, places: dict[int, slice]) -> list[
 
 
 class HostGroup:
-    """One rank's end of the exchange of numpy arrays between all workers of a run; keeps `Collective`.
+    """One rank's end of a `Collective` over all workers of a run.
 
-    Every rank makes the same calls in the same order, one thread at a time, with arrays of the same shapes
-    and dtypes. Arguments are never modified, results are fresh arrays, and all ranks get bit-identical ones.
-    A rank that does not come is named in SyncTimeoutError, and a connection that broke in SyncError, both
-    within `timeout_s`; after either the group is of no more use.
-
-    Args:
-        worker: This rank's worker.
-        timeout_s: Seconds to wait for other ranks.
-        shared_memory: False makes every rank count as a host of its own.
+    One thread at a time. After a SyncTimeoutError or SyncError the group is unusable. `shared_memory=False`
+    makes every rank count as a host of its own.
     """
 
     def __init__(self, worker: Group, *, timeout_s: float, shared_memory: bool = True) -> None:
@@ -159,7 +142,7 @@ class HostGroup:
         return self._waiting.seconds
 
     def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
-        """As `Collective.mean`; floats smaller than float32 are summed in float32."""
+        """Floats smaller than float32 are summed in float32."""
         arrays = [np.asarray(array) for array in arrays]
         _check_kinds(arrays, "fc", "mean")
         if self.size == 1:
@@ -192,7 +175,6 @@ class HostGroup:
         self.sum([np.zeros(1, np.uint8)])
 
     def close(self) -> None:
-        """Leave the group: connections and mappings go. Idempotent."""
         self._closed = True
         self._channels = []
         ring, self._ring = self._ring, None
@@ -221,7 +203,7 @@ class HostGroup:
         return found
 
     def _agree(self, op: str, arrays: Sequence[Array]) -> None:
-        """Compare layouts once, before they are relied on."""
+        """Compare layouts once, before relying on them."""
         mine = [op, *(f"{array.dtype.name} {array.shape}" for array in arrays)]
         told = [data.decode().split("\n") for data in self._worker.all_gather("\n".join(mine).encode())]
         for rank, theirs in enumerate(told):
@@ -256,7 +238,6 @@ class HostGroup:
         flats: Sequence[Array],
         weight: float | None,
     ) -> None:
-        """Fill this rank's slot, or where it is alone on its host the result itself."""
         channel = self._channel(turn)
         own = buffers[window.section][window.start : window.stop]
         if channel is None:
@@ -267,7 +248,6 @@ class HostGroup:
             channel.post()
 
     def _collect(self, turn: int, window: Window, buffers: Sequence[Array]) -> None:
-        """Bring the window's sum over all ranks to its place in the result."""
         channel, ring = self._channel(turn), self._ring
         out = buffers[window.section][window.start : window.stop]
         if channel is not None and self._where.one_host:
@@ -293,7 +273,6 @@ class HostGroup:
             self._hand(channel, data, self._where.ranks[0])
 
     def _hand(self, channel: Channel, data: Array, source: int) -> None:
-        """Bring one rank's values to the others of this host."""
         channel.slot(data.dtype)
         channel.post()
         if self.rank == source:
@@ -303,7 +282,7 @@ class HostGroup:
 
 
 def _fill(target: Array, window: Window, flats: Sequence[Array], weight: float | None) -> None:
-    """Write the pieces of a window; the weight goes before the first, where there is room for it."""
+    """Write the pieces of a window; the weight goes before the first, if there is room for it."""
     scale = None if weight is None else target.dtype.type(weight)
     if scale is not None and window.start == 0:
         target[: ALIGN_BYTES // target.itemsize] = scale
@@ -319,7 +298,7 @@ def _fill(target: Array, window: Window, flats: Sequence[Array], weight: float |
 
 
 def _divide(buffer: Array, window: Window) -> None:
-    """Divide a window by the total weight, which came with the first one of its section and stays there."""
+    """Divide by the total weight, which came with the section's first window and stays there."""
     weight = buffer[0]
     lead = ALIGN_BYTES // buffer.itemsize
     part = buffer[max(window.start, lead) : window.stop]
@@ -338,7 +317,7 @@ def _results(path: Plan, buffers: Sequence[Array], like: Sequence[Array]) -> lis
 
 
 def _empty(count: int, dtype: DType) -> Array:
-    """A flat array whose memory starts where frameworks want it."""
+    """A flat array aligned as frameworks want it."""
     raw = np.empty(count * dtype.itemsize + ALIGN_BYTES, np.uint8)
     address: int = raw.__array_interface__["data"][0]  # `raw.ctypes` is slower than a small exchange's sum
     start = -address % ALIGN_BYTES
@@ -346,7 +325,7 @@ def _empty(count: int, dtype: DType) -> Array:
 
 
 def _carrier(dtype: DType) -> DType:
-    """The dtype in which values of `dtype` are summed: small floats lose too much in their own."""
+    """The dtype to sum in: small floats lose too much in their own."""
     return _FLOAT32 if _small_float(dtype) else dtype.newbyteorder("=")
 
 
@@ -380,7 +359,7 @@ def _brought(told: Sequence[str], place: int) -> str:
 
 
 class FlatLayout:
-    """Where each of some arrays lies in a buffer of `nbytes` that holds all of them.
+    """Where each array lies in a buffer of `nbytes` that holds all of them.
 
     >>> layout = FlatLayout([np.zeros(3, np.float32), np.zeros((2, 2))])
     >>> layout.nbytes, [view.shape for view in layout.views(np.zeros(layout.nbytes, np.uint8))]
@@ -397,7 +376,6 @@ class FlatLayout:
         self.nbytes = end
 
     def views(self, buffer: Any) -> list[Array]:
-        """The arrays that lie in `buffer`, which has at least `nbytes` bytes; they are not copied."""
         return [
             np.ndarray(shape, dtype, buffer, offset=start)
             for (shape, dtype), start in zip(self._kinds, self._starts, strict=True)
@@ -405,7 +383,7 @@ class FlatLayout:
 
 
 class GatherCollective:
-    """A `Collective` over `Group.gather`. It goes on without ranks that have died, where the engine does."""
+    """A `Collective` over `Group.gather`. It goes on without ranks that died, if the engine does."""
 
     def __init__(self, worker: Group) -> None:
         self.rank, self.size = worker.rank, worker.size
@@ -440,7 +418,7 @@ class GatherCollective:
             self._worker.barrier()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _added(self, arrays: Sequence[Array], shares: Sequence[float]) -> list[Array]:
         layout = FlatLayout(arrays)
@@ -459,9 +437,9 @@ class GatherCollective:
 
 
 class MeanAtHub(GatherCollective):
-    """One whose means are made where ranks meet, so that each rank sends its arrays once and gets one answer.
+    """Averages at the hub, so that each rank sends its arrays once and gets one answer.
 
-    Another process can take the place of a rank that dies: nothing is exchanged between ranks themselves.
+    Ranks exchange nothing directly, so another process can take the place of one that dies.
     """
 
     def mean(self, arrays: Sequence[Array], weight: float) -> list[Array]:
@@ -475,7 +453,6 @@ class MeanAtHub(GatherCollective):
 
 
 def _wide(array: Array) -> Array:
-    """Flat, and in float32 where its own type is smaller, or not one of numpy's."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat if flat.dtype.kind in "fc" and flat.dtype.itemsize >= 4 else flat.astype(np.float32)
 

@@ -1,11 +1,9 @@
 """The server of asynchronous training: a replica that computes nothing and applies what workers send.
 
-A thread for each connection reads gradients straight into their place and answers with the weights. Updates
-are applied one after the other, whatever the options: the optimizer of a framework is not made for two at a
-time, and an update that got lost between two would be lost silently. `lock` decides whether workers may read
-weights while an update is being applied. Who may connect is decided before (`Group.answer_calls`). A message
-is a header of fixed size, then raw bytes; nothing is unpickled, and text is JSON. The workers' side is
-`asynchronous.py`.
+One thread per connection. Updates are always applied one after the other: frameworks' optimizers are not made
+for two at a time, and would lose updates silently. `lock` decides whether weights may be read during an
+update. A message is a fixed-size header, then raw bytes; nothing is unpickled, text is JSON. The workers'
+side is `asynchronous.py`.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 
 class Op(IntEnum):
-    """What a message is."""
-
     HELLO = 1  # JSON: who calls, and the layout of its parameters
     STATE = 2  # a replica's state: train on from it
     PULL = 3  # the weights, to compute gradients with
@@ -60,14 +56,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The beginning of a message.
-
-    Attributes:
-        op: What it is.
-        version: How many updates the weights have seen that it is about.
-        nbytes: How many bytes follow.
-        shared: Whether they lie in memory that both ends map instead.
-    """
+    """`version` counts the updates of the weights; if `shared`, the payload lies in mapped memory."""
 
     op: Op
     version: int
@@ -76,7 +65,6 @@ class Header:
 
 
 def send(sock: socket.socket, op: Op, *payload: Any, version: int = 0, shared: bool = False) -> None:
-    """Send a message; with `shared` the payload stays where it is."""
     nbytes = sum(memoryview(part).nbytes for part in payload)
     parts: list[Any] = [_HEADER.pack(_MAGIC, op, int(shared), version, nbytes)]
     if not shared:
@@ -89,7 +77,6 @@ def send_json(sock: socket.socket, op: Op, value: Any, *, version: int = 0) -> N
 
 
 def read_header(sock: socket.socket) -> Header:
-    """The next message's header."""
     data = bytearray(_HEADER.size)
     read_into(sock, memoryview(data))
     magic, op, flags, version, nbytes = _HEADER.unpack(data)
@@ -110,7 +97,6 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def read_payload(sock: socket.socket, header: Header, *, most: int | None = None) -> bytearray:
-    """The bytes that follow a header, at most `most`."""
     if most is not None and header.nbytes > most:
         raise ProtocolError(f"{header.op.name} announces {header.nbytes:,} bytes; {most:,} are possible")
     try:
@@ -140,12 +126,11 @@ def _send_all(sock: socket.socket, parts: list[Any]) -> None:
 class Outstanding:
     """Who may take weights, and whose gradients may be applied, so that none becomes staler than `most`.
 
-    A gradient is as stale as the number of updates between the weights that it was computed with and its own
-    update. A worker that has taken weights and not yet returned gradients is outstanding. With the bound s,
-    the outstanding ones p1 <= p2 <= ... (by the version they took) can still be applied in that order within
-    the bound as long as v + i - 1 - p_i <= s for each of them, where v is the present version. Both rules
-    below keep that true, and the oldest outstanding one can always be applied: none waits for ever, and no
-    work is thrown away.
+    A gradient's staleness is the number of updates between the weights it was computed with and its own
+    update. A worker that has taken weights and not returned gradients is outstanding. With bound s and
+    present version v, the outstanding p1 <= p2 <= ... (by version taken) can still be applied in that order
+    as long as v + i - 1 - p_i <= s for each. Both rules below keep that true, and the oldest can always be
+    applied: none waits forever, and no work is thrown away.
 
     >>> out = Outstanding(most=1)
     >>> out.take("a", 0), out.take("b", 0)
@@ -159,20 +144,18 @@ class Outstanding:
         self._taken: dict[Hashable, int] = {}  # in the order in which they were taken: versions only grow
 
     def take(self, who: Hashable, version: int) -> None:
-        """This worker has the weights of this version now."""
         self._taken.pop(who, None)
         self._taken[who] = version
 
     def drop(self, who: Hashable) -> None:
-        """Nothing will come of what it has taken, or it has come."""
+        """Its gradients have come, or never will."""
         self._taken.pop(who, None)
 
     def may_take(self) -> bool:
-        """Whether one more can have the present weights."""
+        """Whether one more worker can have the present weights."""
         return self._most is None or len(self._taken) <= self._most
 
     def may_apply(self, who: Hashable, version: int) -> bool:
-        """Whether its gradients may be applied to the weights of `version` now."""
         if self._most is None:
             return True
         for place, (other, taken) in enumerate(self._taken.items(), start=1):
@@ -184,8 +167,6 @@ class Outstanding:
 
 
 class _Connection:
-    """One worker's."""
-
     def __init__(self, rank: int, sock: socket.socket) -> None:
         self.rank, self.sock = rank, sock
         self.segment: Segment | None = None
@@ -194,7 +175,6 @@ class _Connection:
         self.gradients: list[Array] = []
 
     def make_room(self, layout: FlatLayout) -> None:
-        """Make buffers for gradients and weights: in the memory that both ends map, or here."""
         nbytes = layout.nbytes
         if self.segment is not None:
             whole = np.frombuffer(self.segment.mapping, np.uint8)
@@ -205,12 +185,9 @@ class _Connection:
 
 
 class ParameterServer:
-    """Serves one run; `serve` is called for each connection, on a thread of its own.
+    """Serves one run; `serve` is called for each connection, on its own thread.
 
-    Args:
-        replica: Is loaded with the first worker's state, and belongs to the server from then on.
-        lock: Whether weights are read between updates only.
-        max_staleness: The most updates between the weights of a gradient and its own update.
+    `replica` is loaded with the first worker's state and belongs to the server from then on.
     """
 
     def __init__(self, replica: Replica, *, lock: bool, max_staleness: int | None) -> None:
@@ -233,12 +210,10 @@ class ParameterServer:
         self._rates: dict[int, list[float]] = {}
 
     def check(self) -> None:
-        """Raise what went wrong on any connection's thread: an update that failed fails the run."""
         if self._failure is not None:
             raise fresh(self._failure, traces=True)
 
     def serve(self, rank: int, sock: socket.socket) -> None:
-        """Answer one worker until it hangs up."""
         connection = _Connection(rank, sock)
         try:
             while True:
@@ -321,7 +296,6 @@ class ParameterServer:
         return list(arrays) if self._owned is None else [arrays[place] for place in self._owned]
 
     def _publish(self) -> None:
-        """Put the replica's weights where they are read from."""
         if self._owned is None:
             self._replica.read_into(self._views)
         else:
@@ -358,7 +332,7 @@ class ParameterServer:
         self._send_weights(connection, version)
 
     def _copy_weights(self, connection: _Connection) -> int:
-        """Copy the weights for a worker, and return how many updates they have seen at least."""
+        """Copy the weights for a worker; return the least number of updates they have seen."""
         if self._lock_reads:
             with self._changed:
                 np.copyto(connection.outgoing, self._weights)
@@ -391,7 +365,6 @@ class ParameterServer:
             self._bytes += header.nbytes
 
     def _applied(self, connection: _Connection, version: int) -> bool:
-        """Apply what the worker has sent, when its turn has come; False if the run had all its steps."""
         replica = self._replica
         with self._changed:
             self._changed.wait_for(
@@ -411,7 +384,7 @@ class ParameterServer:
         return not ended
 
     def _spread(self, gradients: list[Array]) -> Sequence[Array | None]:
-        """The gradients of all parameters; None for those that another server looks after."""
+        """The gradients of all parameters; None for those of other servers."""
         if self._owned is None:
             return gradients
         whole: list[Array | None] = [None] * self._count
@@ -431,7 +404,7 @@ class ParameterServer:
         send(connection.sock, Op.OK)
 
     def _epoch(self, epoch: int) -> dict[str, Any]:
-        """What happened in an epoch: the first to ask ends the count, and all are told the same."""
+        """Figures of an epoch: the first to ask ends the count, and all get the same answer."""
         with self._changed:
             if epoch not in self._figures:
                 stale = self._staleness

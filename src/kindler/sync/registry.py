@@ -1,4 +1,4 @@
-"""The table of syncs: one is a row, and its code loads on first use. What it promises is in `contract.py`."""
+"""The table of syncs; each row's code loads on first use. The contract is in `contract.py`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class SyncSpec(Spec):
     """A sync, and what it needs besides workers.
 
     Attributes:
-        server: Whether its workers need parameter servers: ranks of the role "ps" that run beside them.
-        divides: Whether it divides the optimizer between workers, which a framework must know how to do.
-        cuts: Whether it cuts parameters in parts for that, whatever the optimizer.
+        server: Whether it needs parameter servers: ranks of the role "ps" beside the workers.
+        divides: Whether it divides the optimizer between workers, which the framework must support.
+        cuts: Whether it cuts parameters into parts for that, whatever the optimizer.
         together: Whether its workers must all run at once and end together.
-        replaceable: Whether a worker that dies is replaced, and the others wait for it.
+        replaceable: Whether a worker that dies is replaced while the others wait.
     """
 
     server: bool = False
@@ -41,11 +41,11 @@ SYNCS: Registry[Spec] = Registry(
 
 
 def sync_spec(config: SyncConfig) -> SyncSpec:
-    """The row of a sync; what the row of a plug-in does not say is as for syncs that meet at every step."""
+    """The row of a sync; a plug-in's plain `Spec` gets the defaults."""
     row = SYNCS.spec(config.name)
     return row if isinstance(row, SyncSpec) else SyncSpec(name=row.name, target=row.target)
 
 
 def servers_of(config: SyncConfig) -> int:
-    """How many parameter servers a run with this sync has beside its workers."""
+    """The number of parameter servers of a run with this sync."""
     return int(config.options.get("shards", 1)) if sync_spec(config).server else 0

@@ -1,10 +1,8 @@
 """Sums and broadcasts between hosts, over a ring of TCP connections.
 
-Each member sends to the one on its right and receives from the one on its left, both at once. A sum travels
-once around in parts (reduce-scatter) and once more with the results (all-gather), so each member sends about
-twice the array, however many there are. It is pipelined: a block is added and passed on as soon as it is
-there, while the rest of its part is still on the way. Small arrays go around whole. Who is a member, and how
-connections are made and authenticated, is left to others; so is what an array is (`Arrays`).
+A sum travels once around in parts (reduce-scatter) and once more with the results (all-gather), so each
+member sends about twice the array, however many there are. It is pipelined: a block is added and passed on
+while the rest of its part is still on the way. Small arrays go around whole.
 """
 
 from __future__ import annotations
@@ -26,39 +24,21 @@ _NOTHING = memoryview(b"")
 
 
 def neighbours(members: Sequence[int], rank: int) -> tuple[int, int]:
-    """The ranks on the left and on the right of `rank`; of two members, each is both for the other."""
+    """The ranks on the left and right of `rank`; of two members, each is both for the other."""
     place = members.index(rank)
     return members[place - 1], members[(place + 1) % len(members)]
 
 
 @dataclass(slots=True)
 class _Hop:
-    """One part on its way in.
-
-    Attributes:
-        data: The bytes of the part.
-        own: The part as an array that what comes is added to; None where what comes replaces it.
-        hops: How far to the left the member sits whose data this is.
-        got: Bytes received.
-        ready: Bytes that may be passed on.
-    """
-
     data: memoryview
-    own: Any
-    hops: int
-    got: int = 0
-    ready: int = 0
+    own: Any  # the array that incoming data is added to; None if it is replaced
+    hops: int  # how far to the left the origin of the data sits
+    got: int = 0  # bytes received
+    ready: int = 0  # bytes that may be passed on
 
 
 class Ring:
-    """One member's place in the ring.
-
-    Args:
-        where: This rank and the others; the leaders of hosts are the members.
-        links: Connected sockets to its neighbours, by rank; the ring closes them.
-        arrays: What is done with arrays, by their library.
-    """
-
     def __init__(self, where: Topology, links: dict[int, socket.socket], arrays: Arrays = NUMPY) -> None:
         self._arrays = arrays
         self._members = where.leaders
@@ -72,14 +52,13 @@ class Ring:
 
     @classmethod
     def join(cls, worker: Group, where: Topology, arrays: Arrays = NUMPY) -> Ring | None:
-        """Connect the leaders of all hosts; None on the other ranks, which only take part in the meeting."""
+        """Connect the leaders of all hosts; None on other ranks, which only take part in the meeting."""
         peers = set(neighbours(where.leaders, where.rank)) if where.leads else set()
         with where.waiting:
             links = worker.links(sorted(peers), where.timeout_s)
         return cls(where, links, arrays) if links else None
 
     def all_reduce(self, flat: Any) -> None:
-        """Replace the flat array by its sum over members, the same bits on all of them."""
         if self._arrays.raw(flat).nbytes <= _SMALL_BYTES:
             self._sum_whole(flat)
             return
@@ -90,24 +69,18 @@ class Ring:
         self._stream(self._arrays.raw(parts[self._place]), hops, block=self._arrays.empty(_BLOCK, flat))
 
     def reduce_scatter(self, flat: Any, bounds: Sequence[int]) -> None:
-        """Replace this member's part of the flat array by its sum over members; the rest is of no more use.
-
-        Args:
-            flat: The array.
-            bounds: Where the part of each member begins, and where the last one ends.
-        """
+        """The rest of the array is garbage afterwards; `bounds` delimit the members' parts."""
         parts = self._parts(flat, bounds)
         block = self._arrays.empty(_BLOCK, flat)
         self._stream(self._arrays.raw(parts[self._place]), self._adding(parts), block=block)
 
     def all_gather(self, flat: Any, bounds: Sequence[int]) -> None:
-        """Replace all parts of the flat array but this member's own by those of their members."""
         parts = self._parts(flat, bounds)
         own = parts[(self._place + 1) % len(parts)]
         self._stream(self._arrays.raw(own), self._replacing(parts))
 
     def _parts(self, flat: Any, bounds: Sequence[int]) -> list[Any]:
-        """The members' parts in the order of the ring: sums leave each member with the one after its own."""
+        """The parts in ring order: sums leave each member with the one after its own."""
         count = len(self._members)
         return [flat[bounds[member] : bounds[member + 1]] for member in (count - 1, *range(count - 1))]
 
@@ -122,7 +95,6 @@ class Ring:
         return [_Hop(self._arrays.raw(part), None, hops=1) for part in incoming]
 
     def broadcast(self, flat: Any, source: int) -> None:
-        """Overwrite the flat array with that of the member in place `source`."""
         data = self._arrays.raw(flat)
         distance = (self._place - source) % len(self._members)
         if distance == 0:
@@ -133,7 +105,7 @@ class Ring:
             self._stream(_NOTHING, [_Hop(data, None, hops=1)], last=True)
 
     def close(self) -> None:
-        """Close the connections; neighbours that go on notice at once. Idempotent."""
+        """Close the connections, which neighbours notice at once. Idempotent."""
         for link in self._links.values():
             link.close()
 
@@ -149,10 +121,9 @@ class Ring:
     def _stream(
         self, first: memoryview, hops: Sequence[_Hop], *, block: Any = None, last: bool = False
     ) -> None:
-        """Receive the hops one after the other while sending `first` and then all of them but the last.
+        """Receive the hops in order while sending `first` and then all of them, the last only if `last`.
 
-        With `last` that one, too. A member never overwrites what it has yet to send: a byte comes back only
-        after it has gone around.
+        A member never overwrites what it has yet to send: a byte comes back only after it has gone around.
         """
         outgoing = [first, *(hop.data for hop in (hops if last else hops[:-1]))]
         room = _NOTHING if block is None else self._arrays.raw(block)
@@ -177,7 +148,7 @@ class Ring:
                 self._await(sent < ready, hops[receiving].hops if receiving < len(hops) else None, deadline)
 
     def _take(self, hop: _Hop, room: memoryview, block: Any) -> int:
-        """Receive some of a hop; what is to be added passes through `block`, whose bytes `room` is."""
+        """Receive some of a hop; what is to be added passes through `block`, whose bytes are `room`."""
         if hop.own is None:
             got = self._receive(hop.data[hop.got :]) if hop.got < len(hop.data) else 0
             hop.got = hop.ready = hop.got + got
@@ -195,8 +166,8 @@ class Ring:
     def _swap(self, outgoing: memoryview, incoming: memoryview, *, hops: int) -> None:
         """Send to the right while receiving from the left.
 
-        `hops` says how far to the left the one sits whose data this rank would get: the members between
-        have passed on what came before, so a silence is that one's.
+        `hops` is how far left the origin of the data sits: the members between have passed on what came
+        before, so a silence is its fault.
         """
         deadline = time.monotonic() + self._timeout_s
         while outgoing or incoming:
@@ -207,7 +178,7 @@ class Ring:
                 self._await(bool(outgoing), hops if incoming else None, deadline)
 
     def _await(self, sending: bool, hops: int | None, deadline: float) -> None:
-        """Wait until a byte can move; `hops` is how far to the left the awaited member sits, if any is."""
+        """Wait until a byte can move; `hops` is how far left the awaited member sits, if any."""
         if not self._ready(sending, hops is not None, deadline):
             culprit = self._place + 1 if hops is None else self._place - hops
             raise SyncTimeoutError(
@@ -237,7 +208,6 @@ class Ring:
         return got
 
     def _ready(self, sending: bool, receiving: bool, deadline: float) -> bool:
-        """Wait until a byte can move; False when the time is over."""
         wanted: dict[socket.socket, int] = {}
         if sending:
             wanted[self._right] = select.POLLOUT

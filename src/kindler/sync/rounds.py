@@ -1,7 +1,7 @@
-"""Rounds: each worker trains by itself for a while, then all go on from the mean of their weights.
+"""Rounds: each worker trains alone for a while, then all continue from the mean of their weights.
 
-Workers exchange weights seldom. Each keeps the momentum of its own optimizer. A worker that dies is replaced
-by a new process, which repeats what the dead one had done since the end of the last epoch; the others wait.
+Each keeps its own optimizer's momentum. A worker that dies is replaced by a process that repeats its work
+since the end of the last epoch; the others wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rounds(Sync):
 
     Args:
         settings: Time limits, and whether workers of one machine exchange through shared memory.
-        every_steps: Steps of a round. None ends a round with the epoch.
+        every_steps: Steps per round. None makes one round per epoch.
     """
 
     in_step = False
@@ -43,7 +43,7 @@ class Rounds(Sync):
         self._step = 0
 
     def connect(self, worker: Group) -> Collective:
-        """Through the meeting point where ranks can be replaced; otherwise as all-reduce does."""
+        """Through the meeting point if ranks can be replaced; otherwise as all-reduce does."""
         return MeanAtHub(worker) if worker.replaceable else super().connect(worker)
 
     def attach(self, replica: Any, worker: Group) -> None:
@@ -51,7 +51,7 @@ class Rounds(Sync):
         self._step = replica.step
 
     def share_steps(self, replica: Any) -> None:
-        """The framework's own loop steps by itself, and only needs to know what a step without rows is."""
+        """The framework's own loop steps alone, and only needs to know what a step without rows is."""
         if replica.may_idle:
             replica.share_steps(_OwnRows())
 
@@ -60,7 +60,6 @@ class Rounds(Sync):
         self._step = replica.step
 
     def step(self, replica: Any, batch: Any) -> None:
-        """One step on this rank's rows alone."""
         if batch.rows:
             replica.apply(replica.gradients(batch).arrays)
         else:
@@ -78,7 +77,6 @@ class Rounds(Sync):
             self._meet(replica)
 
     def figures(self) -> dict[str, Any]:
-        """How many rounds the epoch had."""
         return {"rounds": self._rounds}
 
     def _stepped(self, replica: Any, rows: int) -> None:
@@ -93,7 +91,7 @@ class Rounds(Sync):
 
 
 class _OwnRows:
-    """What a framework's loop exchanges gradients with when it steps by itself: no rows teach nothing."""
+    """Stands in for the collective when a framework's loop steps alone: no rows, zero gradients."""
 
     rank, size, waited_s = 0, 2, 0.0
 

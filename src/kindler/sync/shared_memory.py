@@ -1,13 +1,9 @@
 """Sums of flat arrays between the processes of one host, through memory that all of them map.
 
-A `Segment` is the mapping: a file in /dev/shm (or in the scratch folder where that is full), unlinked as
-soon as every rank has mapped it, so that nothing is left behind whatever ends the processes. It is cut
-into `Channel`s: one slot for each rank, and three counters of each rank that say how far it is. A rank
-fills its own slot, says so, and adds up all slots in rank order, so that every rank ends with the same bits.
-
-`Topology` says which ranks share a host. Ranks of several hosts agree through the groups (`host_group.py`,
-`frameworks/torch/exchange.py`), which let one rank of each host speak for it and bring the result back with
-`Channel.publish` and `Channel.fetch`. What an array is, numpy's or torch's, is left to `Arrays`.
+A `Segment` is a file in /dev/shm (or in the scratch folder if that is full), unlinked as soon as every rank
+has mapped it, so that nothing is left behind however the processes end. It is cut into `Channel`s: one slot
+per rank, and three progress counters per rank. All ranks add up the slots in rank order and so get the same
+bits. Between hosts, one rank per host speaks for it and brings the result back with `publish` and `fetch`.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ _fence_lock = threading.Lock()
 
 
 class Arrays(Protocol):
-    """What is done with the flat arrays of one library, here and in `ring.py`."""
+    """Operations on the flat arrays of one library, here and in `ring.py`."""
 
     def view(self, mapping: mmap.mmap, offset: int, nbytes: int, dtype: Any) -> Any:
         """As many whole elements of `dtype` as these bytes of the mapping hold, without a copy."""
@@ -57,14 +53,14 @@ class Arrays(Protocol):
     def count(self, array: Any) -> int: ...
 
     def add_up(self, parts: Sequence[Any], out: Any) -> None:
-        """Write the sum of the parts, two at least, to `out`, adding in their order."""
+        """Write the sum of the parts, at least two, to `out`, adding in their order."""
 
     def copy(self, source: Any, out: Any) -> None: ...
 
     def empty(self, count: int, like: Any) -> Any: ...
 
     def raw(self, array: Any) -> memoryview:
-        """The bytes of a flat array, without a copy; writing to them writes to it."""
+        """The bytes of a flat array, without a copy; writable."""
 
 
 class _NumpyArrays:
@@ -96,8 +92,7 @@ NUMPY = _NumpyArrays()
 class Waiting:
     """`with waiting:` around what blocks until other ranks come; counts the `seconds`.
 
-    While the block runs the worker's `waiting` is True, so that who watches the worker can tell a rank that
-    is held up by others from one that is busy.
+    Sets the worker's `waiting`, which tells a rank held up by others from a busy one.
     """
 
     def __init__(self, worker: Group | None = None) -> None:
@@ -119,17 +114,8 @@ class Waiting:
 class Topology:
     """One rank's view of who is where, decided from the hosts' names alone.
 
-    Args:
-        hosts: A name for each rank; ranks of one name share memory.
-        rank: This rank.
-        timeout_s: The longest time to wait for another rank.
-        waiting: Counts the time spent so.
-
-    Attributes:
-        ranks: The ranks that share memory with this one, itself included.
-        index: This rank's place among them.
-        leaders: The first rank of each host, in rank order; they speak to each other.
-        leader_of: For each rank, the place of its leader among `leaders`.
+    `ranks` share memory with this one, which is at `index` among them; `leaders` are the first ranks of each
+    host, and `leader_of` has the place of each rank's leader there.
 
     >>> view = Topology(["a", "b", "a"], rank=2)
     >>> view.ranks, view.leaders, view.leader_of, view.leads
@@ -152,14 +138,11 @@ class Topology:
 
     @classmethod
     def of(cls, worker: Group, *, timeout_s: float, waiting: Waiting, shared_memory: bool) -> Topology:
-        """Ranks of one host share memory, or none do."""
         hosts = worker.hosts if shared_memory else [str(rank) for rank in range(worker.size)]
         return cls(hosts, worker.rank, timeout_s=timeout_s, waiting=waiting)
 
 
 class Segment:
-    """A file mapped by several processes; `view` gives its bytes, `unlink` removes its name."""
-
     def __init__(self, path: str, *, nbytes: int, create: bool) -> None:
         self.path = path
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
@@ -177,7 +160,7 @@ class Segment:
 
     @classmethod
     def create(cls, folders: Sequence[Path], name: str, nbytes: int) -> Segment:
-        """Make the file in the first folder that has room for it; a warning says which had none."""
+        """Create the file in the first folder that has room; warn about those that had none."""
         problems: list[str] = []
         for folder in folders:
             try:
@@ -199,16 +182,16 @@ class Segment:
         )
 
     def unlink(self) -> None:
-        """Remove the name; the memory lives on until the last process lets go of it."""
+        """Remove the name; the memory lives until the last process lets go of it."""
         Path(self.path).unlink(missing_ok=True)
 
 
 class Channel:
     """One exchange at a time between the ranks of a host, repeated round after round.
 
-    A round is: `slot` (filled by the caller), `post`, then `sum_into`, or `gather_into` and `publish` on the
-    leader and `fetch` elsewhere, or `await_all`, reading `slots` and `skip`. Where these take `parts`, only
-    those elements count. Every wait ends with SyncTimeoutError after the ranks' `timeout_s`.
+    A round is: `slot` (filled by the caller), `post`, then `sum_into`; or `gather_into` and `publish` on the
+    leader and `fetch` elsewhere; or `await_all`, reading `slots`, and `skip`. With `parts`, only those
+    elements count. Every wait ends with SyncTimeoutError after `timeout_s`.
     """
 
     def __init__(self, mapping: mmap.mmap, offset: int, nbytes: int, host: Topology, arrays: Arrays) -> None:
@@ -225,16 +208,15 @@ class Channel:
 
     @staticmethod
     def footprint(nbytes: int, ranks: int) -> int:
-        """Bytes of mapping that a channel for `nbytes` takes."""
         return _aligned(ranks * _LINE_BYTES) + ranks * _aligned(nbytes)
 
     def slot(self, dtype: Any) -> Any:
-        """This rank's slot, once no other rank reads its last content any more."""
+        """This rank's slot, once no other rank reads its last content."""
         self._await(_DONE, self._round, "shared-memory exchange (last round)")
         return self.slots(dtype)[self._host.index]
 
     def slots(self, dtype: Any) -> list[Any]:
-        """All ranks' slots, for making views: `slot` says when one may be written, `await_all` when read."""
+        """All ranks' slots: write after `slot`, read after `await_all`."""
         typed = self._typed.get(dtype)
         if typed is None:
             typed = self._typed[dtype] = [
@@ -243,24 +225,21 @@ class Channel:
         return typed
 
     def post(self) -> None:
-        """Say that this rank's slot is filled."""
         self._round += 1
         self._set(_ARRIVED)
 
     def arrived(self) -> bool:
-        """Whether every rank has posted this round; does not wait."""
         return self._behind(_ARRIVED, self._round) == []
 
     def await_all(self) -> None:
-        """Wait until all ranks have posted: their slots may be read until `skip` ends the round."""
+        """Wait until all ranks have posted; their slots may be read until `skip` ends the round."""
         self._await(_ARRIVED, self._round, "shared-memory exchange")
 
     def skip(self) -> None:
-        """End the round without reading anything."""
         self._set(_DONE)
 
     def sum_into(self, out: Any, parts: Sequence[slice] | None = None) -> None:
-        """Write the sum of all slots to `out`, the same bits on every rank."""
+        """Write the sum of all slots to `out`, bit-identical on every rank."""
         if parts is not None:
             self.await_all()
             slots = self.slots(out.dtype)
@@ -279,7 +258,7 @@ class Channel:
         self._arrays.add_up([slot[:count] for slot in self.slots(out.dtype)], out)
 
     def publish(self, result: Any, parts: Sequence[slice] | None = None) -> None:
-        """Give the other ranks of this host the result (the leader only), and end the round."""
+        """Give the other ranks of this host the result (leader only), and end the round."""
         slot = self.slots(result.dtype)[self._host.index]
         for part in [slice(self._arrays.count(result))] if parts is None else parts:
             self._arrays.copy(result[part], slot[part])
@@ -295,7 +274,6 @@ class Channel:
         self._set(_DONE)
 
     def _sum_by_shares(self, out: Any) -> None:
-        """Each rank adds up its share into the first slot; then all copy the whole of that."""
         self.await_all()
         count, ranks, index = self._arrays.count(out), len(self._host.ranks), self._host.index
         share = slice(index * count // ranks, (index + 1) * count // ranks)
@@ -310,7 +288,6 @@ class Channel:
         self._counters[self._host.index * (_LINE_BYTES // 8) + counter] = self._round
 
     def _behind(self, counter: int, wanted: int, only: int | None = None) -> list[int]:
-        """Places of the ranks whose counter has not reached `wanted`."""
         places = range(len(self._host.ranks)) if only is None else (only,)
         counters, stride = self._counters, _LINE_BYTES // 8
         return [place for place in places if counters[place * stride + counter] < wanted]
@@ -328,12 +305,9 @@ class Channel:
 
 
 def channels(worker: Group, host: Topology, sizes: Sequence[int], arrays: Arrays) -> list[Channel]:
-    """Channels of these sizes in bytes between the ranks of this host; every rank of the run calls it.
+    """Channels of these byte sizes between the ranks of this host; every rank of the run calls it.
 
-    A rank that is alone on its host gets none.
-
-    Raises:
-        SyncError: The ranks of this host do not see each other's memory, or there is no room for it.
+    Empty for a rank alone on its host. Raises SyncError if ranks cannot see each other's memory.
     """
     segment, offsets = _mapped(worker, host, [Channel.footprint(size, len(host.ranks)) for size in sizes])
     if segment is None:
@@ -347,7 +321,7 @@ def channels(worker: Group, host: Topology, sizes: Sequence[int], arrays: Arrays
 def shared_array(
     worker: Group, host: Topology, nbytes: int, dtype: Any, arrays: Arrays
 ) -> tuple[Any, Channel]:
-    """Memory that all ranks of a run on one host have in common, and a channel to meet; all ranks call it."""
+    """Memory shared by all ranks of a one-host run, and a channel to meet; all ranks call it."""
     segment, offsets = _mapped(worker, host, [Channel.footprint(0, host.size), _aligned(nbytes)])
     assert segment is not None, "the ranks of one host share memory"
     meeting = Channel(segment.mapping, offsets[0], 0, host, arrays)
@@ -355,7 +329,7 @@ def shared_array(
 
 
 def _mapped(worker: Group, host: Topology, sizes: Sequence[int]) -> tuple[Segment | None, list[int]]:
-    """A segment with room for these sizes, and where each begins; None for a rank alone on its host."""
+    """A segment for these sizes, and where each begins; None for a rank alone on its host."""
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     nbytes = max(sum(sizes), mmap.PAGESIZE)
     leader, several = host.ranks[0], len(host.ranks) > 1
@@ -382,7 +356,7 @@ def _create(worker: Group, nbytes: int) -> Segment:
 
 
 def _attempt(make: Callable[[], Segment]) -> tuple[Segment | None, str]:
-    """What `make` gives, or a complaint for all ranks: one that raised alone would leave them waiting."""
+    """Turn an error into a complaint for all ranks: one that raised alone would leave them waiting."""
     try:
         return make(), ""
     except (OSError, ValueError, SyncError) as exc:
@@ -398,7 +372,7 @@ def _room(folder: Path) -> str:
 
 
 def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
-    """Look without a pause, then nap between looks; returns when it is so or the time is over."""
+    """Spin, then nap between looks; also returns when the time is over."""
     start = time.monotonic()
     while not ready():
         waited = time.monotonic() - start
@@ -409,9 +383,9 @@ def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _fence() -> None:
-    """Keep slot and counter accesses in order between processes, also on processors that reorder stores.
+    """Keep slot and counter accesses in order between processes, even on CPUs that reorder stores.
 
-    x86 does not. Elsewhere a lock taken twice is a full barrier: a release followed by an acquire.
+    x86 does not. Elsewhere, taking a lock twice is a full barrier: a release followed by an acquire.
     """
     if _IN_ORDER:
         return

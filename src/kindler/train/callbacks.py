@@ -1,8 +1,7 @@
 """Callbacks: hooks that run on every worker, or once on the driver.
 
-Those of workers get metrics that are already merged over all workers; the training loop calls them and acts
-on what they request through `Run`. Those of the driver stay where `fit` was called, and keep on through lost
-workers.
+Worker callbacks get metrics merged over all workers, and the loop acts on what they request through `Run`.
+Driver callbacks stay where `fit` was called, and live on when workers are lost.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Run:
         size: The number of workers.
         model: This worker's replica of the model.
         optimizer: The replica's optimizer.
-        replica: The replica itself, of a class of its framework's.
+        replica: The replica itself, an object of its framework.
         epoch: The current epoch, counted from 1.
         step: Optimizer steps since the model was created.
         steps: Steps per epoch; None if not known before the epoch ends.
@@ -77,7 +76,6 @@ class Run:
         self._save = True
 
     def take_save_request(self) -> bool:
-        """Whether a checkpoint was requested since the last call."""
         asked, self._save = self._save, False
         return asked
 
@@ -187,7 +185,6 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its epoch, and the epochs since then; not the weights."""
         return {"best": self.best, "best_epoch": self.best_epoch, "wait": self.wait}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,7 +284,6 @@ def _refuse_negative(who: str, **values: float) -> None:
 
 
 def watched_value(who: str, name: str, logs: dict[str, Any]) -> float | None:
-    """The metric of that name; None in an epoch without validation."""
     if name in logs:
         return float(logs[name])
     validated = any(known.startswith("val_") for known in logs)
@@ -345,20 +341,17 @@ def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[DriverCallbac
 
 
 class DriverCallbackList:
-    """Calls the driver callbacks of one run."""
-
     def __init__(self, callbacks: Sequence[DriverCallback]) -> None:
         self._callbacks = tuple(callbacks)
         self._epoch = 0
 
     @property
     def wants_progress(self) -> bool:
-        """Whether any of them follows what happens in the middle of an epoch."""
         return any(type(one).on_progress is not DriverCallback.on_progress for one in self._callbacks)
 
     @contextmanager
     def running(self, estimator: Any, params: Mapping[str, Any]) -> Iterator[DriverCallbackList]:
-        """Around the run: callbacks whose `on_run_begin` returned get their `on_run_end`, come what may."""
+        """Callbacks whose `on_run_begin` returned get their `on_run_end`, whatever happens."""
         with ExitStack() as begun:
             for callback in self._callbacks:
                 callback.on_run_begin(params)
@@ -366,7 +359,6 @@ class DriverCallbackList:
             yield self
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """Handle a worker's report; others than "gang", "epoch" and "progress" are ignored."""
         if fields["name"] == "gang":
             for callback in self._callbacks:
                 callback.on_workers_ready(int(fields["workers"]))
@@ -395,16 +387,7 @@ def _end_run(
 
 
 def run_params(spec: Any, options: FitOptions, **estimator: Plain | None) -> dict[str, Plain]:
-    """The parameters of a training run as plain values by name, for loggers. Loads no framework.
-
-    Args:
-        spec: The model and everything that trains it, of any framework.
-        options: The options of `fit`.
-        **estimator: Options of the estimator, by name. None leaves one out.
-
-    Returns:
-        Names and plain values; "optimizer.lr" and "config.width" are parts of the optimizer and the config.
-    """
+    """The parameters of a run as plain values by name ("optimizer.lr", "config.width"), for loggers."""
     model = getattr(spec, "model", None)
     model = getattr(spec, "model_creator", None) if model is None else model
     optimizer = getattr(spec, "optimizer", None) or getattr(model, "optimizer", None)

@@ -1,10 +1,9 @@
-"""Checkpoints: the format of a file, a folder of them, and when a run writes one.
+"""Checkpoints: the file format, a folder of them, and when a run writes one.
 
     magic | length of the header | header (JSON) | the model's state | ranks' own states | SHA-256 of all that
 
-Ranks have states of their own only in the middle of an epoch. Reading executes no code. The names of files in
-a folder sort by time, whichever run wrote them: `checkpoint-000007-epoch-00002-step-000000120.kindler`.
-`files.py` reads and writes the bytes.
+Ranks have states of their own only in the middle of an epoch. Reading executes no code. File names sort by
+time, whichever run wrote them: `checkpoint-000007-epoch-00002-step-000000120.kindler`.
 """
 
 from __future__ import annotations
@@ -60,64 +59,40 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The header of a checkpoint.
-
-    Attributes:
-        framework: The framework whose state it holds.
-        epoch: Epochs begun since the model was created.
-        step: Optimizer steps since the model was created.
-        step_in_epoch: Steps made in the epoch; 0 between epochs.
-        run: The id of the run that wrote it.
-        first_epoch: Epochs that had ended when the run began.
-        first_step: Steps that had been made when the run began.
-        counts: Rows of each lane.
-        marks: Fingerprints of the rows of each lane.
-        lanes: Lanes that rows were dealt to, before small ones were joined; 0 if they were not dealt.
-        workers: The number of ranks when rows were first dealt like this.
-        batch_size: Rows per step over all ranks.
-        steps_per_epoch: Steps per epoch; None is one pass over the rows.
-        seed: The seed of the row order and of dropout.
-        shuffle: Whether rows are reordered each epoch.
-        seconds: Duration of the unfinished epoch so far.
-        rows: The run's rows of the history.
-        stopped: Why the run ended before its last epoch, or None.
-        callbacks: The class name and state of each callback.
-    """
+    """The header of a checkpoint; epochs and steps count from the creation of the model."""
 
     framework: str
-    epoch: int
+    epoch: int  # epochs begun
     step: int
-    step_in_epoch: int = 0
-    run: str = ""
-    first_epoch: int = 0
-    first_step: int = 0
-    counts: tuple[int, ...] = ()
-    marks: tuple[str, ...] = ()
-    lanes: int = 0
-    workers: int = 0
-    batch_size: int = 0
-    steps_per_epoch: int | None = None
+    step_in_epoch: int = 0  # 0 between epochs
+    run: str = ""  # the id of the run that wrote it
+    first_epoch: int = 0  # epochs that had ended when the run began
+    first_step: int = 0  # steps made when the run began
+    counts: tuple[int, ...] = ()  # rows of each lane
+    marks: tuple[str, ...] = ()  # fingerprints of the rows of each lane
+    lanes: int = 0  # lanes that rows were dealt to, before small ones were joined; 0 if not dealt
+    workers: int = 0  # ranks when rows were first dealt like this
+    batch_size: int = 0  # rows per step over all ranks
+    steps_per_epoch: int | None = None  # None is one pass over the rows
     seed: int = 0
     shuffle: bool = True
-    seconds: float = 0.0
+    seconds: float = 0.0  # duration of the unfinished epoch so far
     rows: tuple[Mapping[str, Any], ...] = ()
-    stopped: str | None = None
-    callbacks: tuple[Mapping[str, Any], ...] = ()
+    stopped: str | None = None  # why the run ended before its last epoch
+    callbacks: tuple[Mapping[str, Any], ...] = ()  # class name and state of each
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether it was written between two epochs."""
         return self.step_in_epoch == 0
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """The metrics of the last complete epoch."""
         return self.rows[-1] if self.rows else {}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: the state that every replica loads, and in mid-epoch one more for each rank."""
+    """A complete checkpoint; `local_states` has one state per rank in mid-epoch."""
 
     header: Header
     state: bytes = field(repr=False)
@@ -125,7 +100,6 @@ class Checkpoint:
 
 
 def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] = ()) -> list[Piece]:
-    """The bytes of a checkpoint file, in pieces; the state comes in pieces already."""
     sizes = [sum(memoryview(piece).nbytes for piece in state), *(len(local) for local in local_states)]
     head = json.dumps({"format": _FORMAT, **asdict(header), "sizes": sizes}).encode()
     pieces: list[Piece] = [_MAGIC, _LENGTH.pack(len(head)), head, *state, *local_states]
@@ -136,16 +110,13 @@ def pack(header: Header, state: Sequence[Piece], local_states: Sequence[bytes] =
 
 
 def is_checkpoint(data: bytes) -> bool:
-    """Whether a file that begins with `data` is a checkpoint, possibly a damaged one."""
     return data.startswith(_MAGIC)
 
 
 def parse_header(data: bytes) -> tuple[Header, list[int], int]:
-    """The header of a file that begins with `data`, the sizes of the buffers after it, and where they begin.
+    """The header, the sizes of the buffers after it, and where they begin.
 
-    Raises:
-        Damaged: It is not a checkpoint, or of another format version.
-        IndexError: The header is longer than `data`.
+    Raises Damaged if this is not a checkpoint, IndexError if the header is longer than `data`.
     """
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
         raise Damaged("not a checkpoint file")
@@ -167,11 +138,7 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
 
 
 def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
-    """`parse_header` of a complete file; without `verify` the checksum is not computed.
-
-    Raises:
-        Damaged: It is not a complete checkpoint.
-    """
+    """`parse_header` of a complete file, or Damaged; without `verify` the checksum is not computed."""
     try:
         header, sizes, begin = parse_header(data)
     except IndexError:
@@ -186,7 +153,6 @@ def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
 
 
 def parse(data: bytes, *, verify: bool = True) -> Checkpoint:
-    """The checkpoint in a file's bytes; raises `Damaged`."""
     header, sizes, begin = check(data, verify=verify)
     view, buffers = memoryview(data), []
     for size in sizes:
@@ -196,11 +162,7 @@ def parse(data: bytes, *, verify: bool = True) -> Checkpoint:
 
 
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """The checkpoint in a file.
-
-    Raises:
-        ConfigError: The file is not a complete checkpoint.
-    """
+    """Raises ConfigError if the file is not a complete checkpoint."""
     folder, name = split(path)
     try:
         return parse(folder_at(folder).read(name))
@@ -211,15 +173,12 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
 
 
 def write_checkpoint(path: str | PathLike[str], header: Header, state: bytes) -> None:
-    """Write a checkpoint to `path`, atomically."""
     folder, name = split(path)
     folder_at(folder).write(name, pack(header, [state]))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint file: its header, its path and its bytes."""
-
     header: Header
     path: str
     data: bytes = field(repr=False)
@@ -228,14 +187,9 @@ class StoredCheckpoint:
 class Checkpoints:
     """The checkpoints in a folder; one run at a time writes there.
 
-    A folder on disk is on the machine of the first worker; on a cluster of several machines it must be shared
-    by all, or be a URL.
-
-    Args:
-        folder: A path, or a URL that fsspec knows ("s3://bucket/run").
-        keep: How many of the newest to keep; None keeps all. The newest of an epoch's end is always kept.
-        best: A metric; the checkpoint of its best epoch is kept too. The prefix "max:" or "min:" gives the
-            direction where the name does not tell.
+    A local folder is on the first worker's machine; several machines must share it, or use a URL. `keep` is
+    how many of the newest to keep (None: all), besides the newest of an epoch's end; `best` is a metric whose
+    best epoch is kept too, with the prefix "max:" or "min:" if the name does not tell the direction.
     """
 
     def __init__(self, folder: str | PathLike[str], *, keep: int | None = 3, best: str | None = None) -> None:
@@ -254,13 +208,9 @@ class Checkpoints:
         local_states: Sequence[bytes] = (),
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a checkpoint in the background, after the previous one is written, whose error is raised.
+        """Write a checkpoint in the background, after the previous one, whose error is raised here.
 
-        Args:
-            header: Its header.
-            state: Returns the state's bytes; called on the writing thread.
-            local_states: The states of the ranks, in the middle of an epoch.
-            then: Called on the writing thread once it is written.
+        `state` and `then` are called on the writing thread.
         """
         self._check_best(header)
         self.wait()
@@ -276,7 +226,6 @@ class Checkpoints:
         self._writing.start()
 
     def wait(self) -> None:
-        """Wait for the write in progress, and raise its error."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -285,10 +234,7 @@ class Checkpoints:
             raise error
 
     def newest(self, matching: Matching = lambda header: True) -> StoredCheckpoint | None:
-        """The newest complete checkpoint whose header matches, or None.
-
-        Damaged ones are skipped with a CheckpointWarning.
-        """
+        """The newest complete checkpoint whose header matches; damaged ones are skipped with a warning."""
         for name, header in self._headers(newest_first=True):
             if isinstance(header, Damaged):
                 self._warn(name, header)
@@ -329,7 +275,6 @@ class Checkpoints:
         return sorted((int(match["number"]), name) for match, name in matches if match)
 
     def _headers(self, *, newest_first: bool = False) -> Iterator[tuple[str, Header | Damaged]]:
-        """The header of each file, or why it is damaged; oldest first by default."""
         for _, name in sorted(self._names(), reverse=newest_first):
             try:
                 yield name, self._header(name)
@@ -365,7 +310,7 @@ class Checkpoints:
 
 
 def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, Direction] | None) -> set[str]:
-    """The names of those to keep: the last ones, the last at the end of an epoch, and the best."""
+    """The names to keep: the last ones, the last at the end of an epoch, and the best."""
     names = sorted(known)
     if keep is None:
         return set(names)
@@ -395,7 +340,6 @@ def latest(folder: str | PathLike[str]) -> str | None:
 
 
 def is_model_file(name: str) -> bool:
-    """Whether this is the name of a model file, as callbacks write them beside checkpoints."""
     return name.endswith(tuple(_MODEL_FILES))
 
 
@@ -412,24 +356,11 @@ def _is_complete(name: str, folder: Folder) -> bool:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run when its trigger or a callback requests one; a context manager.
+    """Writes the checkpoints of a run when its trigger or a callback requests one.
 
-    All workers call it at the same steps: in the middle of an epoch each contributes its own state, and the
-    first one writes.
-
-    Attributes:
-        active: Whether the run writes checkpoints.
-
-    Args:
-        worker: This worker.
-        task: The run; without a `model_dir` nothing is written.
-        counts: Rows of every lane.
-        marks: Fingerprints of those rows.
-        start: Where the run began.
-        callbacks: Those whose states are saved; `state_dict` is called on the first worker.
-        anywhere: Whether another worker may become the first.
-        whole: What a checkpoint is made of (`Sync.whole`); called on all workers when one is due.
-        look: Called before one is written within an epoch; raises if the weights are not worth keeping.
+    All workers call it at the same steps: in mid-epoch each contributes its own state, and the first one
+    writes. `anywhere` means that another worker may become the first, `whole` is `Sync.whole`, and `look`
+    raises if the weights are not worth keeping.
     """
 
     def __init__(
@@ -473,14 +404,7 @@ class CheckpointWriter:
         )
 
     def after_step(self, replica: Any, *, step_in_epoch: int, seconds: float, asked: bool = False) -> None:
-        """Write one within an epoch if it is due. Not for the last step of an epoch.
-
-        Args:
-            replica: The replica.
-            step_in_epoch: Steps made in this epoch.
-            seconds: Their duration.
-            asked: Whether a callback requested it; the same on all workers.
-        """
+        """Write one within an epoch, except after its last step, if it is due; `asked` is agreed on."""
         if not self.active:
             return
         if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
@@ -499,27 +423,13 @@ class CheckpointWriter:
         asked: bool = False,
         last: bool = False,
     ) -> None:
-        """Record an epoch's row of the history, and write a checkpoint if one is due.
-
-        Args:
-            replica: The replica, ready for the next epoch.
-            progress: What the trigger decides by.
-            row: The epoch's row.
-            stopped: Why a callback ends the run here, or None.
-            asked: Whether a callback requested a checkpoint.
-            last: Whether the run ends here.
-        """
+        """Record an epoch's row of the history, and write a checkpoint if one is due."""
         self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
         if self.active and (asked or self._trigger(progress)):
             self._save(replica, (), last=last, stopped=stopped)
 
     def keep_for_successor(self, replica: Any, *, stopped: str | None = None) -> None:
-        """After all that an epoch ends with: let a process that takes the place of this one go on from here.
-
-        Args:
-            replica: This worker's own replica.
-            stopped: Why a callback ends the run here, or None.
-        """
+        """At the very end of an epoch: let a replacement for this process continue from here."""
         if not self._worker.replaceable:
             return
         self.close()  # the replica freezes into memory that the writer still reads
@@ -539,7 +449,6 @@ class CheckpointWriter:
                 raise
 
     def close(self) -> None:
-        """Wait for the write in progress, and raise its error."""
         if self._folder is not None:
             self._folder.wait()
 
@@ -558,17 +467,13 @@ class CheckpointWriter:
         return replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
 
     def _report(self, header: Header, last: bool) -> None:
-        """Let the driver know that it may start workers anew from here."""
+        """Tell the driver that it may restart workers from here."""
         if header.ends_epoch and not self._worker.replaceable:
             self._worker.report("saved", epoch=header.epoch, ends=last)
 
 
 def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The class name and state of each callback.
-
-    Raises:
-        ConfigError: A state is not JSON.
-    """
+    """The class name and state of each callback; raises ConfigError if a state is not JSON."""
     states = []
     for callback in callbacks:
         state = callback.state_dict() if hasattr(callback, "state_dict") else None
@@ -583,7 +488,7 @@ def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def restore_callbacks(callbacks: Sequence[Any], states: Sequence[Mapping[str, Any]]) -> None:
-    """Restore the states of callbacks; one that is new, or of another class than before, stays as it is."""
+    """Restore callbacks' states; one that is new, or of another class than before, stays as it is."""
     for callback, entry in zip(callbacks, states, strict=False):
         if entry["state"] and entry["type"] == type(callback).__name__:
             callback.load_state_dict(entry["state"])

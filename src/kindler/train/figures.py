@@ -1,4 +1,4 @@
-"""Figures that a notebook shows when they are the value of a cell, whether or not pyplot is in use."""
+"""A matplotlib figure that a notebook shows as the value of a cell, whether or not pyplot is in use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 
 class ShownFigure(Figure):
-    """A matplotlib figure that knows how to show itself."""
-
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
         self.savefig(file, format="png", dpi=100)

@@ -1,7 +1,6 @@
-"""The run on one worker of a framework that has a loop of its own, as Keras has: this follows its `fit`.
+"""The run on one worker of a framework that has its own loop, such as Keras: this follows its `fit`.
 
-Every rank calls `run` and does the same steps at the same time. What is common to all frameworks (opening
-the data, where to go on from, checkpoints, reports) is used from here as from `loop.py`.
+Every rank calls `run` and makes the same steps at the same time. `loop.py` is its counterpart.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _SHOWN_ROWS = 8
 
 
 def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
-    """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state."""
+    """Train or evaluate; rank 0 returns the history (or metrics) as JSON, and the model's state."""
     # TensorFlow, for one, keeps generated code in temporary files that only an orderly exit removes.
     tempfile.tempdir = str(worker.scratch)
     task: Task = cloudpickle.loads(task_bytes)
@@ -63,7 +62,6 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
 def _run(
     worker: Group, task: Task, replica: KerasReplica, data: Rows, states: Sequence[bytes]
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """The history's rows, and on the first worker the state."""
     replica.arrange(data.features, data.labels, by_name=data.by_name)
     sample = data.sample()
     replica.build(sample.features, sample.labels, may_idle=data.may_idle)
@@ -100,7 +98,6 @@ def _fit(
 
 
 def _evaluated(worker: Group, replica: KerasReplica, data: Rows, hooks: Any = None) -> dict[str, Any]:
-    """Each row once, without training; the figures over all workers."""
     replica.evaluate(_Picked(worker, data, data.own_steps(), replica.look_at), hooks)
     figures = _merged(worker, replica)
     rows = worker.total([data.rows_of(0, data.steps or 0)[0]])[0] if worker.lost else None
@@ -111,8 +108,6 @@ _Look: TypeAlias = Callable[[Batch], None]
 
 
 class _Picked:
-    """Some steps of a pass: those in which this worker has rows."""
-
     def __init__(self, worker: Group, data: Rows, numbers: Sequence[int], look_at: _Look) -> None:
         self._worker, self._data, self._numbers, self._look_at = worker, data, numbers, look_at
         self.varies = data.varies
@@ -128,7 +123,7 @@ class _Picked:
 
 
 class _Stretch:
-    """The steps of the epoch that runs: `length` of them, from `first` on in the stream of all passes."""
+    """The steps of the current epoch: `length` of them, from `first` in the stream of all passes."""
 
     def __init__(self, worker: Group, data: Rows, reporter: ProgressReporter, look_at: _Look) -> None:
         self._worker, self._data, self._reporter, self._look_at = worker, data, reporter, look_at
@@ -153,13 +148,13 @@ class _Stretch:
         return batch.features, batch.labels
 
     def rows_of(self, number: int) -> list[int | str]:
-        """The names of the first rows of a step, counted through all passes; empty where they have none."""
+        """The names of a step's first rows; empty if they have none."""
         where, rows = self._named.get(number, (None, 0))
         return [] if where is None else [where(row) for row in range(min(rows, _SHOWN_ROWS))]
 
 
 class _Follower:
-    """Follows the framework's loop through a run: keeps the contract `Watch`."""
+    """Follows the framework's loop through a run; implements the contract `Watch`."""
 
     def __init__(
         self,
@@ -189,7 +184,6 @@ class _Follower:
         self._mean = 0.0
 
     def follow(self) -> None:
-        """Train from where the run stands to its end."""
         start, replica, options, last = self._start, self._replica, self._options, self.ledger.last_epoch
         if self.ledger.is_over:
             return
@@ -217,11 +211,11 @@ class _Follower:
             replica.fit(self._stretch, hooks, epochs=(epoch, last), class_weight=options.class_weight)
 
     def train_begins(self) -> None:
-        """After the callbacks of that name, which forget what they knew."""
+        """Callbacks forget their state in their own `on_train_begin`, so restore it after that."""
         restore_callbacks(self._remembering, self._start.callbacks)
 
     def epoch_begins(self, epoch: int) -> None:
-        """Keras's epoch `epoch`, which is the run's `epoch + 1`."""
+        """Keras's epoch `epoch` is the run's `epoch + 1`."""
         self._base = epoch * self._steps
         self._done = self.ledger.begin_epoch(epoch + 1)
         self._stretch.first = self._base + self._done
@@ -230,7 +224,6 @@ class _Follower:
         self._mean = self._replica.tallies.figures().get("loss", 0.0) if self._done else 0.0
 
     def step_begins(self) -> None:
-        """Once the batch is there."""
         if self._opening:  # not earlier: the callbacks of the epoch's beginning may have changed the rate
             self._sync.begin_epoch(self._replica)
             self._opening = False
@@ -239,7 +232,6 @@ class _Follower:
             self._replica.keep_step()
 
     def step_ends(self, steps: int, logs: Any) -> bool:
-        """After so many steps of this epoch."""
         steps = min(steps, self._steps)  # Keras rounds up to whole executions
         own, everybody = self._rows_of(self._done, steps)
         self._replica.step += steps - self._done
@@ -258,7 +250,7 @@ class _Follower:
         return ends
 
     def _look_at_loss(self, steps: int, logs: Any, *, own: int) -> None:
-        """What `fit(on_nan=...)` asks for; the loss that Keras tells is the mean of the epoch so far."""
+        """Apply `fit(on_nan=...)`; the loss that Keras reports is the mean of the epoch so far."""
         names = _names_of_losses(logs) if own else []  # without rows it is that of made-up ones
         stretch, number = self._stretch, self._base + steps - 1
         guard = self.ledger.guard
@@ -283,7 +275,7 @@ class _Follower:
             guard.skip()
 
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
-        """Before the user's callbacks: figures of all ranks, validation included."""
+        """Before the user's callbacks: metrics of all ranks, validation included."""
         replica, worker = self._replica, self._worker
         self.ledger.catch_up()
         if worker.size > 1:
@@ -295,7 +287,6 @@ class _Follower:
             logs.update({f"val_{name}": value for name, value in evaluated.items()})
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
-        """After the user's callbacks."""
         worker, ledger = self._worker, self.ledger
         row = ledger.row(epoch + 1, self._rows_of_epoch(), logs)
         if self._options.callbacks and worker.size > 1:
@@ -304,17 +295,16 @@ class _Follower:
         return ledger.is_over or not ledger.goes_on(epoch + 2)
 
     def _rows_of_epoch(self) -> int:
-        """Rows that all workers have used; where they do not step together, each has made its own steps."""
+        """Rows that all workers used; where they do not step together, each made its own steps."""
         if not self._sync.in_step and self._worker.size > 1:
             return self._worker.total([self._replica.epoch_rows])[0]
         return self._train.rows_of_all(self._base, self._base + self._done)
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of this worker and of all in the steps [first, last) of this epoch."""
         return self._train.rows_of(self._base + first, self._base + last)
 
     def _log_step(self, logs: Any, own: int) -> None:
-        """The framework tells the mean over the epoch so far; a step's own is what it added."""
+        """Keras reports the mean over the epoch so far; derive the step's own loss from it."""
         mean = float(logs["loss"]) if "loss" in logs else 0.0
         before = self._replica.epoch_rows
         loss = (mean * (before + own) - self._mean * before) / own if own else 0.0
@@ -323,7 +313,7 @@ class _Follower:
 
 
 def _names_of_losses(logs: Mapping[str, Any]) -> list[str]:
-    """What to look at: "loss"; a train step of the user's own may have others, or call it what it likes."""
+    """A user's own train step may have other losses than "loss"."""
     if "loss" in logs:
         return ["loss"]
     return [name for name in logs if name.lower().endswith("loss")] or list(logs)
@@ -336,7 +326,7 @@ def _running(logs: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
 
 
 def _agreed(worker: Group, figures: dict[str, Any]) -> dict[str, Any]:
-    """What a train step of the user's own returns besides metrics: the mean over ranks, so that all agree."""
+    """Average over ranks what a user's own train step returns besides metrics."""
 
     def means(parts: Sequence[bytes]) -> dict[str, Any]:
         told = [json.loads(part) for part in parts]
@@ -350,7 +340,7 @@ def _agreed(worker: Group, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(worker: Group, replica: KerasReplica) -> dict[str, float]:
-    """The metrics over all ranks, whose variables hold the merged state afterwards."""
+    """Metrics over all ranks; their variables hold the merged state afterwards."""
     tallies = replica.tallies
     if worker.outlives:  # the first one may die: everybody merges what came
         came = [part for part in worker.all_gather(tallies.take()) if part]

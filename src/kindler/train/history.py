@@ -119,7 +119,6 @@ class History(Sequence[dict[str, Any]]):
 
 
 def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """The epochs that have this metric, and its values; NaN separates lines."""
     epochs: list[float] = []
     values: list[float] = []
     for number, row in enumerate(rows, start=1):
@@ -135,13 +134,11 @@ def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[
 
 
 def _grid(panels: int) -> tuple[int, int]:
-    """Rows and columns of panels."""
     across = min(panels, _MAX_ACROSS)
     return math.ceil(panels / across), across
 
 
 def _panels(names: Sequence[str]) -> dict[str, list[str]]:
-    """A panel for each metric, with its validation values in the same one."""
     panels: dict[str, list[str]] = {}
     for name in names:
         if name not in BOOKKEEPING:

@@ -24,10 +24,7 @@ SERVER = "kindler.train.joining:run_server"
 
 @contextmanager
 def joined(worker: Group, task: Task, replica: Any, *, ends_at: int | None) -> Iterator[Sync]:
-    """Join the replicas of all workers while the block runs; one alone needs no sync but the default.
-
-    `ends_at` is the step after which the run ends.
-    """
+    """Join the replicas of all workers while the block runs; a single one needs only the default sync."""
     config = task.training.sync
     alone = worker.size == 1 and not servers_of(config)
     name, options = ("allreduce", {}) if alone else (config.name, config.options)
@@ -38,10 +35,7 @@ def joined(worker: Group, task: Task, replica: Any, *, ends_at: int | None) -> I
 
 
 def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
-    """Serve the parameters of an asynchronous run, on a rank of the role "ps", until the workers are done.
-
-    What the server starts from comes from the workers. An update that fails raises what the optimizer raised.
-    """
+    """Serve the parameters of an asynchronous run on a rank of the role "ps", until the workers are done."""
     from kindler.sync.parameter_server import ParameterServer
 
     tempfile.tempdir = str(worker.scratch)

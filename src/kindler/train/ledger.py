@@ -1,7 +1,6 @@
-"""The books of a training run on one worker, which both loops keep: what an epoch is, and when a run ends.
+"""The books of a run on one worker, kept by both loops; a loop makes the steps.
 
-A row of the history, checkpoints, losses that are not finite, interrupts, end triggers and reports to the
-driver are handled here; a loop makes the steps.
+History, checkpoints, bad losses, interrupts, end triggers and reports to the driver are handled here.
 """
 
 from __future__ import annotations
@@ -24,28 +23,7 @@ _STEPS_EVERY_S = 0.5
 
 
 class EpochLedger:
-    """A run from its start to its end, epoch by epoch.
-
-    Attributes:
-        steps: Steps of an epoch; None where that shows only at its end.
-        last_epoch: The number of the run's last epoch, unless it ends earlier.
-        rows: The run's rows of the history, those of its earlier part included.
-        halted: Whether the user has interrupted the run.
-        guard: Looks at losses.
-        checkpoints: Writes them.
-        progress: Reports how far the epoch is.
-        step_log: Reports the loss of every step, if that is wanted.
-
-    Args:
-        worker: This worker.
-        task: The run.
-        replica: Its replica.
-        sync: How it agrees with others.
-        train: The rows to train on.
-        start: Where the run begins.
-        callbacks: Those whose states go into checkpoints.
-        on_nan: What to do about a loss that is not finite.
-    """
+    """A run from start to end, epoch by epoch. The states of `callbacks` go into checkpoints."""
 
     def __init__(
         self,
@@ -61,7 +39,7 @@ class EpochLedger:
         options = self._options = task.training
         self._worker, self._replica, self._sync, self._start = worker, replica, sync, start
         self._expected = options.steps_per_epoch or train.expected
-        self.steps = options.steps_per_epoch or train.steps
+        self.steps = options.steps_per_epoch or train.steps  # None if known only at the end of an epoch
         self.last_epoch = start.first_epoch + options.epochs_to_train
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
         self.halted = False
@@ -88,13 +66,13 @@ class EpochLedger:
         self._began = self._seconds = 0.0
 
     def goes_on(self, epoch: int) -> bool:
-        """Whether to begin the next step; not if the user has interrupted, where all workers end alike."""
+        """Whether to begin the next step; after an interrupt all workers end alike."""
         in_step = self._sync.in_step
         self.halted = not self._worker.go_on(self._replica.step + 1 if in_step else epoch, whole=in_step)
         return not self.halted
 
     def begin_epoch(self, epoch: int) -> int:
-        """Begin an epoch, or resume the one that the run starts in; returns how many steps it has made."""
+        """Begin an epoch, or resume the one the run starts in; return the steps it has made."""
         start, replica = self._start, self._replica
         resumes = start.step_in_epoch > 0 and epoch == start.epoch
         done = start.step_in_epoch if resumes else 0
@@ -109,17 +87,16 @@ class EpochLedger:
         return done
 
     def ends_within_epoch(self) -> bool:
-        """Whether the step that was made is the last of the run."""
         return self._ends(Progress(epoch=self._replica.epoch, step=self._replica.step))
 
     def after_step(self, done: int, *, asked: bool) -> None:
-        """Write a checkpoint after step number `done` of the epoch, if it is due or `asked` for."""
+        """Write a checkpoint after step `done` of the epoch, if it is due or `asked` for."""
         if self._sync.in_step:  # otherwise no moment within an epoch is the same on all workers
             seconds = time.perf_counter() - self._began
             self.checkpoints.after_step(self._replica, step_in_epoch=done, seconds=seconds, asked=asked)
 
     def catch_up(self) -> None:
-        """The steps of an epoch are made: leave all workers with the same model, before it is evaluated."""
+        """After an epoch's steps: leave all workers with the same model, before it is evaluated."""
         self.guard.look()
         self.step_log.flush()
         self._sync.catch_up(self._replica)
@@ -127,7 +104,6 @@ class EpochLedger:
         self._seconds = time.perf_counter() - self._began
 
     def row(self, epoch: int, rows: int, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """An epoch's row of the history, after `catch_up`."""
         return {
             "epoch": epoch,
             "steps": self._replica.step - self._first_step,
@@ -140,13 +116,7 @@ class EpochLedger:
         }
 
     def end_epoch(self, row: dict[str, Any], *, stopped: str | None, asked: bool = False) -> None:
-        """Record an epoch. Sets `is_over` if it is the run's last.
-
-        Args:
-            row: Its row of the history.
-            stopped: Why a callback ends the run here, or None.
-            asked: Whether a callback requested a checkpoint.
-        """
+        """Record an epoch; sets `is_over` if it is the last. `stopped` is why a callback ends the run."""
         replica, worker = self._replica, self._worker
         if self.halted:
             self.is_over = True
@@ -174,13 +144,9 @@ class EpochLedger:
 
 
 class ProgressReporter:
-    """Reports the progress of an epoch from rank 0, a few times a second, if it is displayed.
+    """Reports an epoch's progress from rank 0, a few times a second.
 
-    Args:
-        worker: This worker.
-        show: Whether progress is displayed.
-        waited_s: Returns the seconds that this worker has spent in exchanges so far.
-        prepares: Whether batches come out of a transform, so that to wait for one is to wait for that.
+    With `prepares`, batches come out of a transform, so waiting for data is waiting for that.
     """
 
     def __init__(
@@ -209,7 +175,7 @@ class ProgressReporter:
         rows: int = 0,
         quiet: bool = False,
     ) -> None:
-        """An epoch begins, or resumes at `step` after `rows` rows; reported at once unless `quiet`."""
+        """Begin an epoch, or resume it at `step` after `rows` rows; reported at once unless `quiet`."""
         self._began = self._reported = time.perf_counter()
         self._waited_before = self._waited_s()
         self._data_s, self._rows = 0.0, rows
@@ -218,14 +184,10 @@ class ProgressReporter:
             self._report(step, None, {})
 
     def took_data(self, seconds: float) -> None:
-        """Add the seconds it took to get a batch."""
         self._data_s += seconds
 
     def step(self, step: int, rows: int, figures: Callable[[], tuple[float, Mapping[str, float]]]) -> None:
-        """Count step number `step` of this epoch, with `rows` rows over all workers.
-
-        `figures` returns the running loss and metrics; it is called only when they are reported.
-        """
+        """Count step number `step` of this epoch; `figures` is called only if they are reported."""
         self._rows += rows
         if self._active and time.perf_counter() - self._reported > _PROGRESS_EVERY_S:
             self._report(step, *figures())
@@ -246,7 +208,7 @@ class ProgressReporter:
 
 
 class StepReporter:
-    """Reports the loss of every step, from every rank and several steps at a time, if steps are logged."""
+    """Reports the loss of every step, from every rank and several steps at a time."""
 
     def __init__(self, worker: Group, *, active: bool) -> None:
         self.active = active
@@ -258,10 +220,7 @@ class StepReporter:
         self._lr: list[float] = []
 
     def step(self, step: int, *, loss: float, rows: float, lr: float) -> None:
-        """Record the mean loss of step number `step` on this rank.
-
-        `rows` is the weight of the mean: the number of rows, or of what else the loss is a mean of.
-        """
+        """`rows` is the weight of the mean: rows, or whatever else the loss is a mean of."""
         if not self._loss:
             self._first = step
         self._loss.append(loss if rows else 0.0)
@@ -271,7 +230,6 @@ class StepReporter:
             self.flush()
 
     def flush(self) -> None:
-        """Report the remaining steps, at the end of an epoch."""
         self._reported = time.perf_counter()
         if self._loss:
             self._worker.report(

@@ -1,8 +1,7 @@
-"""Lightning's EarlyStopping, ModelCheckpoint and LearningRateMonitor as callbacks that Kindler's loop calls.
+"""Lightning's EarlyStopping, ModelCheckpoint and LearningRateMonitor as callbacks of Kindler's loop.
 
-Lightning is not imported: whoever passes one of them has done so. Their settings are read from the object,
-and what a run found is put on it (`best_model_path`, ...). Subclasses are not translated: hooks of their own
-would be left out.
+Lightning is not imported: whoever passes one has done so. What a run found is put on the object
+(`best_model_path`, ...). Subclasses are not translated, as their own hooks would be lost.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ from kindler.train.metric_names import Direction, improves
 
 
 def translated(callbacks: Sequence[Any] | None) -> list[Any]:
-    """The same callbacks, with those of Lightning's that have a counterpart in its form.
-
-    Raises:
-        ConfigError: One is set to something that has none.
-    """
+    """Translate Lightning's callbacks; raises ConfigError for settings without a counterpart."""
     found: list[Any] = []
     for original in callbacks or ():
         translate = _TRANSLATIONS.get(type(original).__name__)
@@ -100,7 +95,7 @@ class _Stopping(EarlyStopping):
 
 
 class _Kept:
-    """Which files a ModelCheckpoint keeps: workers and the driver come to the same, epoch by epoch."""
+    """Which files a ModelCheckpoint keeps; workers and driver compute the same, epoch by epoch."""
 
     def __init__(self, original: Any) -> None:
         self.best: list[tuple[float, str]] = []  # the best first
@@ -120,7 +115,6 @@ class _Kept:
         )
 
     def offer(self, row: Mapping[str, Any], path: str) -> tuple[bool, list[str]]:
-        """Whether a file is to be written, and which ones go for it."""
         original = self._original
         score = -float(row["epoch"]) if original.monitor is None else float(row[original.monitor])
         # Without a metric the newest counts as the best.
@@ -134,8 +128,6 @@ class _Kept:
 
 
 class _Checkpoints(Callback):
-    """Writes the files, from the first worker."""
-
     def __init__(self, original: Any) -> None:
         self._original, self._kept = original, _Kept(original)
         self.monitor = original.monitor or ""
@@ -166,7 +158,7 @@ class _Checkpoints(Callback):
 
 
 class _CheckpointFacts(DriverCallback):
-    """Puts on Lightning's object what its users read from it."""
+    """Sets on Lightning's object what its users read from it."""
 
     def __init__(self, original: Any) -> None:
         self._original = original

@@ -1,10 +1,9 @@
-"""Data that the user's own code makes, batch by batch, on the workers: functions, loaders, datasets.
+"""Data that the user's own code makes on the workers, batch by batch: functions, loaders, datasets.
 
-What travels there is a `StreamSource`. A `Reader` opens it and gives this worker's batches, pass after pass,
-as arrays. Nobody knows ahead how many rows the others will bring: `AgreedSteps` asks for a few steps at a
-time, so that every step knows the rows of all; `NumberedSteps` serves a framework that weighs by rows itself,
-and asks for steps by number from threads of its own, where no worker may wait for another. Which batches of a
-library's loader fall to a rank is in `kindler.frameworks.loaders`.
+A `StreamSource` travels to the worker, and a `Reader` opens it (`kindler.frameworks.loaders` deals a loader's
+batches to ranks). Nobody knows ahead how many rows the others bring: `AgreedSteps` agrees on a few steps at a
+time; `NumberedSteps` serves a framework that weighs by rows itself and asks for steps by number from its own
+threads, where no worker may wait for another.
 """
 
 from __future__ import annotations
@@ -36,27 +35,16 @@ _WINDOW = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSource:
-    """How a worker comes by its batches.
-
-    Attributes:
-        make: Makes what gives batches, on the worker.
-        creator: Whether it is a function of the user's, to be called with `config` and the worker's share of
-            the batch size; otherwise it is called with nothing.
-        config: What creators are given.
-        whole: Whether its batches are those of all workers, and each takes its part of their rows.
-        weights: Whether the third part of a batch is a weight per row; otherwise the last is the target.
-        allow_nan: Whether NaN is a value, for all arrays or those named.
-    """
+    """How a worker gets its batches."""
 
     make: Callable[..., Any]
-    creator: bool
+    creator: bool  # whether `make` takes `config` and a batch size, rather than nothing
     config: Mapping[str, Any] = field(default_factory=dict)
-    whole: bool = False
-    weights: bool = False
+    whole: bool = False  # whether batches are those of all workers, and each takes its part of the rows
+    weights: bool = False  # whether the third part of a batch is a weight per row, not a target
     allow_nan: bool | Sequence[str] = False
 
     def maker(self, batch_size: int, rank: int, size: int) -> Callable[[], Any]:
-        """A function without arguments, for this worker."""
         if not self.creator:
             return self.make
         here: tuple[Any, ...] = (dict(self.config), share(batch_size, rank, size))
@@ -66,14 +54,13 @@ class StreamSource:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether this gives batches, or makes what does; no framework is imported to find out."""
+    """Whether this yields batches, or makes what does; imports no framework to find out."""
     return is_loader(data) or callable(data)
 
 
 def stream_source(
     data: Any, *, config: Mapping[str, Any], weights: bool, allow_nan: bool | Sequence[str] = False
 ) -> StreamSource:
-    """A creator or a loader as what travels to the workers; see `StreamSource`."""
     if is_loader(data):
         return StreamSource(
             make=packed(data), creator=False, whole=True, weights=weights, allow_nan=allow_nan
@@ -89,7 +76,7 @@ def stream_source(
 
 
 def share(batch_size: int, rank: int, size: int) -> int:
-    """A worker's part of the batch size; the remainder goes to the first ones, and nobody's is nothing.
+    """A worker's share of the batch size, at least 1; the remainder goes to the first ones.
 
     >>> [share(128, rank, 3) for rank in range(3)]
     [43, 43, 42]
@@ -100,12 +87,7 @@ def share(batch_size: int, rank: int, size: int) -> int:
 class Reader:
     """This worker's batches of a stream, as arrays.
 
-    `what` is how to call the data in complaints. Where it `trains`, batches of all workers must stay what
-    they are; an evaluation may deal them as it likes.
-
-    Attributes:
-        form: What they consist of, once one was read.
-        whole: Whether they are cut out of batches of all workers.
+    When it `trains`, batches of all workers must stay as they are; an evaluation may deal them freely.
     """
 
     def __init__(
@@ -125,11 +107,10 @@ class Reader:
         seed_own(seed, worker.rank)  # what is done to rows on their way may differ
 
     def length(self) -> float | None:
-        """Batches of a pass; `math.inf`, or None where that is not known."""
+        """Batches per pass; `math.inf`, or None if not known."""
         return self._stream.length()
 
     def refuse_endless(self) -> None:
-        """Complain about a pass that would never end."""
         if self.length() == math.inf:
             raise ConfigError(
                 f"{self._what} has no end, so an epoch over it would have none.\n"
@@ -164,8 +145,6 @@ class Reader:
 
 
 class Peeking:
-    """The parts of a pass, of which the next can be looked at before it is taken."""
-
     def __init__(self, parts: Generator[Part | None, None, None]) -> None:
         self._parts = parts
         self._next: list[Part | None] = []
@@ -173,7 +152,7 @@ class Peeking:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more; reads a part if need be."""
+        """Whether there is nothing more; may read a part."""
         if not self._next and not self._ended:
             try:
                 self._next.append(next(self._parts))
@@ -182,7 +161,6 @@ class Peeking:
         return self._ended and not self._next
 
     def peek(self) -> Part | None:
-        """The next part; None too when there is none."""
         return None if self.ended else self._next[0]
 
     def __iter__(self) -> Iterator[Part | None]:
@@ -194,7 +172,6 @@ class Peeking:
         return self._next.pop()
 
     def close(self) -> None:
-        """End the pass."""
         self._parts.close()
         self._next, self._ended = [], True
 
@@ -205,14 +182,13 @@ def _names(form: Form) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Agreed:
-    """What all workers know of a stream; `lengths` are batches of a pass, None where not all know theirs."""
+    """What all workers know of a stream; `lengths` is None unless every pass has a known length."""
 
     form: Form
     layout: Layout
     lengths: tuple[int, ...] | None
 
     def empty(self, global_rows: int = 0) -> Batch:
-        """A step in which this worker has no rows."""
         arrays = [
             np.empty((0, *shape), dtype) for dtype, shape in (self.layout[n] for n in _names(self.form))
         ]
@@ -221,7 +197,7 @@ class _Agreed:
 
 
 def _agree(worker: Group, reader: Reader, first: Part | None, *, what: str) -> _Agreed:
-    """What every worker found in its `first` batch with rows, made known to all; all call it together."""
+    """Compare every worker's `first` batch with rows; all call it together."""
     mine: dict[str, Any] = {"length": reader.length(), "form": None}
     if first is not None and reader.form is not None:
         form = reader.form
@@ -252,8 +228,7 @@ def _refuse_different(known: Sequence[Mapping[str, Any]], what: str) -> None:
 
 
 class _Opened(Rows):
-    """What both kinds of steps have in common. Nobody has counted the rows, so that no run can resume in the
-    middle of an epoch."""
+    """What both kinds of steps share. Rows are not counted, so no run can resume in mid-epoch."""
 
     def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
         self._worker, self._reader, self._what = worker, reader, what
@@ -273,14 +248,12 @@ class _Opened(Rows):
         return self._agreed.layout
 
     def close(self) -> None:
-        """End the pass that is open, and what it started."""
         if self._begun is not None:
             self._begun[1].close()
             self._begun = None
         self._reader.close()
 
     def _begin(self, number: int) -> Peeking:
-        """The pass of this number, from its beginning; perhaps the one that was begun already."""
         begun, self._begun = self._begun, None
         if begun is not None and begun[0] == number:
             return begun[1]
@@ -290,15 +263,7 @@ class _Opened(Rows):
 
 
 class AgreedSteps(_Opened):
-    """Steps whose rows are known on all workers before they are made.
-
-    Args:
-        worker: This worker.
-        reader: Its batches.
-        what: How to call the data in complaints.
-        bounded: Whether epochs have a number of steps of their own.
-        number: The pass that will be asked for first, most likely.
-    """
+    """Steps whose rows are known on all workers before they are made. `number`: the likely first pass."""
 
     steps: int | None = None
 
@@ -349,7 +314,7 @@ class AgreedSteps(_Opened):
             )
 
     def _global_rows(self, mine: Sequence[Part | None], *, ended: bool) -> tuple[Array, bool]:
-        """Rows of all workers in each of the next few steps, and whether nobody has any after them."""
+        """Rows of all workers in each of the next steps, and whether nobody has any after them."""
         own = np.zeros(_WINDOW + 1, np.int64)
         own[: len(mine)] = [0 if part is None else part.rows for part in mine]
         own[_WINDOW] = ended
@@ -358,22 +323,10 @@ class AgreedSteps(_Opened):
 
 
 class NumberedSteps(_Opened):
-    """Steps by their number; how many a pass has is known before the first.
+    """Steps by number; how many a pass has is known before the first.
 
-    Where no loader says how many batches it has, each worker reads through a pass once to count them.
-
-    Attributes:
-        steps: Steps of a pass: those of the worker with the most batches. None where epochs have a number of
-            steps of their own and nobody knows the length of a pass; then each worker goes through its own
-            passes.
-        expected: The same.
-
-    Args:
-        worker: This worker.
-        reader: Its batches.
-        what: How to call the data in complaints.
-        trains: Whether it is trained on; who judges asks only for steps in which there are rows.
-        bounded: Steps of an epoch, where they are not those of a pass.
+    If no loader knows its length, each worker reads through a pass once to count. `steps` is the length of
+    the longest pass, or None if it is unknown and `bounded` gives the steps of an epoch.
     """
 
     def __init__(
@@ -406,7 +359,7 @@ class NumberedSteps(_Opened):
         return range(self._own or 0)
 
     def batch(self, step: int) -> Batch:
-        """One step. Asked for out of order, it is the first of a new pass; asked for again, the same."""
+        """Asked for out of order, a step is the first of a new pass; asked for again, the same."""
         with self._lock:
             if self._last is not None and self._last[0] == step:
                 self._rows[step] = self._last[1].rows  # it may be of another round over a single step
@@ -460,7 +413,7 @@ class NumberedSteps(_Opened):
         return part
 
     def _cycled(self, parts: Peeking) -> Part | None:
-        """Without end: after a pass comes the next one. Who was given nothing in a pass has none."""
+        """Passes without end; a worker that got nothing in a pass has none."""
         if not parts.ended:
             self._given += 1
             return next(parts)
@@ -486,7 +439,6 @@ class NumberedSteps(_Opened):
                 )
 
     def _counted(self) -> tuple[int, ...]:
-        """Every worker's batches of a pass, each counted by itself."""
         parts = self._begin(1)
         try:
             own = sum(1 for _ in parts)

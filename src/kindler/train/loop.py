@@ -1,8 +1,6 @@
 """The run on one worker: every rank calls `run`, makes as many steps as the others and ends epochs with them.
 
-Which framework steps the model and how replicas agree is not known here; see `frameworks/contract.py` and
-`sync/contract.py`. Where training goes on from is in `run_start.py`, and what an epoch ends with in
-`ledger.py`.
+It knows neither the framework nor the sync; see `frameworks/contract.py` and `sync/contract.py`.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ from kindler.train.run_start import (
 
 
 def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
-    """Train or evaluate; rank 0 returns the history (or figures) as JSON, and the model's state.
+    """Train or evaluate; rank 0 returns the history (or metrics) as JSON, and the model's state.
 
-    `states` is the model's state (empty for a new one), then checkpoints to go on from, best first.
+    `states` is the model's state (empty for a new one), then checkpoints to continue from, best first.
     """
     task: Task = cloudpickle.loads(task_bytes)
     placed = worker.place(task.config.device, share=task.config.share_gpus)
@@ -88,7 +86,6 @@ def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractCont
 
 
 def _weigh(replica: BaseReplica, task: Task) -> None:
-    """Let the losses of rows be weighed, if that was asked for."""
     if not task.trains:
         return
     classes, column = task.training.class_weight, task.training.columns.weight_col is not None
@@ -97,8 +94,6 @@ def _weigh(replica: BaseReplica, task: Task) -> None:
 
 
 class _Fit:
-    """Training, from where it stands to its end."""
-
     def __init__(
         self, worker: Group, task: Task, replica: BaseReplica, train: Rows, start: Start, sync: Sync
     ) -> None:
@@ -132,7 +127,6 @@ class _Fit:
         replica.watch_losses(ledger.guard)
 
     def run(self) -> list[dict[str, Any]]:
-        """The run's rows of the history, those of its earlier part included."""
         ledger, start = self._ledger, self._start
         validation = closing(self._validation) if self._validation is not None else nullcontext()
         with ledger.checkpoints, validation:
@@ -148,7 +142,6 @@ class _Fit:
         return ledger.rows
 
     def _epoch(self, epoch: int) -> None:
-        """One epoch, or the rest of one."""
         replica, ledger = self._replica, self._ledger
         done = ledger.begin_epoch(epoch)
         self._each("on_epoch_begin")
@@ -210,12 +203,12 @@ class _Fit:
         return named
 
     def _gather_for_hooks(self) -> None:
-        """One of them may write a checkpoint by itself, and on the first worker only."""
+        """A callback may write a checkpoint by itself, on the first worker only."""
         if self._hooks:
             self._sync.whole(self._replica)
 
     def _agree(self) -> bool:
-        """A callback may decide by what only its own worker knows: all stop, and save, when one does."""
+        """All workers stop, or save, when a callback of one asks for it."""
         if not self._hooks:
             return False
         mine = {"stop": self._view.stopping, "save": self._view.take_save_request()}
@@ -242,7 +235,6 @@ def _running(replica: BaseReplica) -> tuple[float, Mapping[str, float]]:
 def _evaluated(
     worker: Group, replica: BaseReplica, data: Rows, *, show: bool = False, tell: str | None = None
 ) -> dict[str, Any]:
-    """Each row once, without training; the metrics over all workers."""
     progress = ProgressReporter(worker, show=show)
     progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
     with closing(data.stretch(0)) as batches:
@@ -254,7 +246,7 @@ def _evaluated(
 
 
 def _merged(worker: Group, replica: BaseReplica, *, tell: str | None = None) -> dict[str, Any]:
-    """The metrics over all workers; with `tell`, the driver also hears those of each."""
+    """Metrics over all workers; with `tell`, the driver also gets those of each."""
     tallies = replica.take_tallies()
     if tell is not None:
         own = replica.merge_tallies([tallies])

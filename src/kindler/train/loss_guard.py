@@ -1,8 +1,7 @@
-"""What a worker does about a loss that is NaN or infinite: raise, warn, or let the step be left out.
+"""What a worker does about a loss that is NaN or infinite: raise, warn, or skip the step.
 
-Every loss is looked at as it comes, unless that would mean to wait for a step that still runs, on a GPU or in
-JAX: such losses are collected and looked at several times a second, those together that were there at the
-look before.
+A loss is checked as it comes, unless that would wait for a running step (on a GPU or in JAX): such losses are
+collected and checked several times a second.
 """
 
 from __future__ import annotations
@@ -23,18 +22,7 @@ _MOST_FRESH = 256
 
 
 class LossGuard:
-    """Looks at the losses of one worker in training, which its replica shows it.
-
-    Args:
-        on_nan: What to do about one that is not finite.
-        rank: This worker.
-        tell: Tells the driver.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        skips: Whether steps with such a loss are left out, on all workers.
-        skipped: Steps that were left out since `begin_epoch`.
-    """
+    """Watches the training losses of one worker, which its replica shows it."""
 
     def __init__(
         self,
@@ -55,15 +43,10 @@ class LossGuard:
         self._told = False
 
     def begin_epoch(self) -> None:
-        """Count and tell anew."""
         self._told, self.skipped = False, 0
 
     def saw(self, step: int, loss: float, describe: Describe) -> bool:
-        """Look at the loss of a step now; whether it is finite.
-
-        Raises:
-            NonFiniteLossError: It is not, and that is what `on_nan` asks for.
-        """
+        """Check a loss now and return whether it is finite; may raise NonFiniteLossError."""
         if math.isfinite(loss):
             return True
         self._found(step, loss, describe)
@@ -76,13 +59,10 @@ class LossGuard:
         describe: Describe,
         values: Callable[[Sequence[Any]], Sequence[float]] | None = None,
     ) -> None:
-        """Look at the loss of a step soon: at the look after next, so that it is likely to be there by then.
+        """Check a loss at the look after next, when it is likely to be computed.
 
-        Args:
-            step: The step's number.
-            loss: A number that is somewhere else, such as on a GPU.
-            describe: Called if it is not finite; must not keep the batch.
-            values: Brings several such numbers here at once.
+        `loss` is a number elsewhere, such as on a GPU, `values` fetches several of them at once, and
+        `describe` must not keep the batch.
         """
         if values is not None:
             self._values = values
@@ -92,15 +72,11 @@ class LossGuard:
             self._look(self._ripe)
 
     def look(self) -> None:
-        """Look at all losses that were noted.
-
-        Raises:
-            NonFiniteLossError: One is not finite, and that is what `on_nan` asks for.
-        """
+        """Check all losses noted so far; may raise NonFiniteLossError."""
         self._look(len(self._unseen))
 
     def _look(self, count: int) -> None:
-        """At the first ones; the others are ripe for the next look."""
+        """Check the first ones; the others are ripe for the next look."""
         unseen, self._unseen = self._unseen[:count], self._unseen[count:]
         self._ripe = len(self._unseen)
         for (step, _, describe), value in zip(unseen, self._values([e[1] for e in unseen]), strict=True):
@@ -108,11 +84,9 @@ class LossGuard:
         self._looked = self._clock()
 
     def skip(self) -> None:
-        """A step was left out."""
         self.skipped += 1
 
     def figures(self) -> dict[str, int]:
-        """What the history says of an epoch."""
         return {"skipped_steps": self.skipped} if self.skips else {}
 
     def _found(self, step: int, loss: float, describe: Describe) -> None:

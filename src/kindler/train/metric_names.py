@@ -1,4 +1,4 @@
-"""The names of metrics: which are metrics at all, and whether higher or lower values are better."""
+"""Names of metrics: which are metrics at all, and whether higher or lower is better."""
 
 from __future__ import annotations
 
@@ -32,13 +32,10 @@ _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
 
 
 def direction(name: str) -> Direction:
-    """Whether lower ("min") or higher ("max") values of this metric are better.
+    """Whether lower ("min") or higher ("max") is better; raises ConfigError if the name does not tell.
 
     >>> direction("val_loss"), direction("val_acc"), direction("BinaryAccuracy")
     ('min', 'max', 'max')
-
-    Raises:
-        ConfigError: The name does not tell.
     """
     # The last telling word decides: a "precision_error" is an error.
     for word in reversed([word.lower() for word in _WORD.findall(name)]):
@@ -58,13 +55,10 @@ def direction(name: str) -> Direction:
 
 
 def parse(name: str) -> tuple[str, Direction]:
-    """A metric's name and direction; the prefix "max:" or "min:" overrides what the name tells.
+    """A metric's name and direction; the prefix "max:" or "min:" overrides the name.
 
     >>> parse("val_loss"), parse("max:val_gain")
     (('val_loss', 'min'), ('val_gain', 'max'))
-
-    Raises:
-        ConfigError: Neither prefix nor name tells the direction.
     """
     prefix, colon, rest = name.partition(":")
     if colon and prefix == "min":

@@ -1,8 +1,7 @@
-"""What a run is asked to do, as values: the options of `fit`, `evaluate` and `predict`, and the `Task`.
+"""The options of `fit`, `evaluate` and `predict` as values, and the `Task` that workers get.
 
-An `Estimator` builds the options from the keywords of a call, which document them, checks them once on the
-driver and sends them to the workers as they are. Rules that need more than the options themselves (the model,
-the data, the estimator's folder) are in `kindler.estimator.checks`.
+`Estimator` builds them from the keywords of a call, which document them, and checks them once on the driver.
+Rules that need the model, the data or the folder are in `kindler.estimator.checks`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What all three calls have; `preparation` is the estimator's."""
+    """What all three calls share; `preparation` is the estimator's."""
 
     batch_size: int
     columns: ColumnOptions = field(default_factory=ColumnOptions)
@@ -75,7 +74,7 @@ class PredictOptions(RunOptions):
     """The keywords of `Estimator.predict`.
 
     Attributes:
-        finish: Makes the columns of the model's outputs, batch by batch; None takes the outputs as they are.
+        finish: Makes the columns of the model's outputs, batch by batch; None takes them as they are.
     """
 
     batch_size: int = 1024
@@ -116,12 +115,10 @@ class FitOptions(RunOptions):
 
     @property
     def endless(self) -> bool:
-        """Whether only steps or a trigger end the run."""
         return self.epochs is None and (self.max_steps is not None or self.end_trigger is not None)
 
     @property
     def epochs_to_train(self) -> int:
-        """The most epochs this run trains."""
         return self._last_epoch - (self.initial_epoch or 0)
 
     @property
@@ -129,7 +126,6 @@ class FitOptions(RunOptions):
         return ENDLESS if self.endless else self.epochs or 1
 
     def validates(self, epoch: int) -> bool:
-        """Whether the model is validated after this epoch."""
         freq = self.validation_freq
         return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
@@ -184,7 +180,6 @@ def _is_weight(value: Any) -> bool:
 
 
 def at_least_one(**options: int | None) -> Iterator[str]:
-    """A complaint about each of these that is neither None nor a positive whole number."""
     for name, value in options.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             yield f"{name} must be a whole number of at least 1; received {value!r}."
@@ -192,60 +187,42 @@ def at_least_one(**options: int | None) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class StateLimit:
-    """How many bytes a trained state may have to come back to the driver, and what to do about that."""
+    """The most bytes a trained state may have to come back to the driver, and why."""
 
     most: int
     why: str
 
     def check(self, size: int) -> None:
-        """Raise a ConfigError about a state that would be lost once it is trained."""
         if size > self.most:
             raise ConfigError(f"the trained state will have {size:,} bytes, and {self.most:,} {self.why}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A run as its workers know it; built on the driver and pickled once.
-
-    Attributes:
-        framework: The framework's name in the registry.
-        options: What was asked for. `FitOptions` make it a training run, `EvaluateOptions` an evaluation.
-        config: Where it runs.
-        data: The rows to train on, or to evaluate.
-        validation: The rows to evaluate while training.
-        dealing: How rows are dealt to workers. None deals them as for a run that starts with these workers.
-        process_group: Whether `torch.distributed` joins the workers.
-        run_id: The run's name in its checkpoints.
-        log_steps: Whether every worker reports the loss of every step.
-        watched: Whether the driver follows the progress within an epoch, even if it is not shown.
-        limit: How large the trained state may be; None where it does not matter.
-    """
+    """A run as its workers know it; built on the driver and pickled once."""
 
     framework: str
     options: FitOptions | EvaluateOptions
     data: Source | StreamSource
     validation: Source | StreamSource | None = None
     config: RunConfig = field(default_factory=RunConfig)
-    dealing: Dealing | None = None
-    process_group: bool = False
+    dealing: Dealing | None = None  # None deals rows as for a run that starts with these workers
+    process_group: bool = False  # whether `torch.distributed` joins the workers
     run_id: str = ""
     log_steps: bool = False
-    watched: bool = False
+    watched: bool = False  # whether the driver follows an epoch even if it is not shown
     limit: StateLimit | None = None
 
     @property
     def trains(self) -> bool:
-        """Whether this run trains; otherwise it evaluates."""
         return isinstance(self.options, FitOptions)
 
     @property
     def training(self) -> FitOptions:
-        """The options of a run that trains."""
         if not isinstance(self.options, FitOptions):
             raise TypeError("an evaluation has no training options.")
         return self.options
 
     @property
     def show(self) -> bool:
-        """Whether anybody watches the progress within an epoch."""
         return self.watched or self.options.verbose > 0

@@ -1,8 +1,7 @@
 """The progress bar on the driver, and the lines that workers print.
 
-In a terminal or a notebook a bar per epoch is redrawn in place, in a notebook without any extra package.
-Where standard error is a file or a pipe, there is one plain line per epoch instead. Before the first step, a
-line shows rows on their way from Spark. Pure functions format what workers report.
+A terminal or a notebook shows a bar per epoch, redrawn in place; a file or a pipe gets one line per epoch.
+Before the first step, a line shows rows on their way from Spark.
 """
 
 from __future__ import annotations
@@ -23,15 +22,7 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}
 
 
 class ProgressBar:
-    """Draws a bar per epoch from what workers report; `verbose=0` draws and prints nothing.
-
-    Args:
-        verbose: 0 shows nothing.
-        what: "epoch", or the name of another kind of pass, as "evaluate".
-        unit: What a bar counts.
-        stream: Where bars are written; None is standard error.
-        clock: Returns the time in seconds.
-    """
+    """Draws a bar per epoch from what workers report; `verbose=0` shows nothing."""
 
     def __init__(
         self,
@@ -70,11 +61,9 @@ class ProgressBar:
         self._ingest.end()
 
     def log(self, rank: int, line: str) -> None:
-        """Print a line of a worker's output."""
         self.note(f"[worker {rank}] {line}")
 
     def note(self, line: str) -> None:
-        """Print a line about the run itself."""
         if self._verbose:
             from tqdm import tqdm
 
@@ -82,7 +71,6 @@ class ProgressBar:
             sys.stdout.flush()  # a line at a time: Java writes to the same pipe
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """Show a worker's report: `progress` within an epoch, or `epoch` at its end."""
         if not self._verbose:
             return
         if fields["name"] == "ingest":
@@ -96,7 +84,6 @@ class ProgressBar:
             self._finish(fields["row"], whole=fields.get("whole", True))
 
     def result(self, row: Mapping[str, Any]) -> None:
-        """Show what a pass over all rows gave, where the bar has shown that of the first worker."""
         if self._bar is not None:
             self._bar.set_postfix_str(" · ".join(figures(row)), refresh=False)
 
@@ -163,7 +150,7 @@ class ProgressBar:
 
 
 class _NotebookBar:
-    """One output of a cell that changes while a pass runs; used as tqdm's bars are."""
+    """One output of a cell that changes in place; has the interface of tqdm's bars."""
 
     def __init__(self, *, total: int | None, desc: str, unit: str) -> None:
         self.total, self.n = total, 0
@@ -179,7 +166,7 @@ class _NotebookBar:
         self._show()
 
     def close(self) -> None:
-        """What was drawn last stays."""
+        """The last drawing stays."""
 
     def _show(self) -> None:
         count = f"{self.n:,}/{self.total:,}" if self.total is not None else f"{self.n:,}"
@@ -194,7 +181,7 @@ class _NotebookBar:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which shows HTML and can change it."""
+    """Whether this process is a notebook kernel, which shows HTML and can change it."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return shell is not None and getattr(shell, "kernel", None) is not None
@@ -203,8 +190,8 @@ def _in_notebook() -> bool:
 class _IngestLine:
     """Shows rows on their way from Spark to the workers, in one line, until `end`.
 
-    In a terminal it is redrawn in place; elsewhere it is printed every ten seconds, and nothing is printed
-    for rows that come sooner.
+    A terminal line is redrawn in place; elsewhere it is printed every ten seconds, and never for rows that
+    come sooner.
     """
 
     def __init__(self, stream: TextIO | None, clock: Callable[[], float]) -> None:
@@ -228,7 +215,6 @@ class _IngestLine:
             self._show(in_place)
 
     def end(self) -> None:
-        """No more rows come: the last counts stay, if any were shown."""
         if self._shown:
             in_place = _is_terminal(self._stream or sys.stderr)
             self._show(in_place)
@@ -243,7 +229,7 @@ class _IngestLine:
 
 
 def ingest_text(computed: Mapping[str, Any], received: list[tuple[int, int]]) -> str:
-    """Rows from Spark: those that its tasks have computed, then the rows and bytes that workers received.
+    """Rows that Spark's tasks have computed, then the rows and bytes that workers received.
 
     >>> ingest_text({"rows": 1500, "bytes": 2_500_000, "done_tasks": 3, "tasks": 16}, [])
     'rows from Spark: 1,500 computed (2.5 MB, 3 of 16 tasks)'
@@ -272,13 +258,7 @@ def _size(count: float) -> str:
 
 
 def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """A finished epoch in one line.
-
-    Args:
-        label: The epoch's label.
-        row: Its row of the history.
-        last: Its last progress report; may be empty.
-    """
+    """A finished epoch in one line; `last` is its last progress report, possibly empty."""
     return f"{label}: {row.get('steps', 0):,} steps in {_clock_time(row.get('seconds', 0.0))}" + "".join(
         f" · {part}" for part in _done(row, last)[1:]
     )
@@ -313,12 +293,9 @@ def shares(fields: Mapping[str, Any]) -> str | None:
 def remaining(
     fields: Mapping[str, Any], first_step: int = 0, epoch_s: float | None = None
 ) -> tuple[float | None, float | None]:
-    """Seconds left of the epoch, and of the run; None where they cannot be estimated yet.
+    """Seconds left of the epoch and of the run; None if they cannot be estimated yet.
 
-    Args:
-        fields: The progress report.
-        first_step: The step at which the epoch began or resumed.
-        epoch_s: The duration of the previous epoch, validation included.
+    `epoch_s` is the duration of the previous epoch, validation included.
     """
     steps, seconds = fields["step"] - first_step, fields.get("seconds")
     if steps <= 0 or not seconds or fields["steps"] is None:
@@ -341,7 +318,6 @@ def _times(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) ->
 
 
 def _now(fields: Mapping[str, Any]) -> list[str]:
-    """Within an epoch: the metrics of the first worker."""
     loss = {} if fields.get("loss") is None else {"loss": fields["loss"]}
     parts = figures({**loss, **(fields.get("metrics") or {})})
     if fields.get("rows") and fields.get("seconds"):
@@ -350,7 +326,6 @@ def _now(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
-    """After an epoch: the metrics of all workers."""
     parts = [_clock_time(row.get("seconds", 0.0)), *figures(row)]
     if row.get("rows_per_s"):
         parts.append(f"{row['rows_per_s']:,.0f} rows/s")
@@ -358,7 +333,6 @@ def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
 
 
 def _clock_time(seconds: float) -> str:
-    """A duration as "12:34"; short ones with a decimal."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

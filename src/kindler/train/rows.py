@@ -1,4 +1,4 @@
-"""Opening the data of a run on a worker: what workers tell each other of their rows before the first step."""
+"""Opening the data of a run on a worker: what workers agree on before the first step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAMPLE_ROWS = 2
 def open_batch_stream(
     worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
 ) -> Rows:
-    """This worker's part of the data, for a loop that takes batches as they come; all workers call it."""
+    """This worker's data, for a loop that takes batches as they come; all workers call it."""
     if not isinstance(source, StreamSource):
         return _open_batches(worker, task, source, what, trains=trains)
     bounded = trains and task.training.steps_per_epoch is not None
@@ -111,7 +111,6 @@ def _gathered(worker: Group, mine: Any) -> list[Any]:
 
 
 def _marks(worker: Group, spool: Spool, lanes: int) -> list[str]:
-    """A fingerprint of the rows of each lane."""
     own = {lane: spool.fingerprint(rows, parts=lanes) for lane, rows in spool.by_lane(worker.rank).items()}
     marks = {int(lane): mark for part in _gathered(worker, own) for lane, mark in part.items()}
     return [marks.get(lane, "") for lane in range(lanes)]
@@ -127,7 +126,6 @@ def _prepared_batches(
     trains: bool,
     stack: bool,
 ) -> PreparedBatches:
-    """Batches of prepared rows; all workers call it together."""
     threads = max(1, min(_MOST_THREADS, worker.threads))
     preparer = Preparer(
         preparation,
@@ -176,7 +174,7 @@ def _check_lengths(array: Any, name: str) -> None:
 
 
 def _own_places(spool: Spool) -> Array:
-    """This worker's rows, those of a lane together, as places in their natural order."""
+    """This worker's rows, grouped by lane, as places in their natural order."""
     if spool.lanes is None:
         return np.arange(spool.rows)
     return np.argsort(spool.lanes, kind="stable")
@@ -185,7 +183,6 @@ def _own_places(spool: Spool) -> Array:
 def _everybody(
     worker: Group, spool: Spool, own: Array, counts: Sequence[int], names: Sequence[str]
 ) -> AllRows:
-    """The lengths, and the numbers, of the rows of all workers."""
     if not names:
         return AllRows(lengths={})
     places = own if spool.order is None else spool.order[own]
@@ -196,7 +193,7 @@ def _everybody(
 
 
 def _shared(worker: Group, own: Array, counts: Sequence[int]) -> Array:
-    """A number of each row of all workers, those of a lane together, one lane after another."""
+    """One number per row of all workers, lane after lane."""
     if worker.size == 1:
         return own.astype(np.int64)
     gathered = [np.frombuffer(part, np.int64) for part in worker.all_gather(own.astype(np.int64).tobytes())]
@@ -219,7 +216,7 @@ def _agreed_layout(
     *,
     free: bool,
 ) -> PreparedLayout:
-    """What prepared rows look like, tried on a row or two; workers without rows learn it from the others."""
+    """What prepared rows look like, tried on one or two; workers without rows learn it from the others."""
     mine: Any = None
     if spool.rows:
         rows = np.arange(min(_SAMPLE_ROWS, spool.rows))

@@ -1,7 +1,7 @@
 """The start of a run on a worker: its replica, and what training continues from.
 
-Whether a checkpoint from the middle of an epoch can be used is known only when all workers have opened their
-data. The driver therefore sends candidates, and every worker makes the same choice.
+Whether a mid-epoch checkpoint is usable is known only when all workers have opened their data, so the driver
+sends candidates, and every worker makes the same choice.
 """
 
 from __future__ import annotations
@@ -23,18 +23,7 @@ from kindler.train.triggers import Progress, end_of_epoch
 
 
 def build_replica(worker: Group, task: Task, placed: Placement, spec: bytes, **options: Any) -> Any:
-    """The replica of this worker, on its device.
-
-    Args:
-        worker: The worker.
-        task: The run.
-        placed: Where the worker computes.
-        spec: The packed model.
-        options: What else the replica is made with.
-
-    Raises:
-        ConfigError: Several workers would use one GPU, and nobody said that they may.
-    """
+    """Raises ConfigError if several workers would use one GPU without permission."""
     replica = FRAMEWORKS.load(task.framework).from_bytes(
         spec,
         device=placed.device,
@@ -55,11 +44,10 @@ def build_replica(worker: Group, task: Task, placed: Placement, spec: bytes, **o
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Header):
-    """Where a run stands before its first step, as a checkpoint's header; the replica has loaded its state.
+    """Where a run stands before its first step; the replica has loaded its state.
 
     If `step_in_epoch` is 0, the next epoch is `epoch + 1`; otherwise `epoch` continues, and `local_states`,
-    those of all earlier ranks, are to be loaded after `begin_epoch(epoch)`. The last epoch of the run is
-    `first_epoch` plus `FitOptions.epochs_to_train`.
+    those of all earlier ranks, are loaded after `begin_epoch(epoch)`.
     """
 
     framework: str = ""
@@ -75,15 +63,9 @@ def begin(
     counts: Sequence[int],
     marks: Sequence[str] = (),
 ) -> Start:
-    """Load into the replica what the run continues from, and return where that is.
+    """Load what the run continues from into the replica, not yet joined to others, and return where that is.
 
-    Args:
-        replica: The replica, before it is attached to others.
-        task: The run.
-        states: The model's state (empty for a new one), then the files of checkpoints, best first.
-        rank: This worker.
-        counts: Rows of every lane.
-        marks: A fingerprint of those rows (`Batches.marks`).
+    `states` is the model's state (empty for a new one), then the files of checkpoints, best first.
     """
     candidates = [parse(data, verify=False) for data in states[1:]]  # the driver has verified them
     chosen = next((c for c in candidates if usable(c.header, task, counts, marks)), None)
@@ -110,9 +92,9 @@ def begin(
 
 
 def taken_over(worker: Group, replica: Any, task: Task, start: Start, data: Rows) -> Start:
-    """Where this process goes on: at `start`, or where one had come to whose place it takes.
+    """Where this process continues: at `start`, or where the process it replaces had come to.
 
-    All workers call it after they have joined each other and opened their data, and before the first epoch.
+    All workers call it after they have joined and opened their data, and before the first epoch.
     """
     kept = worker.opened() if worker.replaceable else b""
     if not kept:
@@ -121,13 +103,13 @@ def taken_over(worker: Group, replica: Any, task: Task, start: Start, data: Rows
 
 
 def last_step(task: Task, start: Start) -> int | None:
-    """The optimizer step after which the run ends; None where steps do not end it."""
+    """The optimizer step after which the run ends; None if steps do not end it."""
     most = task.training.max_steps
     return None if most is None else start.first_step + most
 
 
 def over_already(task: Task, start: Start) -> bool:
-    """Whether the run has nothing left to do before its first step: its steps are made, its trigger fires."""
+    """Whether the run has nothing left to do before its first step."""
     most, trigger = last_step(task, start), task.training.end_trigger
     if most is not None and start.step >= most:
         return True
@@ -142,7 +124,7 @@ def over_already(task: Task, start: Start) -> bool:
 
 
 def load_local_states(replica: Any, states: Sequence[bytes], worker: Group) -> None:
-    """Let a replica continue in the middle of an epoch, from the states of the ranks there were."""
+    """Continue in mid-epoch from the states of all earlier ranks, whose number may differ."""
     if len(states) == worker.size:
         replica.load_local_state(states[worker.rank])
     else:
@@ -150,10 +132,10 @@ def load_local_states(replica: Any, states: Sequence[bytes], worker: Group) -> N
 
 
 def usable(header: Header, task: Task, counts: Sequence[int], marks: Sequence[str] = ()) -> bool:
-    """Whether training can continue from there without missing a row or using one twice.
+    """Whether training can continue from there without missing or repeating a row.
 
-    Between epochs it always can. Within an epoch, every lane must have the rows it had, in the same order,
-    whichever worker has the lane; for rows that were not counted that is unknown.
+    Between epochs it always can. Within one, every lane must have the same rows in the same order, whichever
+    worker has the lane; rows that were not counted are never known to be the same.
     """
     options = task.training
     return header.ends_epoch or (

@@ -1,7 +1,7 @@
-"""The metrics of all runs of an estimator by step, collected from the reports of workers.
+"""Metrics of all runs of an estimator by step, collected from workers' reports.
 
-Kept in memory for `get_train_summary`, and passed on to a sink (TensorBoard) while one is open. Reports of
-single steps come from every worker and are merged exactly: a mean over rows, once all have reported.
+Kept for `get_train_summary`, and passed on to a sink (TensorBoard). Step reports are merged exactly: a mean
+over rows, once all workers have reported.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _ALIASES = {
 
 
 class Sink(Protocol):
-    """A further destination of metrics."""
-
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None: ...
     def rewind(self, step: int) -> None: ...
     def flush(self) -> None: ...
@@ -48,21 +46,19 @@ class _Sums:
 
 
 class StepMerge:
-    """Merges the losses that ranks report for a step into their mean, weighted by rows or by the loss."""
-
     def __init__(self) -> None:
         self._size: int | None = None
         self._open: dict[int, _Sums] = {}
 
     def begin(self, size: int | None) -> None:
-        """A gang of `size` ranks starts; unfinished steps of an earlier one are dropped."""
+        """Start a gang of `size` ranks; unfinished steps of an earlier one are dropped."""
         self._size = size
         self._open.clear()
 
     def add(
         self, rank: int, first: int, loss: Sequence[float], rows: Sequence[float], lr: Sequence[float]
     ) -> list[tuple[int, float, float]]:
-        """Add a rank's steps from `first` on; returns (step, loss, lr) of those that are now complete."""
+        """Add a rank's steps; return (step, loss, lr) of those that are now complete."""
         for offset, (mean, count) in enumerate(zip(loss, rows, strict=True)):
             sums = self._open.setdefault(first + offset, _Sums())
             if rank in sums.ranks:
@@ -96,7 +92,6 @@ class Summaries:
 
     @contextmanager
     def writing(self, sink: Sink | None) -> Iterator[None]:
-        """Around a run: pass its metrics on to `sink`."""
         self._sink, self._epoch = sink, 0
         try:
             yield
@@ -104,13 +99,13 @@ class Summaries:
             self._sink = None
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A run has ended: add epochs that no report announced, as some workers cannot reach the driver."""
+        """Add epochs that no report announced: some workers cannot reach the driver."""
         for row in rows:
             if row["epoch"] > self._epoch:
                 self._add_epoch(row, None)
 
     def report(self, fields: Mapping[str, Any]) -> None:
-        """Handle a report; other kinds than "gang", "epoch" and "steps" are ignored."""
+        """Handle a report; kinds other than "gang", "epoch" and "steps" are ignored."""
         if fields["name"] == "gang":
             self._merge.begin(fields["workers"])
         elif fields["name"] == "steps":
@@ -124,15 +119,9 @@ class Summaries:
             self._sink.flush()
 
     def series(self, part: str, tag: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """One series as rows of (step, value, wall time).
+        """One series as rows of (step, value, wall time); `tag` may be one of Orca's names.
 
-        Args:
-            part: "train" or "validation".
-            tag: A metric's name, in any case; or one of Orca's: "Loss", "LearningRate", "Throughput".
-
-        Raises:
-            NotFittedError: Nothing was trained yet.
-            ConfigError: There is no such metric.
+        Raises NotFittedError before the first fit, ConfigError for an unknown metric.
         """
         known = self._series[part]
         if not self._series["train"]:
@@ -164,7 +153,6 @@ class Summaries:
         return name == "lr" and self._last("train", "lr") >= step
 
     def _step_after(self, row: Mapping[str, Any]) -> int:
-        """The last step of an epoch whose report lacks it."""
         return max(0, self._last("train", "loss")) + int(row.get("steps", 1))
 
     def _last(self, part: str, tag: str) -> int:
@@ -180,7 +168,6 @@ class Summaries:
             self._sink.add(part, tag, value, step, now)
 
     def _rewind(self, step: int) -> None:
-        """Training resumed from an earlier step: drop what was recorded after it."""
         for tags in self._series.values():
             for tag, points in list(tags.items()):
                 tags[tag] = [point for point in points if point[0] < step]

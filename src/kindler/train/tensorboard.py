@@ -1,7 +1,6 @@
 """Event files for TensorBoard, written on the driver: `<log_dir>/train` and `<log_dir>/validation`.
 
-Uses tensorboard's records and messages over a plain file: its event writer would import TensorFlow wherever
-that is installed. `summaries.py` decides what is written.
+Uses tensorboard's record and message classes directly: its event writer would import TensorFlow if installed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,6 @@ _numbers = itertools.count()
 
 
 def log_folder(log_dir: str | PathLike[str]) -> Path:
-    """The absolute path of the folder, after checking that event files can be written.
-
-    Raises:
-        MissingExtraError: tensorboard is not installed.
-        ConfigError: `log_dir` is a URL.
-    """
     if find_spec("tensorboard") is None:
         raise MissingExtraError(what="log_dir=...", package="tensorboard", extra="tensorboard")
     name = os.fspath(log_dir).removeprefix("file://")
@@ -39,13 +32,10 @@ def log_folder(log_dir: str | PathLike[str]) -> Path:
 
 
 def board(folder: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    """The writer of a run's event files; a null context without a folder."""
     return nullcontext() if folder is None else TensorBoard(folder)
 
 
 class TensorBoard:
-    """Writes scalars to event files; a context manager that flushes and closes them."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _EventFile] = {}
@@ -62,11 +52,10 @@ class TensorBoard:
         self._files.clear()
 
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None:
-        """Write one value of "train" or "validation"."""
         self._file(part).scalar(tag, value, step, wall_time)
 
     def rewind(self, step: int) -> None:
-        """Training went back to before `step`: readers drop what was written from there on."""
+        """Make readers drop what was written from `step` on."""
         for part in ("train", "validation"):
             if part in self._files or (self._folder / part).is_dir():
                 self._file(part).restart(step)

@@ -1,6 +1,6 @@
 """Triggers: when to write a checkpoint, and when to stop training.
 
-A trigger decides by the `Progress` it is called with and nothing else, so that all workers decide alike.
+A trigger decides by its `Progress` argument alone, so that all workers decide alike.
 """
 
 from __future__ import annotations
@@ -145,7 +145,6 @@ class TriggerOr(Trigger):
 
 
 def end_of_epoch(epoch: int, step: int, row: Mapping[str, Any]) -> Progress:
-    """The progress at the end of an epoch, from its row of the history."""
     return Progress(epoch=epoch, step=step, epoch_ended=True, loss=row.get("loss"), score=score_of(row))
 
 

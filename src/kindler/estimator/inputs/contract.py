@@ -32,7 +32,7 @@ class SourceRequest:
     """The run that rows are needed for.
 
     Attributes:
-        name: The name that workers find the rows by.
+        name: The name by which workers find the rows.
         columns: Which columns to read.
         ingest: How the rows of a Spark DataFrame reach the workers.
         spark: The session that the workers run in; None on the local engine.
@@ -60,13 +60,9 @@ class ScoreRequest:
     """The model to score with, and how.
 
     Attributes:
-        framework: The framework's name in the registry.
-        model: The model.
-        options: The options of `predict`.
         layout: dtype and row shape of the columns it was trained on.
-        device: Where to compute.
         seed: Decides the initial weights of a model that was never trained.
-        job: The workers to start on this machine, where they are needed.
+        job: The workers to start on this machine, if they are needed.
         labels: The columns that were its labels.
     """
 
@@ -80,7 +76,6 @@ class ScoreRequest:
     labels: tuple[str, ...] = ()
 
     def predictor(self, columns: Columns, *, threads: int | None = None) -> Predictor:
-        """The model as a function of these columns."""
         recipe = Recipe(
             framework=self.framework,
             spec=self.model.spec,
@@ -105,7 +100,6 @@ class ScoreRequest:
         )
 
     def preparation(self, columns: Columns) -> Preparation | None:
-        """What is done to rows of these columns; None if they are taken as they are."""
         asked = self.options.preparation
         needed = asked is not None and (asked.active or any(column.ragged for column in columns.features))
         return asked if needed else None
@@ -116,7 +110,7 @@ class Input(ABC):
 
     Attributes:
         data: The data itself.
-        engine: Where its workers run if the user leaves that open.
+        engine: Where its workers run unless the user decides.
         has_columns: Whether columns can be chosen; user code that makes batches has none.
     """
 
@@ -132,11 +126,11 @@ class Input(ABC):
         """Whether `data` is of this kind. Imports nothing to find out."""
 
     def session(self) -> SparkSession | None:
-        """The Spark session that the data lives in, if it lives in one."""
+        """The Spark session that the data lives in, if any."""
         return None
 
     def complete(self, columns: ColumnOptions, known: ColumnOptions) -> ColumnOptions:
-        """The columns that were asked for, completed with those of the last `fit`."""
+        """Complete the requested columns with those of the last `fit`."""
         return columns.or_else(known)
 
     @abstractmethod
@@ -152,9 +146,7 @@ class Input(ABC):
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
         """The columns that `score` reads, and a few rows of the features: real ones, or zeros.
 
-        Args:
-            options: Which columns.
-            layout: dtype and row shape of the columns that the model was trained on.
+        `layout` has dtype and row shape of the columns that the model was trained on.
         """
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
@@ -165,4 +157,4 @@ class Input(ABC):
 
     @abstractmethod
     def score(self, request: ScoreRequest) -> Any:
-        """The data with the model's outputs; what comes back is of the same kind."""
+        """The data with the model's outputs, in the same kind."""

@@ -1,4 +1,4 @@
-"""Data that is not in Spark: arrays, tables and datasets in this process, Parquet files, and loaders."""
+"""Data outside Spark: arrays, tables and datasets in this process, Parquet files, and loaders."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 class ParquetInput(Input):
-    """A Parquet path or a list of them. Scoring writes a Parquet dataset and gives its path."""
-
     @staticmethod
     def accepts(data: Any) -> bool:
         if isinstance(data, list):
@@ -80,7 +78,6 @@ class ParquetInput(Input):
         return [complaint]
 
     def score(self, request: ScoreRequest) -> str:
-        """All columns with the outputs appended, in the order of the rows."""
         options = request.options
         target = Path(options.output_path or "").absolute()
         if target.exists():
@@ -100,7 +97,7 @@ class ParquetInput(Input):
 
 
 def opener(spark: SparkSession | None) -> parquet.EachFile | None:
-    """Opens the footers of files in Spark tasks, where the workers run in Spark; else None."""
+    """Opens the footers of files in Spark tasks if the workers run in Spark; else None."""
     if spark is None:
         return None
     from kindler.spark.tasks import each_file
@@ -115,7 +112,7 @@ def not_empty(source: ParquetSource) -> ParquetSource:
 
 
 class MemoryInput(Input):
-    """Arrays, a pandas DataFrame or an Arrow table. Scoring gives the same kind back."""
+    """Arrays, a pandas DataFrame or an Arrow table. Scoring returns the same kind."""
 
     @staticmethod
     def accepts(data: Any) -> bool:
@@ -123,7 +120,6 @@ class MemoryInput(Input):
 
     @property
     def rows(self) -> Any:
-        """The data as `arrow_source` takes it."""
         return self.data
 
     def source(self, request: SourceRequest) -> Prepared:
@@ -170,7 +166,7 @@ class MemoryInput(Input):
 
 
 class DatasetInput(MemoryInput):
-    """A Hugging Face or ray dataset. Scoring gives a Hugging Face dataset back, for ray an Arrow table."""
+    """A Hugging Face or ray dataset. Scoring returns a Hugging Face dataset, for ray an Arrow table."""
 
     @staticmethod
     def accepts(data: Any) -> bool:
@@ -186,7 +182,7 @@ class DatasetInput(MemoryInput):
 
 
 def _conformed(columns: Columns, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:
-    """Rows of arrays: copies, since a model may write to them, or views that nobody may write to."""
+    """Rows of arrays: copies, since a model may write to them, or read-only views if `lent`."""
     parts = []
     for column in columns.features:
         part = conform(given[column.name][rows], column, where=lambda row: rows.start + row).view()

@@ -27,11 +27,7 @@ KINDS: tuple[type[Input], ...] = (
 
 
 def recognise(data: Any) -> Input:
-    """What the user passed, as an input of its kind.
-
-    Raises:
-        ConfigError: It is of no kind that can be used.
-    """
+    """The user's data as an input of its kind; raises ConfigError if it has none."""
     refuse_unusable(data)
     for kind_of_input in KINDS:
         if kind_of_input.accepts(data):
@@ -44,14 +40,12 @@ def recognise(data: Any) -> Input:
 
 
 def choose_engine(asked: Engine, *data: Input) -> Literal["local", "spark"]:
-    """The engine that was asked for; by default Spark if some of the data lives there."""
     if asked != "auto":
         return asked
     return "spark" if any(item.engine == "spark" for item in data) else "local"
 
 
 def session_for(*data: Input) -> SparkSession:
-    """The session of the first data that lives in Spark, or the active one, or a new one."""
     from kindler.spark.session import init
 
     sessions = (item.session() for item in data)

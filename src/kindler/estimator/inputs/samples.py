@@ -19,13 +19,7 @@ PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a sing
 
 
 def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any]) -> list[Array] | None:
-    """A few rows of zeros; None where the width of a column shows only in a row.
-
-    Args:
-        columns: The model's columns.
-        layout: dtype and row shape of the columns it was trained on.
-        types: The Arrow types of the data's columns.
-    """
+    """A few rows of zeros; None if the width of a column shows only in a row."""
     arrays = []
     for column in columns.features:
         if column.ragged:
@@ -46,7 +40,6 @@ def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any])
 
 
 def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
-    """A few rows that are all like this one."""
     if not row.num_rows:
         raise DataError("the data has no rows, so the width of its columns is unknown.")
     arrays = [read_column(row.column(c.name), c, where=lambda i: i) for c in columns.features]
@@ -54,7 +47,6 @@ def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
 
 
 def few_rows(given: Mapping[str, Any], columns: Columns) -> list[Array]:
-    """The first rows of columns in memory, as many as a model is tried with."""
     arrays = []
     for column in columns.features:
         first = values(given[column.name][:PROBE_ROWS], column.name)
@@ -67,8 +59,6 @@ def few_rows(given: Mapping[str, Any], columns: Columns) -> list[Array]:
 
 
 class RowCounter:
-    """A listener that adds up what the workers have scored."""
-
     def __init__(self, progress: ProgressBar, rows: int) -> None:
         self._progress, self._rows = progress, rows
         self._done: dict[int, int] = {}

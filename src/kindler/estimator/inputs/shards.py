@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class ShardsInput(Input):
-    """An `XShards`, local or in Spark. Scoring gives one with the outputs, in the same place."""
-
     data: XShards
 
     def __init__(self, data: XShards) -> None:
@@ -43,10 +41,7 @@ class ShardsInput(Input):
         return as_input.session(self.data)
 
     def complete(self, columns: ColumnOptions, known: ColumnOptions) -> ColumnOptions:
-        """Shards that say themselves what is input and target need less of what the last `fit` knew.
-
-        A model that was fitted on columns of other names still takes the `x` of shards that have one.
-        """
+        """A model that was fitted on columns of other names still takes the `x` of shards that have one."""
         offer = as_input.offer(self.data)
         return columns.or_else(known if offer.features is None else known.within(offer.types))
 
@@ -60,7 +55,7 @@ class ShardsInput(Input):
         )
 
     def _validating(self, columns: ColumnOptions) -> ColumnOptions:
-        """The `x` and `y` of shards stand for the columns of training data with other names, in order."""
+        """The `x` and `y` of shards stand for training columns of other names, in order."""
         offered = as_input.offer(self.data)
         if offered.features is None or set(columns.features or ()) <= set(offered.types):
             return columns
@@ -98,7 +93,6 @@ class ShardsInput(Input):
 def _sample(
     shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any], *, prepares: bool
 ) -> tuple[Array, ...] | None:
-    """Inputs for shards without rows, where there are any; None where the width of the columns is unknown."""
     if all(as_input.row_counts(shards)):
         return None
     rows = _rows(shards, chosen, layout, prepares=prepares)

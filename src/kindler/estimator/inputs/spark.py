@@ -1,8 +1,4 @@
-"""Data in Spark: DataFrames, classic and Connect, and the rows that SQL hands to a function.
-
-Spark sends the rows of a DataFrame, or workers read the files that it scans. Of a function's rows, only the
-columns that the model was trained on are known.
-"""
+"""Data in Spark: DataFrames, classic and Connect, and the rows that SQL hands to a function."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FrameInput(Input):
-    """A Spark DataFrame. Scoring it gives a lazy DataFrame, batch or streaming."""
+    """A Spark DataFrame. Scoring returns a lazy DataFrame, batch or streaming."""
 
     engine = "spark"
 
@@ -145,7 +141,7 @@ _DEFAULTS = ("features", "x")
 
 
 class SqlFunctionInput(Input):
-    """What a function of SQL is called with. Scoring it registers the function."""
+    """The arguments of a SQL function. Scoring it registers the function."""
 
     engine = "spark"
 
@@ -207,7 +203,6 @@ class SqlFunctionInput(Input):
 def _tried(
     predictor: Predictor, columns: Columns, sample: list[Array]
 ) -> tuple[Sequence[str], list[pa.DataType]]:
-    """The names of a model's outputs, which are known once it has scored, and their Arrow types."""
     here = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
     with untouched():
         outputs = next(here.score([inputs(columns, sample)]))
@@ -215,7 +210,6 @@ def _tried(
 
 
 def _type(dtype: str | None, shape: Any) -> pa.DataType | None:
-    """The Arrow type of a column that was trained on."""
     if dtype is None or shape is None:
         return None
     if dtype in ("str", "bytes"):
