@@ -1,14 +1,14 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: tables and DataFrames to files, and back.
+"""Read and write TFRecord files of tf.train.Example, without TensorFlow.
 
-`write` and `read` are for data in this process, `iter_batches` reads more than fits into memory, and `scan`
-lets Spark read. The format is in `kindler.data.tfrecord`, Spark's side in `kindler.spark.tfrecord`.
+`write` and `read` work on data in this process, `iter_batches` reads more than fits into memory, and `scan`
+reads with Spark.
 
     in Arrow, numpy or Spark                       in the file
     bool, int8 ... uint64                          int64_list; a uint64 above 2**63 - 1 is an error
     float16, float32                               float_list
-    float64                                        float_list: rounded to 32 bits, as there is no other
+    float64                                        float_list, rounded to 32 bits
     string, binary                                 bytes_list
-    lists, nested lists, tensors, rows of arrays   the values in one line
+    lists, nested lists, tensors, rows of arrays   flattened
     null                                           the feature is left out
 """
 
@@ -45,24 +45,24 @@ def write(
 ) -> list[str]:
     """Write rows as TFRecord files, one tf.train.Example per row.
 
-    Files are written under another name and renamed at the end: a failure leaves nothing behind, and existing
-    files stay until then.
+    Files are written under a temporary name and renamed at the end: a failure leaves nothing behind, and
+    existing files stay until then.
 
     Args:
         data: A pyarrow Table, RecordBatch or RecordBatchReader, a pandas DataFrame, a dict of arrays, or a
             Spark DataFrame, whose tasks write one file per partition.
-        path: The file to write; for a Spark DataFrame or with `rows_per_file`, the folder.
-        compression: "gzip" compresses the whole file, as TensorFlow does.
-        rows_per_file: Write a folder of files with this many rows each: part-00000.tfrecord and so on.
-        overwrite: Replace existing files.
-        columns: The columns to write, in this order; None writes all.
+        path: The file to write; the folder, for a Spark DataFrame or with `rows_per_file`.
+        compression: "gzip" compresses whole files, as TensorFlow does.
+        rows_per_file: Write a folder of files with this many rows each: part-00000.tfrecord, ...
+        overwrite: Whether to replace existing files.
+        columns: The columns to write, in this order. Default: all.
 
     Returns:
         The files, in the order of the rows.
 
     Raises:
-        ConfigError: The target exists, or `data` is not of a supported kind.
-        DataError: A type or a value has no place in an Example; the message names column and row.
+        ConfigError: The path exists already, or `data` is not supported.
+        DataError: An Example cannot hold a type or a value. The message names column and row.
     """
     if is_spark_frame(data):
         if rows_per_file is not None:
@@ -99,22 +99,22 @@ def read(
 
     Args:
         path: A file, a folder, a glob, a URI, or a list of them.
-        schema: A pyarrow.Schema, or a dict of pyarrow types, numpy dtypes, "string", "binary" and (dtype,
-            shape). Features that it does not name are left out. None uses `infer_schema`, and any column may
-            hold nulls.
-        columns: The columns to read, in this order; None reads all.
-        compression: "gzip", None, or "auto" to look at each file.
-        verify: Check the data's checksums. Those of the lengths are always checked.
-        binary: Columns of bytes that are not text, even if they look like it. For an inferred schema.
+        schema: A pyarrow.Schema, or a dict of pyarrow types, numpy dtypes, "string", "binary" and
+            (dtype, shape). Features that it does not name are left out. Default: as `infer_schema`
+            finds it, and any column may hold nulls.
+        columns: The columns to read, in this order. Default: all.
+        compression: "gzip", None, or "auto" to detect it for each file.
+        verify: Whether to check the checksums of the data; those of the lengths are always checked.
+        binary: Columns to infer as binary, even if their values look like text.
         sample_rows: How many records the schema is inferred from; None for all.
 
     Returns:
-        The rows in the order of the files. A feature that a record does not have is null.
+        The rows in the order of the files. A feature that a record lacks is null.
 
     Raises:
-        ConfigError: No such file or column.
-        DataError: A file is damaged or not a TFRecord file, or a record does not fit the schema; the message
-            names file, record (from 0) and byte (of the uncompressed content).
+        ConfigError: There is no such file or column.
+        DataError: A file is damaged or not a TFRecord file, or a record does not match the schema. The
+            message names file, record (from 0) and byte (of the uncompressed content).
     """
     planned = plan(
         path,
@@ -131,10 +131,10 @@ def read(
 def iter_batches(
     path: Paths, *, schema: SchemaLike | None = None, **options: Unpack[ReadOptions]
 ) -> Iterator[pa.RecordBatch]:
-    """Read TFRecord files batch by batch, in the memory that a few megabytes of records need.
+    """Read TFRecord files batch by batch, holding only some megabytes of records in memory.
 
-    The arguments are those of `read`, and are checked before the first batch is read. A batch never spans two
-    files.
+    The arguments are those of `read`, and are checked before the first batch is requested. Batch sizes are
+    chosen for speed; a batch never spans two files.
     """
     return _all(plan(path, schema, **options))
 
@@ -147,12 +147,12 @@ def infer_schema(
     binary: Collection[str] = (),
     sample_rows: int | None = SAMPLE_ROWS,
 ) -> pa.Schema:
-    """Infer a schema from a sample of records, columns sorted by name. The arguments are those of `read`.
+    """Infer the schema from a sample of records; columns are sorted by name.
 
-    An int64_list is int64, a float_list float32, and a bytes_list a string if all samples are UTF-8 text,
-    otherwise binary. A feature with at most one value per record is a scalar, any other a list; if all lists
-    have one length, the field's metadata has it as "kindler.length". A feature that is missing or empty in
-    some records is nullable.
+    The arguments are those of `read`. An int64_list is int64, a float_list float32, and a bytes_list a string
+    if all samples are UTF-8 text, otherwise binary. A feature with one value wherever it has any is a scalar,
+    any other is a list; if all lists have one length, the field's metadata has it as "kindler.length". A
+    feature that is missing or empty in some records is nullable.
     """
     return sampled(find(path), compression, verify, binary, sample_rows)
 
@@ -160,11 +160,11 @@ def infer_schema(
 def scan(
     spark: SparkSession, path: Paths, *, schema: SchemaLike | None = None, **options: Unpack[ReadOptions]
 ) -> DataFrame:
-    """Return a lazy Spark DataFrame of TFRecord files, read by the tasks.
+    """Create a lazy Spark DataFrame of TFRecord files, read by its tasks.
 
-    Each file is one partition, in order, and is never split: many files of some hundred megabytes are read
-    faster than one large one. Every executor must find the files at the same path. Works in classic and Spark
-    Connect sessions.
+    Each file is one partition, in the order of the files, and is never split: many files of some hundred
+    megabytes are read faster than one large one. Every executor must find the files under the same path.
+    Classic sessions and Spark Connect work alike.
 
     The other arguments are those of `read`. Lists of a fixed length and tensors become Spark arrays.
     """

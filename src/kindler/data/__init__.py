@@ -1,4 +1,4 @@
-"""What the user hands in -> each worker's batches of numpy arrays. Arrow all the way: no rows, no pickle."""
+"""Turns whatever the user passes in into each worker's batches of numpy arrays, by way of Arrow."""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
-"""Data that already is in this process, in whatever form it was handed in, as named columns.
-
-Only says which columns there are and which were meant as inputs and targets; values are neither
-converted nor checked here, so a table may hold columns that no model could take. Datasets of other libraries
-become Arrow tables, and their libraries are not imported to tell what something is:
-
-    Hugging Face `datasets.Dataset`    its own Arrow table, mapped where it is; rows picked by its indices
-    `ray.data.Dataset`                 its blocks, brought to this process
-"""
+"""In-memory data in any accepted form, as named columns. Values are neither converted nor checked here.
+Datasets of other libraries (Hugging Face, ray) become Arrow tables; they are recognised by class name,
+so their libraries are never imported."""
 
 from __future__ import annotations
 
@@ -31,7 +25,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Columns by name, as they were handed in; and which the form of the data says are inputs and targets."""
+    """Columns by name, and which are features and labels if the form of the data says so."""
 
     columns: dict[str, Any]
     features: tuple[str, ...] | None = None
@@ -42,7 +36,7 @@ class Named:
         return {name: getattr(column, "type", None) for name, column in self.columns.items()}
 
     def called(self, features: Sequence[str] | None, labels: Sequence[str] | None) -> Named:
-        """The same with inputs and targets under these names, where they came without names of their own."""
+        """Rename generated x and y columns to the requested feature and label names."""
         new = {
             old: name
             for prefix, there, asked in (("x", self.features, features), ("y", self.labels, labels))
@@ -58,7 +52,7 @@ class Named:
 
 
 def is_spark_frame(data: Any) -> bool:
-    """Whether this is a Spark DataFrame, classic or Connect; pyspark is not imported to find out."""
+    """True for classic and Connect DataFrames; does not import pyspark."""
     return type(data).__name__ == "DataFrame" and type(data).__module__.startswith("pyspark.sql")
 
 
@@ -75,7 +69,6 @@ def is_local_data(data: Any) -> bool:
 
 
 def kind(data: Any) -> str:
-    """What this is, in the words of a message."""
     if isinstance(data, dict):
         return "a dict of arrays" if data else "an empty dict"
     if isinstance(data, tuple | list):
@@ -91,11 +84,9 @@ def kind(data: Any) -> str:
 
 
 def named(data: Any) -> Named:
-    """The columns of local data.
-
-    A tuple (x, y), a list of inputs, or a dict with an "x" that holds several arrays, says what are inputs
-    and what are targets: one array is named "x" (or "y"), several "x0", "x1", ..., those of a dict as there.
-    """
+    """Name the columns of local data. A tuple (x, y), a list of inputs, or a dict with "x" implies
+    features and labels: a single array is "x" (or "y"), several are "x0", "x1", ..., and nested dicts
+    keep their own names."""
     refuse_unusable(data)
     if not is_local_data(data):
         raise ConfigError(f"cannot use {kind(data)} as data.\nHint: pass {_FORMS}.")
@@ -115,7 +106,6 @@ def named(data: Any) -> Named:
 
 
 def values(column: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
-    """One column as a numpy array of numbers where it can be one, otherwise as Arrow."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
     if _is_series(column):
@@ -165,7 +155,7 @@ def _unique(pairs: Any) -> dict[str, Any]:
 
 
 def _pandas() -> Any:
-    """pandas, if the caller has loaded it: who has not cannot hand in a frame."""
+    """None unless the caller has imported pandas; without it they cannot pass a frame."""
     return sys.modules.get("pandas")
 
 
@@ -218,7 +208,6 @@ def is_dataset(data: Any) -> bool:
 
 
 def refuse_unusable(data: Any) -> None:
-    """Reject a dict of splits, a stream, and a dataset whose rows a function makes when they are read."""
     if _is(data, "datasets", "DatasetDict") or _is(data, "datasets", "IterableDatasetDict"):
         names = list(data)
         raise ConfigError(
@@ -239,7 +228,6 @@ def refuse_unusable(data: Any) -> None:
 
 
 def dataset_table(data: Any) -> pa.Table:
-    """All columns of a dataset, in its order of rows."""
     refuse_unusable(data)
     if _is(data, "ray", "Dataset"):
         return _of_ray(data)
@@ -251,10 +239,7 @@ def dataset_table(data: Any) -> pa.Table:
 
 
 def with_columns(data: Any, rows: pa.Table, added: Mapping[str, pa.Array]) -> Any:
-    """What was handed in with columns appended: a Hugging Face dataset again, or for ray a table.
-
-    `rows` is what `dataset_table` gave for it: ray need not bring its rows in the same order again.
-    """
+    """Returns a dataset, or for ray a table made from `rows`: ray may reorder rows when read again."""
     if _is(data, "ray", "Dataset"):
         for name, column in added.items():
             rows = rows.append_column(name, column)
@@ -279,7 +264,6 @@ def _of_ray(data: Any) -> pa.Table:
 
 
 def _tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """ray's tensors of one shape as Arrow's, which keep the shape; other columns as they are."""
     kind = column.type
     shape = getattr(kind, "shape", None)
     if not isinstance(kind, pa.BaseExtensionType) or isinstance(kind, pa.FixedShapeTensorType) or not shape:

@@ -16,7 +16,6 @@ def stream(table: pa.Table) -> bytes:
 
 
 def write_rows(writer: Any, table: pa.Table) -> None:
-    """Write a table to an open stream or file of Arrow's."""
     table = table.unify_dictionaries()
     if table.num_rows:
         writer.write_table(table)

@@ -1,8 +1,4 @@
-"""A batch that the user's own code made, as named arrays: which parts are inputs, targets and weights.
-
-Tensors of any framework become numpy arrays, without a copy where they can, by the rules of `columns`.
-Where batches come from and who takes which is left to others.
-"""
+"""Parses batches made by user code into named inputs, targets and weights, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,9 +16,6 @@ WEIGHT = "sample_weight"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the batches of a stream consist of: names of inputs and targets, whether there is a weight per
-    row, and whether the inputs came in a dict."""
-
     features: tuple[str, ...]
     labels: tuple[str, ...]
     weighted: bool
@@ -31,33 +24,25 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One batch; the weight is the last label where there is one."""
+    """One batch; the weight, if any, is the last label."""
 
     features: tuple[Array, ...]
     labels: tuple[Array, ...]
     rows: int
 
     def taken(self, rank: int, size: int) -> Part:
-        """The rows of one rank: every size-th."""
         features = tuple(np.ascontiguousarray(array[rank::size]) for array in self.features)
         labels = tuple(np.ascontiguousarray(array[rank::size]) for array in self.labels)
         return Part(features, labels, len(range(rank, self.rows, size)))
 
     def copied(self) -> Part:
-        """The same in memory of its own: models write into their inputs, makers of batches into old ones."""
+        """Copy the arrays: models write into their inputs, and batch makers reuse buffers."""
         features = tuple(np.array(array) for array in self.features)
         return Part(features, tuple(np.array(array) for array in self.labels), self.rows)
 
 
 def form_of(batch: Any, *, weights: bool) -> Form:
-    """What the batches of a stream consist of, by one of them.
-
-    Args:
-        batch: `(x, y)`, `(x, y, sample_weight)` or `x`; `{"x": ..., "y": ...}`; x and y are arrays, tuples of
-            arrays, or dicts of them.
-        weights: Whether a third part is a weight per row. Otherwise the last of several is the target and
-            the others are inputs.
-    """
+    """With `weights`, a third part is a weight per row; else the last part is the only target."""
     form, _, _, _ = _named(batch, weights)
     if not weights and (form.weighted or not form.labels):
         what = "a sample_weight" if form.weighted else f"inputs {list(form.features)} and no target"
@@ -69,8 +54,6 @@ def form_of(batch: Any, *, weights: bool) -> Form:
 
 
 def read(batch: Any, form: Form, *, weights: bool, allow_nan: bool | Sequence[str], number: int) -> Part:
-    """A batch as arrays; it must have the form of the first. `number` is its own in its pass, for
-    complaints."""
     actual, inputs, targets, weight = _named(batch, weights)
     if actual != form:
         raise DataError(
@@ -142,7 +125,6 @@ def _array(value: Any, name: str, role: Any, allow_nan: bool | Sequence[str], nu
 
 
 def _numpy(value: Any, name: str, number: int) -> Array:
-    """The values of an array, of a tensor of any framework, or of a list of numbers."""
     try:
         if hasattr(value, "detach"):  # torch
             value = value.detach().cpu()

@@ -1,9 +1,6 @@
-"""A worker's share of every step, as numpy arrays that belong to whoever receives them.
-
-`Rows` is an opened data set: what the loops of `kindler.train` see, wherever rows come from. `Batches` has
-them in a spool, `PreparedBatches` sends them through a `Preparer` in threads beside the step, and the loaders
-of `kindler.train` read streams. Which rows make a step is decided by `row_order`.
-"""
+"""A worker's share of every step, as numpy arrays that the receiver owns. `Rows` is the interface that the
+training loops use. `Batches` reads a spool, and `PreparedBatches` runs a `Preparer` in threads.
+`row_order` decides which rows make up a step."""
 
 from __future__ import annotations
 
@@ -33,12 +30,8 @@ _CUTS_AT_ONCE = 64  # a few are as quick to find as one
 
 @dataclass(slots=True)
 class Batch:
-    """One worker's rows of one step, and how many rows all workers have in it.
-
-    `features` has an array a feature column (or one for all, when they are stacked), or what the takers of
-    `Rows.held_by` returned. `ends`: a pass of unknown length ends with it. `where` names a row by where it
-    stood in the data; None where that is not known.
-    """
+    """One worker's rows of one step. `features` has an array per column, or what takers (`Rows.held_by`)
+    returned; `ends` marks the end of a pass of unknown length; `where` names a row in error messages."""
 
     features: tuple[Any, ...]
     labels: tuple[Array, ...]
@@ -49,23 +42,24 @@ class Batch:
 
 
 class Rows:
-    """An opened data set of one worker. Passes follow one another without end, and every step is one of all
-    workers. Loops use either `stretch`, or `batch` with its companions, which may be called from any thread.
+    """An opened data set of one worker: what the training loops work with.
+
+    Passes repeat without end, and all workers take every step together. Loops use either `stretch`, or
+    `batch` and the methods after it, which may be called from any thread.
 
     Attributes:
         features: Names of the inputs.
         labels: Names of the targets, without the weight.
-        by_name: Whether the model is called with names, because its inputs have them.
-        steps: Steps of one pass; None if that shows only at its end.
+        by_name: Whether the model is called with keyword inputs.
+        steps: Steps of one pass; None if unknown until its end.
         expected: The approximate number of steps, for progress bars.
-        counts: Rows of every lane; empty if they were not counted. With `marks`, this tells the data from
-            other data: only then can a run resume in the middle of an epoch.
-        marks: A fingerprint of the rows of every lane; see `Spool.fingerprint`.
-        label_shapes: The shape of a row of each label in the first batch, where other batches may have other
-            ones; else None.
-        varies: Whether shapes of rows differ between batches.
-        prepares: Whether waiting for a batch is waiting for a transform.
-        may_idle: Whether this worker may have steps without a row in some pass.
+        counts: Rows per lane; empty if they were not counted. Together with `marks` this identifies the data:
+            only then can a run resume in the middle of an epoch.
+        marks: A fingerprint of each lane's rows; see `Spool.fingerprint`.
+        label_shapes: The row shape of each label in the first batch, if it may differ between batches.
+        varies: Whether row shapes differ between batches.
+        prepares: Whether waiting for a batch means waiting for a transform.
+        may_idle: Whether this worker may have steps without rows.
     """
 
     features: tuple[str, ...]
@@ -88,7 +82,7 @@ class Rows:
         raise NotImplementedError
 
     def no_rows(self) -> list[Array] | None:
-        """The inputs as arrays without rows; None where their shapes are not known ahead."""
+        """Inputs as empty arrays; None if their shapes are not known in advance."""
         return [
             np.empty((0, *shape), dtype) for dtype, shape in (self.layout[name] for name in self.features)
         ]
@@ -97,51 +91,40 @@ class Rows:
         """Let the model's device keep rows that are read in every epoch."""
 
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
-        """The steps of an epoch after the first `done`: one pass, or `steps` steps that run through passes.
+        """Yield the steps of an epoch after the first `done`: one pass, or `steps` steps across passes.
 
-        Epochs count from 1; 0 is for evaluation. Close it when done.
+        Epochs count from 1; 0 is for evaluation. Close the generator when done.
         """
         raise NotImplementedError
 
     def batch(self, step: int) -> Batch:
-        """One step, counted through all passes."""
+        """Return one step, counted across all passes."""
         raise NotImplementedError
 
     def sample(self) -> Batch:
-        """A batch that has the shapes of all others."""
+        """Return a batch with the shapes that all others have."""
         return self.batch(0)
 
     def own_steps(self) -> Sequence[int]:
-        """The steps of a pass in which this worker has a batch."""
+        """Steps of a pass in which this worker has rows."""
         raise NotImplementedError
 
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of this worker, and about how many of all workers, in the steps [first, last)."""
+        """Rows in the steps [first, last): of this worker, and approximately of all workers."""
         raise NotImplementedError
 
     def rows_of_all(self, first: int, last: int) -> int:
-        """Rows of all workers in those steps, after they were made; all workers call it together."""
+        """Rows of all workers in steps that are done; all workers call it together."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what was started; files stay."""
+        """Stop background work; files stay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """How the rows of all workers are cut into steps.
-
-    Attributes:
-        counts: The rows of every lane.
-        size: How many workers share the lanes; None where each has one.
-        batch_size: Rows of one step over all workers.
-        shuffle: Take the rows in a new order in each pass; otherwise in that of their numbers, or where they
-            have none, a row of each lane in turn.
-        marks: The marks of every lane's rows, if they are needed.
-        weighted: Whether the last label column is a weight per row.
-        memory_bytes: What the process may use. A thread reads rows ahead where they take most of it; for
-            others that is slower than to read them when they are asked for.
-    """
+    """`counts` is rows per lane; `size` None means one lane per worker. Without `shuffle`, rows come by
+    number or round-robin. Reading ahead pays only if the spool takes much of `memory_bytes`."""
 
     counts: Sequence[int]
     rank: int
@@ -156,19 +139,14 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """What takers gave for the rows [start, stop) of a pass."""
-
     start: int
     stop: int
     taken: tuple[Any, ...]
 
 
 class Batches(Rows):
-    """Rows of a spool, every one exactly once a pass.
-
-    Step `s` of the stream belongs to pass `s // steps + 1`. Training counts passes from 1; pass 0, the steps
-    before step 0, is for evaluation. A spool without rows needs the others' layout (`Spool.with_layout`).
-    """
+    """Rows of a spool, each exactly once per pass. Step `s` belongs to pass `s // steps + 1`; pass 0, the
+    steps before step 0, is for evaluation. An empty spool needs the others' layout."""
 
     steps: int
 
@@ -203,12 +181,8 @@ class Batches(Rows):
             _check_stackable(columns.features, self._features)
 
     def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
-        """Let whoever computes take rows of the features, in their own way.
-
-        A taker with a true attribute `holds` has all rows where they are needed: nothing is read ahead then.
-        One with `together`, a number of rows, is asked for the rows of several steps at once if they are not
-        more. It cuts them with `split`, which gives None where steps must be asked for by themselves.
-        """
+        """A taker with a true `holds` has all rows in place: nothing is read ahead. One with `together`
+        gets up to that many rows at once, and cuts them with `split`, which may return None."""
         if not self._columns.stack_features and (takers := hold(self._features)) is not None:
             self._takers = tuple(takers)
             self._together = min((int(getattr(taker, "together", 0)) for taker in takers), default=0)
@@ -221,15 +195,14 @@ class Batches(Rows):
         return self.span(first + done, first + length)
 
     def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
-        """The steps [start, stop) of the stream; what comes before them is not read. Close it to end its
-        thread."""
+        """The steps [start, stop); earlier ones are not read. Close the generator to end its thread."""
         batches = self._made(start, stop)
         if not self._prefetch:
             return batches
         return ahead(batches, depth=self._prefetch, name="kindler-batches")
 
     def batch(self, step: int) -> Batch:
-        """One step of the stream; cheap when steps are asked for in their order."""
+        """Cheap when steps are requested in order."""
         if self._following is None or self._following[0] != step:
             self._following = (step, self._made(step, None))
         stream = self._following[1]
@@ -237,7 +210,7 @@ class Batches(Rows):
         return next(stream)
 
     def own_steps(self) -> Sequence[int]:
-        """Those of the first pass; without shuffling, of any."""
+        """Steps of the first pass; without shuffling, of any pass."""
         return [int(step) for step in np.flatnonzero(self._own_sizes())]
 
     @property
@@ -257,7 +230,7 @@ class Batches(Rows):
         return self._until(last) - self._until(first)
 
     def _passes(self, start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
-        """The steps [start, stop) of the stream as (pass, first step in it, last step in it)."""
+        """Yield (pass, first step, last step) for the steps [start, stop) of the stream."""
         while stop is None or start < stop:
             number, first = divmod(start, self.steps)
             last = self.steps if stop is None else min(self.steps, first + stop - start)
@@ -289,7 +262,6 @@ class Batches(Rows):
             )
 
     def _cut(self, together: _AtOnce, rows: slice | Array, start: int, stop: int) -> tuple[Any, ...]:
-        """The features of one step, out of those of several."""
         assert self._takers is not None, "only takers are asked for several steps"
         pairs = zip(self._takers, together.taken, strict=True)
         parts = [taker.split(taken, start - together.start, stop - together.start) for taker, taken in pairs]
@@ -299,7 +271,7 @@ class Batches(Rows):
         return tuple(parts)
 
     def _cuts(self, epoch: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """For each step: from where to where it goes in the rows of all workers, and in this worker's."""
+        """Yield (global start, global stop, own start, own stop) of each step."""
         for begin in range(first, last, _CUTS_AT_ONCE):
             end = min(last, begin + _CUTS_AT_ONCE)
             bounds = np.array([self._bound(step) for step in range(begin, end + 1)], np.int64)
@@ -312,7 +284,6 @@ class Batches(Rows):
         return inputs(self._columns, [_taken(array, rows) for array in self._features])
 
     def _where(self, epoch: int, start: int) -> Callable[[int], int | str] | None:
-        """Names the rows of a pass from `start` on, for complaints: looked up only when there is one."""
         locate = self._spool.locate
         if locate is None:
             return None
@@ -328,7 +299,7 @@ class Batches(Rows):
         return name
 
     def _order(self, epoch: int) -> Array | None:
-        """The places of this worker's rows in the order of a pass; None where they lie in it."""
+        """This worker's row positions in pass order; None if they already lie in it."""
         if self._numbers is not None:
             return self._spool.order
         if not self._shuffle and self._by_lane is None and len(self._rounds.own) <= 1:
@@ -357,12 +328,10 @@ class Batches(Rows):
         return number * self._rows + self._bound(inside)
 
     def _bound(self, step: int) -> int:
-        """The first row of a step, counted from the first of its pass."""
         return rules.bound(step, self._rows, self.steps)
 
 
 def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """What the model is called with: the feature arrays, or one float32 matrix of them all."""
     if not columns.stack_features:
         return tuple(arrays)
     _check_stackable(columns.features, arrays)
@@ -372,7 +341,6 @@ def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _by_lane(spool: Spool) -> Array | None:
-    """The places of the rows, those of a lane together; None where they lie like that."""
     if spool.lanes is None:
         return spool.order
     sorted_rows = np.argsort(spool.lanes, kind="stable")
@@ -380,7 +348,7 @@ def _by_lane(spool: Spool) -> Array | None:
 
 
 def _taken(array: Array, rows: slice | Array) -> Array:
-    """A copy: models write into their inputs, and a mapped file must not notice (or kill them)."""
+    """Copy: models write into their inputs, and mapped files are read-only."""
     if isinstance(rows, slice):
         part: Array = array[rows].copy()
         return part
@@ -392,7 +360,7 @@ def _taken(array: Array, rows: slice | Array) -> Array:
 
 
 def _label(values: Array, column: Column) -> Array:
-    """Integer labels are int64, also when the column is a feature too and is kept as one."""
+    """Widen integer labels to int64, even if the column is a feature too."""
     wide = column.dtype is None and values.dtype.kind in "iu"
     return values.astype(np.int64, copy=False) if wide else values
 
@@ -409,17 +377,13 @@ def _check_stackable(columns: Sequence[Column], arrays: Sequence[Array]) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class AllRows:
-    """What a worker knows of the rows of all workers, those of a lane together, one lane after another: how
-    long each row is, by column, and its number, where that is known.
-    """
-
     lengths: Mapping[str, Array]
     numbers: Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedLayout:
-    """What prepared batches consist of: dtype and row shape by name, None for a length that varies."""
+    """dtype and row shape by name; None marks a length that varies."""
 
     features: Layout
     labels: Layout
@@ -427,8 +391,6 @@ class PreparedLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One step of this worker: its rows as places in their natural order, and how many rows all have."""
-
     epoch: int
     step: int
     rows: Array
@@ -436,11 +398,7 @@ class _Job:
 
 
 class PreparedBatches(Batches):
-    """`Batches` of prepared rows; keeps the same promises.
-
-    Rows are bucketed by the column `length_col` of `everybody.lengths`. With `stack`, all features are joined
-    to one float32 matrix at last. What is trained on (`trains`) goes on pass after pass.
-    """
+    """`Batches` through a `Preparer`, bucketed by `length_col`; with `trains`, passes follow each other."""
 
     prepares = True
 
@@ -481,7 +439,7 @@ class PreparedBatches(Batches):
         self._lock = threading.Lock()
 
     def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
-        """What is made anew in every epoch is not worth keeping."""
+        """No-op: rows made anew in every epoch are not worth keeping."""
 
     def no_rows(self) -> None:
         return None
@@ -498,7 +456,6 @@ class PreparedBatches(Batches):
             return next(stream)
 
     def _stream_at(self, step: int) -> Generator[Batch, None, None]:
-        """The stream that goes on with this step; a new one unless it follows, or only idle steps between."""
         if self._following is not None:
             at, stream = self._following
             between = range(at, step)
@@ -530,7 +487,6 @@ class PreparedBatches(Batches):
                 yield _Job(epoch, step, rows[mine], high - low)
 
     def _natural(self, epoch: int) -> Array:
-        """This worker's rows in the order of a pass, as places in their natural order."""
         if self._numbers is not None:
             return np.arange(self._spool.rows)
         turns = self._rounds.order(epoch)
@@ -565,7 +521,6 @@ class PreparedBatches(Batches):
         )
 
     def _nothing(self) -> PreparedRows:
-        """The arrays of a step in which this worker has no rows."""
         layouts = (self._prepared.features, self._prepared.labels)
         made = [
             {n: np.empty((0, *_filled(shape)), dtype) for n, (dtype, shape) in lay.items()} for lay in layouts
@@ -573,7 +528,6 @@ class PreparedBatches(Batches):
         return PreparedRows(made[0], made[1])
 
     def _widths(self, job: _Job) -> dict[str, int]:
-        """The longest row of a step over all workers, of each column that is padded to it."""
         if not self._padded:
             return {}
         kept = self._widths_of
@@ -587,7 +541,6 @@ class PreparedBatches(Batches):
         return {name: int(widths[job.step]) for name, widths in kept[1].items()}
 
     def _sequence(self, epoch: int) -> Array:
-        """All workers' rows in the order of a pass, as places in `AllRows`."""
         if isinstance(self._rounds, Bucketed):
             return self._rounds.sequence(epoch)
         if self._numbers is not None and self._everybody.numbers is not None:
@@ -596,7 +549,6 @@ class PreparedBatches(Batches):
 
 
 def lengths_of(array: Any, places: Array) -> Array:
-    """How long these rows are: of a ragged column its lengths, of a column of numbers what it says."""
     if isinstance(array, Ragged):
         lengths: Array = array.offsets[places + 1] - array.offsets[places]
         return lengths.astype(np.int64)
@@ -604,7 +556,7 @@ def lengths_of(array: Any, places: Array) -> Array:
 
 
 def layout_of(made: PreparedRows, *, free: bool) -> PreparedLayout:
-    """What a batch consists of; `free`: user code makes the arrays, so that any length may differ."""
+    """With `free`, user code makes the arrays, so any length may vary."""
 
     def entries(arrays: Mapping[str, Array]) -> Layout:
         return {
@@ -619,7 +571,6 @@ def layout_of(made: PreparedRows, *, free: bool) -> PreparedLayout:
 
 
 def stacked(features: Mapping[str, Array], *, stack: bool) -> tuple[Array, ...]:
-    """What the model is called with: prepared features, or one matrix of them."""
     columns = tuple(Column(name=name, role="feature") for name in features)
     return inputs(Columns(features=columns, labels=(), stack_features=stack), list(features.values()))
 

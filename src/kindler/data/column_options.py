@@ -1,4 +1,4 @@
-"""Which columns of the data a run uses: what the user asked for, checked against what the data has."""
+"""Selects the columns of a run: the user's options, checked against the data."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ColumnOptions:
         shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
         stack_features: Whether to join all feature columns into one float32 matrix.
         allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
-        need_labels: Whether label columns are looked for where none are named; "found": there may be none.
+        need_labels: Whether to look for label columns if none are named; "found" makes them optional.
         ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
             text, bytes without a dtype, or lists without a shape.
-        length_col: A column that says how long a row is; read even if the model does not take it.
-        remembered: Which of these the user did not name: they are those of the last `fit`.
+        length_col: The column that gives a row's length; read even if the model does not take it.
+        remembered: Options that the user left out, taken from the last `fit`.
     """
 
     feature_cols: Names = None
@@ -49,12 +49,10 @@ class ColumnOptions:
     remembered: frozenset[str] = field(default=frozenset(), compare=False)
 
     def or_else(self, known: ColumnOptions) -> ColumnOptions:
-        """These options, completed with `known` where they are None."""
         missing = {f.name: getattr(known, f.name) for f in fields(self) if getattr(self, f.name) is None}
         return replace(self, **missing, remembered=frozenset(missing))
 
     def within(self, available: Collection[str]) -> ColumnOptions:
-        """What of these options makes sense for data that has these columns only."""
         return replace(
             self,
             feature_cols=self.feature_cols if set(self.features or ()) <= set(available) else None,
@@ -65,11 +63,7 @@ class ColumnOptions:
         )
 
     def renamed(self, features: Sequence[str], labels: Sequence[str]) -> ColumnOptions:
-        """The same of columns of other names, in the same order.
-
-        Raises:
-            ConfigError: They are not as many.
-        """
+        """Rename the columns, in order; raises ConfigError if the counts differ."""
         asked = {"feature_cols": (self.features, features), "label_cols": (self.labels, labels)}
         names: dict[str, str] = {}
         for option, (own, others) in asked.items():
@@ -91,13 +85,11 @@ class ColumnOptions:
         )
 
     def _nan_columns(self, change: Callable[[str], str | None]) -> bool | list[str] | None:
-        """`allow_nan` with its columns renamed, or left out."""
         if self.allow_nan is None or isinstance(self.allow_nan, bool):
             return self.allow_nan
         return [name for name in map(change, _listed(self.allow_nan) or ()) if name is not None]
 
     def without_labels(self) -> ColumnOptions:
-        """What of these options concerns rows that are only scored."""
         apart = {*(self.labels or ()), self.weight_col}
 
         def kept(by_column: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -116,11 +108,11 @@ class ColumnOptions:
         return _listed(self.label_cols)
 
     def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
-        """The columns of a run.
+        """Resolve the columns of a run.
 
         Args:
-            available: The columns of the data. With their Arrow types, columns that no model takes are
-                refused here.
+            available: The columns of the data. If given with Arrow types, columns that no model takes
+                are refused here.
 
         Raises:
             ConfigError: A name, dtype or shape does not fit the data.
@@ -188,7 +180,6 @@ def _chosen(
     labels: list[str] | None,
     need_labels: bool | Literal["found"],
 ) -> tuple[list[str], list[str]]:
-    """Feature and label columns as named, or else by the usual names, which count as a pair."""
     find_labels = labels is None and bool(need_labels)
     for feature, label in _DEFAULTS:
         if (features is None and feature not in names) or (find_labels and label not in names):

@@ -1,8 +1,7 @@
 """Which columns feed a model, and the one set of rules that turns their values into numpy arrays.
 
 Every way into Kindler (Parquet, Spark's Arrow batches, arrays, pandas) goes through `to_numpy` or
-`conform`, so that a dtype, a null, a NaN or a ragged row is treated the same everywhere. Where the
-values come from and where they are kept is left to others.
+`conform`, so that a dtype, a null, a NaN or a ragged row is treated the same everywhere.
 
     in Arrow or numpy                              out, unless the column asks for a dtype
     int8 ... uint64                                features: the same; labels: int64
@@ -40,14 +39,7 @@ _FILE_FIELDS = {"bytes", "path"}  # how Hugging Face datasets hold images and so
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column that a model reads.
-
-    Attributes:
-        dtype: The numpy dtype that was asked for, or None for the rules of this module.
-        shape: The shape of one row that was asked for, or None for what the data has.
-        stored: How the bytes of binary values are to be read, where that is not the dtype asked for.
-        ragged: Whether rows may differ in length: lists, text or bytes; see `kindler.data.ragged`.
-    """
+    """`dtype` and `shape` are None unless requested; `stored` is the dtype of binary values' bytes."""
 
     name: str
     role: Literal["feature", "label"]
@@ -60,11 +52,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of a run, in the order in which the model and the loss take them.
-
-    With `stack_features`, scalar and vector features are joined to one float32 matrix. `others` are read
-    besides, and neither the model nor the loss takes them.
-    """
+    """In the order the model and the loss take them; `others` are read but passed to neither."""
 
     features: tuple[Column, ...]
     labels: tuple[Column, ...]
@@ -73,7 +61,7 @@ class Columns:
 
     @property
     def all(self) -> tuple[Column, ...]:
-        """Every column once; one that is both feature and label is kept as the feature."""
+        """Every column once; as the feature if it is both feature and label."""
         columns: dict[str, Column] = {}
         for column in (*self.features, *self.labels, *self.others):
             columns.setdefault(column.name, column)
@@ -85,18 +73,14 @@ class Columns:
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, column: Column, *, where: Where) -> Array:
-    """The column's values as one C-contiguous array of shape (rows, *shape of a row).
-
-    A view of Arrow's memory where dtype and layout allow it. `where` names a row of `array` in complaints: of
-    a null, a NaN, a ragged row, a type that no model takes, or a value that the dtype asked for cannot hold.
-    """
+    """One C-contiguous array of shape (rows, *row shape); a view of Arrow's memory if possible. `where`
+    names the row in DataErrors about nulls, NaNs, ragged rows and values that do not fit."""
     if isinstance(array, pa.ChunkedArray):
         return _joined(array, column, where)
     return conform(_Reader(column, where).read(array), column, where=where)
 
 
 def conform(values: Array, column: Column, *, where: Where) -> Array:
-    """The same rules for values that are numpy already: dtype, NaN and shape; rows come first."""
     values = _plain(values, column)
     target = _target(values.dtype, column)
     if target.kind != "f":
@@ -107,7 +91,6 @@ def conform(values: Array, column: Column, *, where: Where) -> Array:
 
 
 def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | None:
-    """Why values of this type cannot feed a model, or None when they can."""
     if isinstance(arrow_type, pa.BaseExtensionType):
         return complaint(arrow_type.storage_type, dtype=dtype)
     if types.is_dictionary(arrow_type):
@@ -122,10 +105,8 @@ def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | Non
 
 
 def ragged_type(arrow_type: pa.DataType, column: Column, *, text_only: bool) -> bool:
-    """Whether values of this type may differ in length, so that the column is better kept ragged.
-
-    Bytes with a dtype and lists with a shape are even. With `text_only`, only text and lists of text count.
-    """
+    """Whether rows of this type may differ in length. Bytes with a dtype and lists with a shape are even.
+    With `text_only`, only text and lists of text count."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         return False
     if isinstance(arrow_type, pa.BaseExtensionType):
@@ -193,7 +174,7 @@ def _is_vector(arrow_type: pa.DataType) -> bool:
 
 
 def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
-    """Chunk by chunk, because joined lists can be more than 32-bit offsets reach."""
+    """Converts chunk by chunk: joined lists can exceed 32-bit offsets."""
     parts: list[Array] = []
     start = 0
     for chunk in array.chunks:
@@ -213,8 +194,7 @@ def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
 
 
 def numbers(array: pa.Array) -> Array:
-    """Values without nulls as numpy. For numbers not by pyarrow's own `to_numpy`: at its first call that
-    imports pandas, a quarter of a second in each new worker."""
+    """Avoids pyarrow's `to_numpy`, whose first call imports pandas: 0.25 s in each new worker."""
     kind = array.type
     if not (types.is_integer(kind) or types.is_floating(kind)) or not len(array) or array.null_count:
         converted: Array = array.to_numpy(zero_copy_only=False)
@@ -226,10 +206,7 @@ def numbers(array: pa.Array) -> Array:
 
 
 class _Reader:
-    """Arrow to numpy, without the rules on dtype, NaN and shape.
-
-    Inner values are counted flat, so the row of value `i` is `i // per_row`.
-    """
+    """Before the rules on dtype, NaN and shape. Values are counted flat: `i` is in row `i // per_row`."""
 
     def __init__(self, column: Column, where: Where) -> None:
         self.column = column
@@ -256,7 +233,7 @@ class _Reader:
             )
 
     def _flat(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
-        """Every innermost value in one line, and the shape that each entry of `array` has."""
+        """All innermost values flat, and the shape of each entry of `array`."""
         kind = array.type
         if isinstance(kind, pa.FixedShapeTensorType):
             return self._tensors(array, per_row)
@@ -286,7 +263,6 @@ class _Reader:
         return stored.reshape(-1), stored.shape[1:]
 
     def _even(self, array: pa.Array, per_row: int) -> tuple[pa.Array, int]:
-        """The values of lists that must all have the same length, and that length."""
         if types.is_fixed_size_list(array.type):
             return array.flatten(), array.type.list_size
         offsets = numbers(array.offsets)
@@ -344,7 +320,7 @@ class _Reader:
         return values if values.flags.aligned else values.copy()
 
     def _byte_range(self, array: pa.Array) -> tuple[int, int]:
-        """Where the bytes of the first row start, and how many each row has."""
+        """Offset of the first row, and bytes per row."""
         if types.is_fixed_size_binary(array.type):
             width = array.type.byte_width
             return array.offset * width, width
@@ -391,7 +367,7 @@ class _Reader:
         return filled
 
     def _ragged(self, array: pa.Array, rows: Array, per_row: int) -> tuple[Array, Array]:
-        """Lists of any length, of which entry `i` belongs to `rows[i]`: how long each is, and all values."""
+        """Length of each list and the flat values; entry `i` belongs to `rows[i]`."""
         offsets = array.offsets.to_numpy()
         lengths = np.diff(offsets)
         flat = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -407,7 +383,6 @@ class _Reader:
 
 
 def _plain(values: Array, column: Column) -> Array:
-    """Numbers or booleans in this machine's byte order; instants as int64."""
     if values.dtype.kind == "M":
         unit = np.datetime_data(values.dtype)[0]
         days = unit in ("Y", "M", "W", "D")
@@ -446,7 +421,6 @@ def _cast(values: Array, target: np.dtype[Any], column: Column, where: Where) ->
 
 
 def _refuse_unfit(values: Array, target: np.dtype[Any], column: Column, where: Where) -> None:
-    """An integer dtype holds whole numbers of its range, and nothing is rounded behind one's back."""
     if values.dtype.kind == "b":
         return
     limits = np.iinfo(target)
@@ -501,7 +475,7 @@ def _shaped(values: Array, column: Column) -> Array:
 
 
 def unused_name(name: str, taken: Iterable[str]) -> str:
-    """The name, or the first with underscores behind it that no column has; Spark mostly ignores case.
+    """Append underscores until no column has the name; ignores case, as Spark mostly does.
 
     >>> unused_name("_row", ["x", "_ROW"])
     '_row_'

@@ -1,7 +1,7 @@
-"""Images in rows: bytes of PNG and JPEG to arrays, and what is usually done to them before a model sees them.
+"""Decode, crop and normalise images stored as PNG or JPEG bytes.
 
 Arrays are numpy, of shape (height, width, channels). Pillow decodes and scales; the rest is numpy.
-`from_bytes` makes a transform of it all in one line:
+`from_bytes` combines it all into one transform:
 
     Estimator.from_torch(..., transform=images.from_bytes("png", crop=32, padding=4, flip=True))
 """
@@ -41,24 +41,23 @@ _MODES = {"RGB": 3, "L": 1, "RGBA": 4}
 def decode(
     data: bytes, *, mode: str = "RGB", max_pixels: int = MAX_PIXELS, formats: Sequence[str] = _FORMATS
 ) -> Array:
-    """An encoded image as uint8 of shape (height, width, channels).
+    """Decode an image to a uint8 array of shape (height, width, channels).
 
     Args:
         data: The bytes of a file.
         mode: "RGB", "L" (grey, one channel) or "RGBA"; images of another kind are converted.
-        max_pixels: What an image may have at most. A small file can claim to be a huge image, which is found
-            out before anything is decoded.
-        formats: The formats, by Pillow's names, that are read; others are refused.
+        max_pixels: The largest image to accept, checked before decoding: a small file can claim to be a
+            huge image.
+        formats: Accepted formats, by Pillow's names.
 
     Raises:
-        DataError: The bytes are no such image, are cut off or damaged, or have too many pixels.
+        DataError: The bytes are not such an image, are truncated or damaged, or have too many pixels.
     """
     pixels: Array = _decoded(data, mode, max_pixels, formats).copy()
     return pixels
 
 
 def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _FORMATS) -> Array:
-    """The same, as an array that nobody may write to."""
     image_module = _pillow()
     if not isinstance(data, bytes | bytearray | memoryview | np.bytes_):
         raise DataError(f"is a {type(data).__name__}, where the bytes of an image are expected.")
@@ -91,8 +90,7 @@ def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _
 
 
 def resize(image: Array, size: Size) -> Array:
-    """The image scaled to (height, width) by Pillow, bilinearly, each new pixel a mean over those it
-    covers."""
+    """Scale the image to (height, width) with Pillow's antialiased bilinear filter."""
     height, width = _pair(size)
     if image.shape[:2] == (height, width):
         return image
@@ -108,7 +106,7 @@ def resize(image: Array, size: Size) -> Array:
 
 
 def crop(image: Array, size: Size, *, top: int | None = None, left: int | None = None) -> Array:
-    """A part of the image of size (height, width); its middle, unless `top` and `left` say where."""
+    """Cut out a part of size (height, width): the centre, unless `top` and `left` are given."""
     height, width = _pair(size)
     rest = image.shape[0] - height, image.shape[1] - width
     if min(rest) < 0:
@@ -122,7 +120,7 @@ def crop(image: Array, size: Size, *, top: int | None = None, left: int | None =
 
 
 def random_crop(image: Array, size: Size, rng: np.random.Generator, *, padding: int = 0) -> Array:
-    """A part of the image of size (height, width), anywhere; `padding` adds black borders first."""
+    """Cut out a random part of size (height, width), after adding a black border of `padding` pixels."""
     height, width = _pair(size)
     high, wide = image.shape[0] + 2 * padding - height, image.shape[1] + 2 * padding - width
     if min(high, wide) < 0:
@@ -140,17 +138,16 @@ def random_crop(image: Array, size: Size, rng: np.random.Generator, *, padding: 
 
 
 def flip(image: Array) -> Array:
-    """The image mirrored from left to right."""
+    """Mirror the image from left to right."""
     return image[:, ::-1]
 
 
 def normalise(image: Array, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> Array:
-    """The image as float32, uint8 scaled to 0-1 first, less `mean` and divided by `std`, by channel."""
+    """Convert to float32 (uint8 is scaled to 0-1), subtract `mean` and divide by `std`, per channel."""
     return _normalised(image, mean, std)
 
 
 def _normalised(image: Array, mean: Any, std: Any, *, first: bool = False) -> Array:
-    """The same for one image or many; with channels moved to the first place of each, if `first`."""
     by = np.float32(255.0) if image.dtype == np.uint8 else np.float32(1.0)
     shift = np.asarray(mean, np.float32) * by
     scale = np.float32(1.0) / (np.asarray(std, np.float32) * by)
@@ -177,26 +174,26 @@ def from_bytes(
     channels: Literal["last", "first"] = "last",
     max_pixels: int = MAX_PIXELS,
 ) -> ImageTransform:
-    """A transform that decodes a column of encoded images, and does more to them in this order.
+    """Create a transform that decodes a column of encoded images and then applies these steps, in this order.
 
-    Rows that are trained on are augmented: cropped anywhere and flipped by chance. Rows that are evaluated or
-    scored are cropped in the middle and not flipped.
+    Training rows are augmented: cropped at random places and flipped at random. Rows that are evaluated or
+    scored are cropped at the centre and not flipped.
 
     Args:
         column: The column of bytes.
-        to: What the images are called; None is the column's own name. Other columns stay.
+        to: The name of the resulting column; defaults to `column`. Other columns stay.
         mode: "RGB", "L" or "RGBA".
         size: (height, width) to scale images to.
         crop: (height, width) to cut out.
-        padding: Black pixels added at each border before a random crop.
-        flip: Whether to mirror half of the images.
-        mean: Taken off each channel; this and `std` make the image float32, 0-1 before.
-        std: What each channel is divided by.
+        padding: Width of the black border added before a random crop.
+        flip: Whether to mirror half of the training images.
+        mean: Subtracted from each channel. With `mean` or `std`, images become float32 scaled to 0-1 first.
+        std: Divides each channel.
         channels: "first" for PyTorch (channels, height, width), "last" for Keras.
-        max_pixels: What an image may have at most; see `decode`.
+        max_pixels: The largest image to accept; see `decode`.
 
     Raises:
-        ConfigError: An argument cannot work.
+        ConfigError: An argument is invalid.
     """
     if mode not in _MODES:
         raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
@@ -223,7 +220,7 @@ def from_bytes(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTransform:
-    """What `from_bytes` makes; its attributes are the arguments of that."""
+    """The transform that `from_bytes` returns; its attributes are the arguments."""
 
     column: str
     to: str
@@ -240,7 +237,7 @@ class ImageTransform:
 
     @property
     def without_chance(self) -> ImageTransform:
-        """The same for rows that are judged: nothing is drawn."""
+        """The same transform without augmentation, for evaluation and scoring."""
         return replace(self, augments=False)
 
     def __call__(self, row: Mapping[str, Any], rng: np.random.Generator | None = None) -> dict[str, Any]:
@@ -253,10 +250,10 @@ class ImageTransform:
         return made
 
     def of_batch(self, columns: Mapping[str, Any], rngs: Any = None) -> dict[str, Any]:
-        """The same for many rows at once, which takes less time: images of one size are finished together.
+        """Transform many rows at once, which is faster: images of one size are finished together.
 
-        `rngs` are the random numbers of the rows (`kindler.data.row_order.RowRandoms`). The DataError of the
-        first image that cannot be used says in its `position` which it is.
+        `rngs` holds one generator per row (`kindler.data.row_order.RowRandoms`). A DataError has the index of
+        the first bad image in `position`.
         """
         self._check(columns)
         made = {name: values for name, values in columns.items() if name != self.column}

@@ -1,12 +1,8 @@
-"""Direct scan: rows of Parquet files by number, read with pyarrow and without Spark.
+"""Reads rows of Parquet files by number with pyarrow, without Spark.
 
-`inspect` finds the files and counts their rows, `share` divides them evenly among readers, `scan` reads a
-range of them in file order. Values stay Arrow here; `columns` turns them into arrays.
-
-Which files of a Delta or Iceberg table are its rows now is said by its own log, which the libraries of these
-formats read. A table is plain if each of its rows is a row of one of these files: nothing is deleted within a
-file, and columns have the names that they have there. Other tables, and those that are not in a folder of
-this machine, are rejected: Spark reads them.
+For Delta and Iceberg tables, the formats' own libraries list the current files. Only plain tables are
+accepted, in which every row is a row of one of these files: nothing deleted within a file, no renamed
+columns. Other tables, and those outside this machine's folders, need Spark.
 """
 
 from __future__ import annotations
@@ -51,11 +47,7 @@ _BUFFER_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
-    """Parquet files (absolute paths or URIs) as one table whose rows are numbered from 0, in file order.
-
-    `row_groups` has the rows of each file's row groups, `nbytes` is about the size of all columns when they
-    are decoded, and files whose schemas agree share one.
-    """
+    """One table, with rows numbered from 0 in file order; `nbytes` is its approximate decoded size."""
 
     files: tuple[str, ...]
     row_groups: tuple[tuple[int, ...], ...]
@@ -64,7 +56,6 @@ class ParquetFiles:
     schemas: tuple[pa.Schema, ...]
 
     def locate(self, row: int) -> str:
-        """Where a row is, in words."""
         start = 0
         for file, groups in zip(self.files, self.row_groups, strict=True):
             if row < start + sum(groups):
@@ -76,13 +67,7 @@ class ParquetFiles:
 def inspect(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], each: EachFile | None = None
 ) -> ParquetFiles:
-    """Find the files behind paths, folders, globs and URIs, and read their footers.
-
-    Folders are searched recursively, in sorted order; names that start with "_" or "." are skipped,
-    as Spark does.
-
-    `each` opens the files; None for threads of this process.
-    """
+    """Like Spark, searches folders recursively in sorted order, skipping names that start with "_" or "."."""
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     named = [os.fspath(path) for path in places]
     files = [file for path in named for file in expand(path, _data_files)]
@@ -95,10 +80,7 @@ def inspect_files(
     each: EachFile | None = None,
     named: Sequence[str] | None = None,
 ) -> ParquetFiles:
-    """The same for files that are named one by one; none is searched for, and one may be named twice.
-
-    `check` is called with each file and its footer, wherever it is opened; what it raises is raised.
-    """
+    """Like `inspect` for explicit files; `check` runs on each file wherever it is opened, and may raise."""
     if not files:
         raise ConfigError(f"no Parquet file in {named}.")
     footers = list((each or each_here)(partial(_footer, check=check), files))
@@ -112,7 +94,7 @@ def inspect_files(
 
 
 def each_here(call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
-    """`call(file)` for each file, in order, by threads of this process: opening a file is mostly waiting."""
+    """Map over files in order, in threads: opening a file is mostly waiting."""
     with ThreadPoolExecutor(_FILE_THREADS, "kindler-files") as pool:
         return list(pool.map(call, files))
 
@@ -123,21 +105,20 @@ def file_length(file: str) -> int:
 
 
 def schema(files: ParquetFiles, names: Sequence[str] = ()) -> pa.Schema:
-    """The schema of the first file, after making sure that every file has the columns `names`."""
     for file, found in zip(files.files, files.schemas, strict=True):
         _require(found, names, file)
     return files.schemas[0]
 
 
 def share(rows: int, size: int, rank: int) -> tuple[int, int]:
-    """The range of rows that is `rank`'s, out of `size` ranges that differ by one row at most."""
+    """The rank's range [start, stop); ranges differ by at most one row."""
     return rank * rows // size, (rank + 1) * rows // size
 
 
 def scan(
     files: ParquetFiles, names: Sequence[str], start: int, stop: int, *, use_threads: bool = False
 ) -> Generator[pa.RecordBatch, None, None]:
-    """The rows [start, stop) in file order, in small batches; other row groups are not read."""
+    """Yield the rows [start, stop) in small batches; other row groups are not read."""
     first = 0
     for file, groups, schema in zip(files.files, files.row_groups, files.schemas, strict=True):
         last = first + sum(groups)
@@ -152,10 +133,7 @@ def scan(
 
 
 class RowReader:
-    """Reads rows of one file by number; quick when the numbers ascend, as the last row group stays decoded.
-
-    `problem` says what is wrong with an opened file, or None.
-    """
+    """Fast for ascending numbers, since the last row group stays decoded."""
 
     def __init__(
         self,
@@ -251,7 +229,7 @@ def _batch_rows(metadata: pq.FileMetaData, names: Sequence[str], groups: Sequenc
 
 
 def _require(schema: pa.Schema, names: Sequence[str], file: str) -> None:
-    """pyarrow leaves unknown columns out without a word."""
+    """pyarrow silently leaves out unknown columns."""
     for name in names:
         if name not in schema.names:
             raise DataError(
@@ -308,10 +286,7 @@ def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple
 
 
 def _table_kind(inside: Sequence[tuple[str, ...]]) -> tuple[str | None, bool]:
-    """Of which kind of table these are the files, and whether it is in a folder further below.
-
-    Such files hold rows that the table no longer has.
-    """
+    """The table format these files belong to, and whether the table is in a subfolder."""
     for parts in inside:
         for depth, part in enumerate(parts):
             if kind := _TABLE_MARKS.get(part):
@@ -322,7 +297,6 @@ def _table_kind(inside: Sequence[tuple[str, ...]]) -> tuple[str | None, bool]:
 
 
 def _delta_files(path: str) -> set[tuple[str, ...]]:
-    """The files of a Delta table's newest version, as parts of paths below its folder."""
     deltalake = _library("deltalake", path, extra="delta")
     try:
         table = deltalake.DeltaTable(path)
@@ -340,7 +314,7 @@ def _delta_files(path: str) -> set[tuple[str, ...]]:
 
 
 def _iceberg_files(path: str) -> set[tuple[str, ...]]:
-    """The same for an Iceberg table whose folder says which metadata is the newest (`version-hint.text`)."""
+    """Only where the folder names the newest metadata (`version-hint.text`)."""
     tables = _library("pyiceberg.table", path, extra="iceberg")
     hint = Path(path, "metadata", "version-hint.text")
     try:

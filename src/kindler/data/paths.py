@@ -1,7 +1,4 @@
-"""Where files are: what a user's path names, on this machine or behind a URI that Arrow or fsspec knows.
-
-Which of a folder's files are data is said by whoever reads them.
-"""
+"""Resolves user paths: local ones, and URIs that Arrow or fsspec knows."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ Choice: TypeAlias = Callable[[str, Sequence[tuple[str, ...]]], Callable[[tuple[s
 
 
 def expand(path: str, choice: Choice) -> list[str]:
-    """The files that a path names: itself, what a pattern matches, or those of a folder that are chosen.
-
-    Raises:
-        ConfigError: There is nothing, or no file system for it.
-    """
+    """Itself, glob matches, or the chosen files of a folder; raises ConfigError if there is nothing."""
     if is_remote(path):
         system, place = file_system(path)
         files = [file for match in _remote_matches(system, place) for file in _under(system, match, choice)]
@@ -42,11 +35,6 @@ def expand(path: str, choice: Choice) -> list[str]:
 
 
 def file_system(file: str) -> tuple[fs.FileSystem, str]:
-    """The file system that a path is of, and the path in it: Arrow's own, or fsspec's where Arrow has none.
-
-    Raises:
-        ConfigError: Neither knows such a file system.
-    """
     if not is_remote(file):
         return fs.LocalFileSystem(), local_path(file)
     try:
@@ -63,12 +51,10 @@ def file_system(file: str) -> tuple[fs.FileSystem, str]:
 
 
 def is_remote(path: str) -> bool:
-    """Whether it is not a path of this machine."""
     return "://" in path and urlsplit(path).scheme != "file"
 
 
 def local_path(path: str) -> str:
-    """A plain absolute path, also for file:/a, file:///a and their percent-encoded names."""
     if path.startswith("file:"):
         rest = path.removeprefix("file:")
         if rest.startswith("//"):  # file://host/a: the host is this one
@@ -78,13 +64,11 @@ def local_path(path: str) -> str:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The same place under a name that does not depend on where the process runs."""
     given = os.fspath(path)
     return given if is_remote(given) else local_path(given)
 
 
 def child_uri(uri: str, path: str, child: str) -> str:
-    """The URI of a file that was found under `uri`, whose own path is `path`; options stay."""
     address, mark, options = uri.partition("?")
     root = address.rstrip("/")
     prefix = root[: len(root) - len(path.rstrip("/"))]
@@ -92,12 +76,11 @@ def child_uri(uri: str, path: str, child: str) -> str:
 
 
 def hidden(name: str) -> bool:
-    """Whether tools leave such a file or folder out: `_SUCCESS`, `.crc`."""
+    """Names that tools skip, such as `_SUCCESS` and `.crc`."""
     return name.startswith(("_", "."))
 
 
 def every_file(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
-    """The `Choice` of all of a folder's files but those that tools leave out."""
     return lambda parts: not any(map(hidden, parts))
 
 
@@ -114,7 +97,6 @@ def _of_fsspec(file: str) -> tuple[fs.FileSystem, str] | None:
 
 
 def _remote_matches(system: fs.FileSystem, place: str) -> list[str]:
-    """What a pattern matches: `*` within a name, `**` across folders; or the place itself."""
     magic = re.search(r"[*\[]", place)  # no "?", with which the options of a URI start
     if magic is None or system.get_file_info(place).type != fs.FileType.NotFound:
         return [place]

@@ -20,11 +20,8 @@ class _Ended:
 
 
 def ahead(items: Iterator[T], *, depth: int, name: str) -> Generator[T, None, None]:
-    """The same items, made by a thread that runs at most `depth` of them ahead.
-
-    The thread starts with the first `next`, and has ended when the iterator has: because it was
-    used up, closed, or because of an error. What `items` raises is raised here.
-    """
+    """A thread runs at most `depth` items ahead; it starts with the first `next`, and has ended when the
+    generator has. Errors of `items` are raised here."""
     slots = threading.Semaphore(depth)
     ready: queue.SimpleQueue[T | _Ended] = queue.SimpleQueue()
     stopped = threading.Event()
@@ -58,12 +55,8 @@ def ahead(items: Iterator[T], *, depth: int, name: str) -> Generator[T, None, No
 def in_pool(
     jobs: Iterable[J], make: Callable[[J], T], *, threads: int, name: str
 ) -> Generator[T, None, None]:
-    """What `make` gives for each job, in their order, made by threads that run a little ahead.
-
-    `jobs` are taken by whoever asks for the next item, at most one more at a time than there are threads. The
-    threads have ended when the iterator has: because it was used up, closed, or because of an error, which is
-    raised where its item would have come.
-    """
+    """Maps in order, in threads that run slightly ahead and have ended when the generator has. `jobs` is
+    consumed in the caller's thread; an error is raised where its item would have come."""
     with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
         waiting: deque[Future[T]] = deque()
         try:

@@ -1,9 +1,5 @@
-"""From the columns of the data to what the model takes: the user's transform, collate, and padding.
-
-A `Preparation` is what the user asked for: a value that travels with the estimator. A `Preparer` does it to
-batches, in workers as they train and evaluate, and wherever rows are scored. Which rows make a batch, and on
-which thread this runs, is left to others.
-"""
+"""From the data's columns to what the model takes: the user's transform, collate, and padding. A
+`Preparation` is the user's request and travels with the estimator; a `Preparer` applies it to batches."""
 
 from __future__ import annotations
 
@@ -28,10 +24,10 @@ _MASK = "_mask"
 
 @dataclass(frozen=True)
 class batched:
-    """Marks a transform that takes a batch of columns instead of a row.
+    """Mark a transform as taking a batch of columns instead of a row.
 
     The function is called with a dict of columns, an array or a list each, and, if it has a parameter `rngs`,
-    with one random generator per row. It returns a dict of columns with as many rows.
+    with one random generator per row. It returns a dict of columns with the same number of rows.
 
     >>> @batched
     ... def doubled(columns):
@@ -46,18 +42,18 @@ class batched:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is done to rows between the data and the model.
+    """How rows are prepared for the model.
 
     Attributes:
         transform: A function of a row (a dict of its columns) that returns a dict of columns; or one of a
             batch, marked with `batched`.
         eval_transform: The same for `evaluate`, validation and `predict`. None takes `transform` there too.
         collate: A function of a list of rows that returns a dict of arrays.
-        pad: "batch", a length, or one of these by column: how rows of different lengths become one array.
-        pad_value: What is filled in, or that by column. None is 0, and -100 for labels that are integers.
-        masks: Whether each padded feature is followed, after all features, by a mask that is True where the
-            row has a value of its own, named as the column with "_mask".
-        length_col: The column whose rows are as long as a row is, or whose numbers say so: rows of similar
+        pad: How to pad rows of different lengths: "batch", a length, or one of these per column.
+        pad_value: The fill value, or one per column. None means 0, and -100 for integer labels.
+        masks: Whether to add, after all features, a mask per padded feature that is True at real values,
+            named after the column with "_mask" appended.
+        length_col: The column whose length, or numeric value, is the length of a row: rows of similar
             length are trained on together.
         text: Whether the model itself takes text.
     """
@@ -73,13 +69,11 @@ class Preparation:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to do to columns of numbers."""
         given = (self.transform, self.eval_transform, self.collate, self.pad, self.length_col)
         return any(part is not None for part in given)
 
     @property
     def ragged(self) -> Literal["text", "all"] | None:
-        """Which columns are kept as they are: `ColumnOptions.ragged`."""
         if self.active:
             return "all"
         return "text" if self.text else None
@@ -90,7 +84,6 @@ class Preparation:
         return {name: function for name, function in named.items() if function is not None}
 
     def function(self, *, trains: bool) -> tuple[str, Function | None]:
-        """The transform that is used, and which argument it is."""
         if trains:
             return "transform", self.transform
         if self.eval_transform is not None:
@@ -99,7 +92,7 @@ class Preparation:
 
     @property
     def augments_all(self) -> bool:
-        """Whether rows that are judged are augmented as well, for want of an `eval_transform`."""
+        """Whether evaluated rows are augmented too, for lack of an `eval_transform`."""
         name, function = self.function(trains=False)
         if name != "transform" or function is None or hasattr(self.transform, "without_chance"):
             return False
@@ -131,8 +124,6 @@ def _by_column(name: str, given: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(slots=True)
 class PreparedRows:
-    """What the model and the loss take, by name and in their order; which of it is padded, masks included."""
-
     features: dict[str, Array] = field(default_factory=dict)
     labels: dict[str, Array] = field(default_factory=dict)
     padded: list[str] = field(default_factory=list)
@@ -140,8 +131,6 @@ class PreparedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A batch as it comes: its columns, what names a row, and what ragged columns are padded to."""
-
     raw: Mapping[str, Any]
     rows: int
     where: Where
@@ -153,17 +142,8 @@ class _Rows:
 
 
 class Preparer:
-    """Does what a `Preparation` says to one batch after the other, from any thread.
-
-    Args:
-        preparation: What to do.
-        columns: The columns that batches have.
-        trains: Whether the rows are trained on.
-        seed: With the epoch and the number of a row, decides what its transform draws.
-        labels: Names of columns that are labels where `columns` has none, because rows are only scored.
-        rank: This worker, for complaints.
-        copies: Whether each thread gets a copy of the user's functions, which need not be safe to share.
-    """
+    """Thread-safe. `seed`, epoch and row number determine a row's random numbers; `labels` names label
+    columns missing from `columns` in scoring; `copies` gives each thread its own user functions."""
 
     def __init__(
         self,
@@ -192,11 +172,9 @@ class Preparer:
 
     @property
     def plain(self) -> bool:
-        """Whether no code of the user's runs: the length of a row is that of the data's column."""
         return not any(self._functions)
 
     def pads(self, name: str) -> bool:
-        """Whether a ragged column of the data is padded to the longest row of the batch."""
         return bool(rule_for(self._preparation.pad, name) == "batch")
 
     def __call__(
@@ -209,11 +187,8 @@ class Preparer:
         numbers: Array | None = None,
         widths: Mapping[str, int] | None = None,
     ) -> PreparedRows:
-        """Prepare a batch of at least one row.
-
-        `numbers` has that of each row among all; None gives all rows the same random numbers. `widths` is
-        what ragged columns are padded to, where other workers have longer rows of the same step.
-        """
+        """`numbers` are global row numbers; None gives all rows the same random numbers. `widths` are the
+        least lengths to pad to: other workers may have longer rows in the step."""
         function, collate = self._own_functions()
         batch = _Rows(raw, rows, where, widths or {})
         made: Mapping[str, Any] = raw
@@ -282,7 +257,6 @@ class Preparer:
         return {**arrays, **kept}
 
     def _arranged(self, made: Mapping[str, Any], batch: _Rows, *, collated: bool) -> PreparedRows:
-        """Every column as one array, features first to last, then their masks, and the labels."""
         result, masks, raw = PreparedRows(), dict[str, Array](), batch.raw
         if made is raw:
             names = [column.name for column in self._columns.features]
@@ -343,7 +317,7 @@ class Preparer:
         return self._checked(even, column, batch.where), None
 
     def _as_lists(self, pad: Any, before: Any) -> AsLists:
-        """Which values of a column become ragged rows, so that whether it is padded depends on no batch."""
+        """Decided per column, so that padding does not depend on the batch."""
         if pad is None:
             return "never"
         if isinstance(self._preparation.pad, Mapping) or isinstance(before, Ragged):
@@ -378,7 +352,6 @@ class Preparer:
                 raise ConfigError(f"{who} returned {found} of {name!r} for a batch of {rows} rows.")
 
     def _raise(self, exc: Exception, who: str, row: int | str) -> NoReturn:
-        """The user's error, with the row, the columns and the worker in its message."""
         at = "" if self._rank is None else f", worker {self._rank}"
         names = ", ".join(repr(column.name) for column in (*self._columns.features, *self._columns.labels))
         if isinstance(exc, DataError) and exc.row is None:
@@ -418,10 +391,7 @@ def _called(function: Any, given: Any, chance: Mapping[str, Any]) -> Any:
 
 
 def _chance_argument(function: Any) -> str | None:
-    """What to pass random numbers as: a keyword, "" for the second place, None where none are taken.
-
-    A second parameter that has a default is not taken for one, unless it is named so.
-    """
+    """How to pass random generators: a keyword, "" for the second position, None for not at all."""
     function = function.function if isinstance(function, batched) else function
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -444,7 +414,6 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _as_array(values: Any) -> Any:
-    """What collate returned for a column; tensors of frameworks are arrays as well."""
     detach = getattr(values, "detach", None)
     array = np.asarray(detach().cpu() if callable(detach) else values)
     if array.dtype == object and not all(isinstance(value, str | bytes) for value in array.reshape(-1)):

@@ -1,10 +1,5 @@
-"""Columns whose rows differ in length: lists of numbers, text, bytes, and lists of text; and how they are
-padded.
-
-All values lie in one flat array, and row `i` is the stretch between two offsets, so that a batch is two
-gathers and a spool two files. How a column comes to be ragged is decided in `column_options.py`; what a
-model gets in the end (padding, masks, tensors) in `preparation.py`.
-"""
+"""Columns whose rows differ in length (lists, text, bytes), and how they are padded. All values lie in one
+flat array with offsets, so that a batch is two gathers and a spool two files."""
 
 from __future__ import annotations
 
@@ -25,12 +20,8 @@ _TEXT = ("str", "bytes")
 
 
 class Ragged:
-    """Rows of different lengths. `len`, indexing by a slice, an array or one place, as of an array.
-
-    Row `i` has the values of `flat` from `offsets[i]` to `offsets[i + 1]`. Text and bytes are uint8; lists of
-    text are JSON in uint8. `kind` is the dtype of numbers, or "str" or "bytes"; `inner` the shape of one
-    value of a list, and for text `()` if a row is one text, `(None,)` if it is a list of them.
-    """
+    """Row `i` is `flat[offsets[i]:offsets[i + 1]]`. Text is uint8, lists of text JSON in uint8. `inner` is
+    the shape of one list item; for text, () means one text per row, (None,) a list of them."""
 
     def __init__(self, flat: Array, offsets: Array, *, kind: str, inner: tuple[int | None, ...] = ()) -> None:
         self.flat, self.offsets = flat, offsets
@@ -38,7 +29,6 @@ class Ragged:
 
     @staticmethod
     def empty(kind: str, shape: Sequence[int | None]) -> Ragged:
-        """No rows, of a column with this entry in a layout."""
         offsets = np.zeros(1, np.int64)
         if kind in _TEXT:
             return Ragged(np.empty(0, np.uint8), offsets, kind=kind, inner=tuple(shape))
@@ -47,7 +37,6 @@ class Ragged:
 
     @staticmethod
     def holds(kind: str | None, shape: Sequence[int | None] | None) -> bool:
-        """Whether a column with this entry in a layout is ragged."""
         return kind in _TEXT or bool(shape and shape[0] is None)
 
     @property
@@ -56,17 +45,14 @@ class Ragged:
 
     @property
     def entry(self) -> list[Any]:
-        """What a layout says of this column: its dtype, and the shape of a row with None for its length."""
         return [self.kind, list(self.inner) if self.is_text else [None, *self.inner]]
 
     @property
     def lengths(self) -> Array:
-        """How many values each row has; of text, how many bytes."""
         return np.diff(self.offsets)
 
     @property
     def nbytes(self) -> int:
-        """Of these rows alone, whatever else the flat array holds."""
         values = int(self.offsets[-1] - self.offsets[0])
         return values * self.flat[:1].nbytes + int(self.offsets.nbytes)
 
@@ -74,7 +60,6 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: Any) -> Any:
-        """One row's value; or the rows of a slice, or at these places, as another Ragged."""
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             if step == 1:
@@ -88,7 +73,6 @@ class Ragged:
         return iter(self.rows())
 
     def take(self, rows: slice | Array) -> Ragged:
-        """A copy of these rows, with nothing in it but them."""
         if isinstance(rows, slice):
             part = self[rows]
             first, last = int(part.offsets[0]), int(part.offsets[-1])
@@ -101,12 +85,10 @@ class Ragged:
         return self._like(self.flat[places], offsets)
 
     def rows(self) -> list[Any]:
-        """Each row as user code sees it: an array, a `str`, `bytes`, or a list of `str`."""
         bounds = self.offsets.tolist()
         return [self._value(start, stop) for start, stop in pairwise(bounds)]
 
     def even(self) -> Array | None:
-        """Numbers as one array, if all rows have the same length; else None."""
         lengths = self.lengths
         if self.is_text or (len(lengths) and lengths.min() != lengths.max()):
             return None
@@ -119,7 +101,6 @@ class Ragged:
         return whole.offsets.tobytes() + whole.flat.tobytes()
 
     def to_arrow(self) -> pa.Array:
-        """The same as an Arrow array, whose type `to_ragged` reads again."""
         whole = self.take(slice(None))
         if self.is_text and not self.inner:
             size = pa.large_utf8() if self.kind == "str" else pa.large_binary()
@@ -146,7 +127,6 @@ class Ragged:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Arrays, or ragged columns, one after the other."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     whole = [part.take(slice(None)) for part in parts]
@@ -164,7 +144,6 @@ def concatenated(parts: Sequence[Any]) -> Any:
 
 
 def read_column(values: Any, column: Column, *, where: Where) -> Any:
-    """Values by the rules of `columns`, or, where the column is ragged, as a `Ragged`."""
     if column.ragged:
         return to_ragged(values, column, where=where)
     if isinstance(values, np.ndarray):
@@ -173,7 +152,6 @@ def read_column(values: Any, column: Column, *, where: Where) -> Any:
 
 
 def to_ragged(values: Any, column: Column, *, where: Where) -> Ragged:
-    """An Arrow column of lists, text or bytes."""
     if isinstance(values, Ragged):
         return values
     if isinstance(values, pa.ChunkedArray):
@@ -251,7 +229,6 @@ _IGNORED = -100  # what PyTorch's losses leave out
 
 
 def rule_for(pad: Any, name: str) -> Any:
-    """How this column is padded: "batch", a length, or None."""
     return pad.get(name) if isinstance(pad, Mapping) else pad
 
 
@@ -272,10 +249,7 @@ def fill_value(given: Any, name: str, rows: Ragged, role: str) -> Any:
 def padded(
     rows: Ragged, pad: Pad, value: Any, *, width: int | None, column: str, where: Where
 ) -> tuple[Array, Array]:
-    """One array of all rows, and a mask that is True where a row has a value of its own.
-
-    `width` is, for "batch", the longest row of the step over all workers, where that is known.
-    """
+    """The mask is True at real values; `width` is the longest row of the step over all workers, if known."""
     lengths = rows.lengths
     longest = int(lengths.max(initial=0))
     size = max(1, width or 0, longest) if pad == "batch" else int(pad)
@@ -296,10 +270,7 @@ def padded(
 
 
 def gathered(values: Any, as_lists: AsLists) -> Ragged | Array | None:
-    """The values of rows as one array, or as ragged rows; None if they are neither.
-
-    `as_lists`: whether rows that could be one array become ragged: "always", "never", or if they are "lists".
-    """
+    """None if rows fit neither; `as_lists` says whether rows that would fit one array become ragged."""
     if isinstance(values, np.ndarray) and as_lists == "never" and values.dtype != object:
         return values
     if isinstance(values[0], str | bytes):
@@ -323,7 +294,6 @@ def gathered(values: Any, as_lists: AsLists) -> Ragged | Array | None:
 
 
 def _array(value: Any) -> Array:
-    """A row's value as an array: of a list, of a framework's tensor, of a list of texts."""
     detach = getattr(value, "detach", None)
     if callable(detach):
         return np.asarray(detach().cpu())

@@ -1,9 +1,6 @@
-"""What came from a process that nobody trusts, looked at before it is used.
-
-Its bytes may say anything: a shape of a hundred thousand dimensions, JSON of empty objects that becomes
-thirty times as large, offsets of an Arrow column that lead out of its buffers. Everything here either returns
-what is safe to use and about as large as its bytes, or raises ValueError.
-"""
+"""Validates data from untrusted processes before it is used. The bytes may claim shapes of a hundred
+thousand dimensions, JSON that grows thirtyfold, or Arrow offsets outside their buffers. Everything here
+returns data that is safe and about as large as its bytes, or raises ValueError."""
 
 from __future__ import annotations
 
@@ -29,14 +26,13 @@ _REPEATING = frozenset(("string_view", "binary_view", "list_view", "large_list_v
 
 
 def check_json(content: bytes, most: int = MOST_VALUES) -> bytes:
-    """The same bytes, if they are JSON of no more than so many values."""
     if len(content) > most and _marks(content) > most and _marks(_TEXT.sub(b"", content)) > most:
         raise ValueError(f"{len(content)} bytes of JSON with more than {most} values")
     return content
 
 
 def _marks(content: bytes) -> int:
-    """About as many as there are values in JSON; commas in texts are counted with them."""
+    """Approximate number of JSON values; counts commas inside strings too."""
     return sum(map(content.count, (b",", b":", b"[", b"{")))
 
 
@@ -49,7 +45,6 @@ def shape(sizes: Any) -> tuple[int, ...]:
 
 
 def array(content: bytes | memoryview, dtype: Any, sizes: Any) -> np.ndarray[Any, Any]:
-    """A copy of the array of numbers, texts or times that some bytes are."""
     if type(dtype) is not str or not _NUMBERS.fullmatch(dtype):
         raise ValueError(f"an array of {str(dtype)[:40]!r}, which is not allowed")
     try:
@@ -68,7 +63,6 @@ def array(content: bytes | memoryview, dtype: Any, sizes: Any) -> np.ndarray[Any
 
 
 def arrow_table(content: Any) -> pa.Table:
-    """A stream of Arrow record batches, without compression, whose every offset leads to where it may."""
     try:
         _check_messages(content)
         with pa.ipc.open_stream(content) as stream:
@@ -84,7 +78,7 @@ def arrow_table(content: Any) -> pa.Table:
 
 
 def _check_type(kind: pa.DataType, name: str) -> None:
-    """Views, runs and unions may show the same bytes any number of times, which shows only in reading."""
+    """Reject views, runs and unions: they can repeat the same bytes any number of times."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):
@@ -101,7 +95,7 @@ def _check_type(kind: pa.DataType, name: str) -> None:
 
 
 def _check_messages(body: bytes) -> None:
-    """No message may claim more than it holds: no compression, no bytes used twice, no endless columns."""
+    """Reject messages that claim more than they hold: compression, shared bytes, endless columns."""
     values = 0
     for i, message in enumerate(pa.ipc.MessageReader.open_stream(pa.BufferReader(body))):
         if i >= _MOST_MESSAGES:
@@ -129,7 +123,6 @@ def _check_messages(body: bytes) -> None:
 
 
 def _pairs(header: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A vector of structs of two long integers in a flatbuffer; none if it is not there."""
     if not _field(header, table, number):
         return np.zeros((0, 2), np.int64)
     at = _follow(header, table, number)
@@ -138,7 +131,6 @@ def _pairs(header: bytes, table: int, number: int) -> np.ndarray[Any, np.dtype[n
 
 
 def _field(header: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table is; 0 if it is not there."""
     listed = table - int(struct.unpack_from("<i", header, table)[0])
     at = 4 + 2 * number
     if at >= struct.unpack_from("<H", header, listed)[0]:
@@ -148,7 +140,6 @@ def _field(header: bytes, table: int, number: int) -> int:
 
 
 def _follow(header: bytes, table: int, number: int) -> int:
-    """Where the table is that a field of a table points to."""
     at = _field(header, table, number)
     if not at:
         raise ValueError("a message has no header")

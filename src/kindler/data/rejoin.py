@@ -1,4 +1,4 @@
-"""Rows that wait beside a model, which takes them in batches of another size than they came in."""
+"""Rejoins a model's outputs with their rows, although batch sizes differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from kindler.data.ragged import read_column
 
 
 class Chunk(tuple[Array, ...]):
-    """What a model is called with for some rows, and what names a row in complaints that come later."""
+    """Model inputs, with `where` to name a row in later error messages."""
 
     where: Where
 
 
 def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where) -> tuple[Array, ...]:
-    """What the model is called with for these rows; errors name a row by `where`."""
     arrays = [read_column(batch.column(column.name), column, where=where) for column in columns.features]
     chunk = Chunk(inputs(columns, arrays))
     chunk.where = where
@@ -29,15 +28,12 @@ def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where
 
 
 class OutputJoiner:
-    """Joins outputs to the rows they belong to; errors count rows from `first_row`."""
-
     def __init__(self, columns: Columns, *, first_row: int = 0) -> None:
         self._columns = columns
         self._row = first_row
         self._waiting: deque[pa.Table] = deque()
 
     def features(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Array, ...]]:
-        """The model's inputs of these rows, which wait for their outputs from now on."""
         for batch in batches:
             self._waiting.append(pa.Table.from_batches([batch]))
             first, self._row = self._row, self._row + batch.num_rows
@@ -50,7 +46,6 @@ class OutputJoiner:
         names: Callable[[int], Sequence[str]],
         convert: Callable[[Array], pa.Array],
     ) -> Iterator[pa.Table]:
-        """The rows with their outputs appended, in their own order."""
         for outputs in scored:
             table = self._next(len(outputs[0]))
             for name, output in zip(names(len(outputs)), outputs, strict=True):

@@ -1,13 +1,13 @@
-"""Which worker gets which row, and in which order an epoch takes them: rules, computed alike by all workers.
+"""Which worker gets which row, and the order of an epoch: computed identically by all workers.
 
-Rows are dealt to *lanes*, more than there are workers; worker r of W has the lanes l with l % W == r. An
-epoch goes round the lanes, takes one row of each in turn, and this sequence is cut into the steps. All of it
-follows from the seed, the lanes and the rows, and nothing else from W: numbers of workers that have the same
-lanes make the same global batches of the same rows. Which numbers those are is in `Dealing.between`.
+Rows are dealt to *lanes*, of which there are more than workers; worker r of W owns the lanes l with
+l % W == r. An epoch takes one row of each lane in turn, and this sequence is cut into steps. It depends only
+on the seed, the lanes and the rows: worker counts with the same lanes make the same global batches (see
+`Dealing.between`).
 
 With N rows in all and T = ceil(N / batch size) steps, every step takes nearly N / T rows. `Bucketed` puts
-rows of similar length together: a stretch of many steps is taken in the order that an epoch has anyway,
-sorted by length, cut into steps and the steps shuffled. `RowRandom` has the random numbers of one row.
+rows of similar length together: the rows of many steps are sorted by length, cut into steps, and the steps
+shuffled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEALING, _BUCKETS, _ROWS = 0x6465616C, 0x6275636B, 0x726F7773
 
 
 def steps(total_rows: int, batch_size: int) -> int:
-    """How many steps an epoch over `total_rows` rows has.
+    """Number of steps in an epoch.
 
     >>> steps(10, 4)
     3
@@ -49,7 +49,7 @@ def steps(total_rows: int, batch_size: int) -> int:
 
 
 def bound(step: int, total_rows: int, steps: int) -> int:
-    """How many rows come before a step: all have N / steps rows, rounded down or up.
+    """Number of rows before a step; each step has N / steps rows, rounded down or up.
 
     >>> [bound(step, 10, 3) for step in range(4)]
     [0, 3, 6, 10]
@@ -59,8 +59,9 @@ def bound(step: int, total_rows: int, steps: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How the rows of a run are dealt to lanes; `joined` is how many are left once small ones are joined,
-    None lets the number of rows decide.
+    """How the rows of a run are dealt to lanes.
+
+    `joined` is the number of lanes after merging small ones; None lets the number of rows decide.
 
     >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 24, 64)]
     [120, 120, 120, 168, 120, 120, 576]
@@ -75,12 +76,10 @@ class Dealing:
 
     @staticmethod
     def between(workers: int, *, seed: int) -> Dealing:
-        """The dealing of a run that begins with so many workers.
-
-        Numbers that share 120 lanes evenly all have those, and deal alike on 960 rows or more. On fewer, from
-        48 rows on, the ones that share 12 lanes do. Every other number has lanes of its own: uneven shares
-        would cost time, and the order of runs that were begun earlier is kept.
-        """
+        """The dealing of a run that begins with this many workers. Worker counts that divide 120 lanes
+        evenly all use those, and deal alike from 960 rows on; from 48 rows on, those that divide 12 do.
+        Other counts have lanes of their own: uneven shares would cost time, and the order of runs begun
+        earlier is kept."""
         if _LEAST_LANES % workers == 0 and _LEAST_LANES // workers >= _FEWEST_PER_WORKER:
             return Dealing(seed=seed, lanes=_LEAST_LANES, workers=workers)
         base = math.lcm(workers, BASE)
@@ -93,11 +92,10 @@ class Dealing:
 
     @property
     def known_lanes(self) -> int:
-        """How many lanes there are as long as nobody has counted the rows."""
         return self.joined or self.lanes
 
     def lanes_for(self, rows: int) -> int:
-        """How many lanes so many rows have; lane l becomes l modulo this."""
+        """Number of lanes for this many rows; lane l becomes l modulo this."""
         if self.joined is not None:
             return self.joined
         if rows >= _ROWS_PER_LANE * self.lanes:
@@ -105,7 +103,6 @@ class Dealing:
         return self.base if rows >= _ROWS_PER_LANE_MIN * self.base else self.workers
 
     def of_rank(self, rows: int, rank: int, size: int) -> tuple[Array, Array]:
-        """The numbers of the rows that are `rank`'s, ascending, and the lane of each."""
         lanes, first = self.lanes_for(rows), 0
         numbers, shares = [], []
         for dealt in self._dealt(rows):
@@ -117,12 +114,11 @@ class Dealing:
         return np.concatenate(numbers), np.concatenate(shares)
 
     def drawn(self, orders: int, width: int) -> list[int]:
-        """So many random orders of the numbers below `width`, for whoever deals rows elsewhere."""
         rows: list[int] = _permuted(generator(self.seed, _DEALING, width), orders, width).reshape(-1).tolist()
         return rows
 
     def of_groups(self, sizes: Sequence[int]) -> Array:
-        """For groups of so many rows, what their rows' lanes are modulo `base`: balanced, in random order."""
+        """The lane (modulo `base`) of each row group: balanced, in random order."""
         have = [(0, lane) for lane in range(self.base)]
         dealt = np.empty(len(sizes), np.int32)
         for group in generator(self.seed, _DEALING).permutation(len(sizes)):
@@ -132,12 +128,11 @@ class Dealing:
         return dealt
 
     def within_group(self, group: int, lane: int, rows: int) -> Array:
-        """The lanes of one group's rows: those that are `lane` modulo `base`, evenly."""
+        """Deal one group's rows evenly among the lanes that are `lane` modulo `base`."""
         high = generator(self.seed, _DEALING, group).permutation(rows) % (self.lanes // self.base)
         return (high * self.base + lane).astype(np.int32)
 
     def _dealt(self, rows: int) -> Iterator[Array]:
-        """The lane of every row, in pieces of any shape."""
         random = generator(self.seed, _DEALING)
         whole, rest = divmod(rows, self.lanes)
         drawn = _blocks(random, min(whole, _BLOCKS), self.lanes)
@@ -155,7 +150,7 @@ class Dealing:
 
 
 def _blocks(random: np.random.Generator, count: int, lanes: int) -> Array:
-    """Random orders of all lanes, one a line, in which twelve neighbours always differ modulo twelve."""
+    """Random permutations of all lanes, one per line; any twelve neighbours differ modulo twelve."""
     groups = lanes // BASE
     low = _permuted(random, count * groups, BASE).reshape(count, groups, BASE)
     high = _permuted(random, count * BASE, groups).reshape(count, BASE, groups)
@@ -164,7 +159,7 @@ def _blocks(random: np.random.Generator, count: int, lanes: int) -> Array:
 
 
 def joined_counts(by_rank: Sequence[Sequence[int]], lanes: int, joined: int) -> list[int]:
-    """The rows of every lane once `lanes` of them are joined, from what each rank has of its own lanes.
+    """Rows per lane after merging `lanes` into `joined`, from each rank's counts of its own lanes.
 
     >>> joined_counts([[5, 6], [7, 8]], 4, 2)
     [11, 15]
@@ -177,12 +172,9 @@ def joined_counts(by_rank: Sequence[Sequence[int]], lanes: int, joined: int) -> 
 
 
 class Rounds:
-    """The order of an epoch: round by round, a row of every lane that has one left.
-
-    As long as all lanes have rows, each epoch goes round them in another order, in which neighbours belong to
-    different workers; the rest, when some lanes have run out, goes by their numbers. Without a seed, lanes
-    and rows are taken as they are.
-    """
+    """The order of an epoch: round by round, one row of every lane that has any left. While all lanes have
+    rows, each epoch visits them in another order, in which neighbours belong to different workers; the
+    remainder goes by lane number. Without a seed, lanes and rows keep their order."""
 
     def __init__(self, counts: Sequence[int], *, rank: int, size: int, seed: int | None) -> None:
         self._counts = np.asarray(counts, np.int64)
@@ -195,7 +187,6 @@ class Rounds:
         self._epoch: tuple[int, Array] | None = None
 
     def own_before(self, place: Array | int, epoch: int) -> Array:
-        """How many of this worker's rows are among the first `place` rows of the epoch's sequence."""
         place = np.asarray(place)
         if self._size == 1:
             return place
@@ -206,11 +197,8 @@ class Rounds:
         return before
 
     def may_miss(self, bounds: Array) -> bool:
-        """Whether in some epoch one of the stretches between these places may have no row of this worker.
-
-        While all lanes have rows, as many neighbours as there are workers belong to one each, if all workers
-        have equally many lanes; what follows is the same in each epoch.
-        """
+        """Whether a stretch may lack a row of this worker in some epoch. While all lanes have rows, any W
+        neighbours belong to one worker each, if all have equally many lanes."""
         if self._lanes % self._size:
             return True
         edge = self._even * self._lanes
@@ -219,7 +207,7 @@ class Rounds:
         return bool(((in_turn < self._size) & (later == 0)).any())
 
     def order(self, epoch: int) -> Array:
-        """This worker's rows in the order of their turns, as places in its rows sorted by lane."""
+        """This worker's rows in turn order, as places in its rows sorted by lane."""
         ends = np.cumsum(self._counts[self.own])
         firsts = ends - self._counts[self.own]
         turns = np.empty((self._even, len(self.own)), np.int64)
@@ -237,7 +225,6 @@ class Rounds:
 
     @cached_property
     def _rest(self) -> Array:
-        """The lanes of the last rounds, in which some have run out."""
         extra = self._counts - self._even
         lane = np.repeat(np.arange(self._lanes), extra)
         turn = np.arange(len(lane)) - np.repeat(np.cumsum(extra) - extra, extra)
@@ -249,11 +236,7 @@ class Rounds:
         return np.concatenate([[0], np.cumsum(self._rest % self._size == self._rank)])
 
     def _lane_order(self, epoch: int) -> Array:
-        """The order in which a round takes the lanes.
-
-        Steps of a width that has no common divisor with the number of lanes: like counting up, they meet
-        every worker equally often on any stretch, and each epoch other lanes are neighbours.
-        """
+        """A stride coprime to the number of lanes: any stretch meets every worker equally often."""
         if self._seed is None or self._lanes < 2:
             return np.arange(self._lanes)
         random = generator(self._seed, epoch, self._lanes)
@@ -263,7 +246,7 @@ class Rounds:
         return order
 
     def _mine_before(self, epoch: int) -> Array:
-        """How many of this worker's lanes are among the first of a round; the last epoch's is kept."""
+        """Running count of this worker's lanes within a round; the last epoch's is cached."""
         kept = self._epoch  # another thread may ask for another epoch
         if kept is None or kept[0] != epoch:
             mine = self._lane_order(epoch) % self._size == self._rank
@@ -278,11 +261,7 @@ class Rounds:
 
 
 class Bucketed(Rounds):
-    """`Rounds` with rows of similar length in each step.
-
-    `lengths` has those of all rows, those of a lane together; `bounds` where each step begins, and the last
-    ends.
-    """
+    """`lengths` covers all rows, lane after lane; `bounds` are the step boundaries."""
 
     def __init__(
         self, counts: Sequence[int], *, rank: int, size: int, seed: int, lengths: Array, bounds: Array
@@ -296,7 +275,6 @@ class Bucketed(Rounds):
         self._made: tuple[int, Array, Array] | None = None
 
     def sequence(self, epoch: int) -> Array:
-        """All rows in the order of an epoch, as places among those of all lanes, one lane after another."""
         return self._of(epoch)[1]
 
     def order(self, epoch: int) -> Array:
@@ -309,11 +287,10 @@ class Bucketed(Rounds):
         return before
 
     def may_miss(self, bounds: Array) -> bool:
-        """Chance alone decides how the rows of a step are shared."""
+        """Bucketing shares the rows of a step by chance."""
         return self._size > 1
 
     def _of(self, epoch: int) -> tuple[int, Array, Array]:
-        """The epoch, its sequence, and how many rows of this worker come before each place; one is kept."""
         kept = self._made  # another thread may ask for another epoch
         if kept is None or kept[0] != epoch:
             rows = self._sorted(self._everybody.order(epoch), epoch)
@@ -338,10 +315,8 @@ class Bucketed(Rounds):
 
 
 class RowRandom:
-    """Random numbers of one row, decided by the seed, the epoch and the row's number, and by nothing else:
-    those of a counter (Philox) that every row of every epoch has a stretch of to itself.
-
-    One generator, set to one row after the other, is far cheaper than a new one for each."""
+    """Determined by seed, epoch and row number alone: each row of each epoch has its own stretch of a
+    Philox counter. Resetting one generator is far cheaper than creating one per row."""
 
     def __init__(self, seed: int) -> None:
         sequence = np.random.SeedSequence([seed & (2**63 - 1), _ROWS])
@@ -359,15 +334,13 @@ class RowRandom:
         self._generator = np.random.Generator(self._bits)
 
     def of(self, epoch: int, number: int) -> np.random.Generator:
-        """The generator of this row, which is the same object as that of the row before."""
+        """Always the same generator object, reset to this row."""
         self._counter[2], self._counter[3] = number & (2**64 - 1), epoch
         self._bits.state = self._state  # which is copied
         return self._generator
 
 
 class RowRandoms(Sequence[np.random.Generator]):
-    """The generators of the rows of a batch, each made when it is asked for."""
-
     def __init__(self, seed: int, epoch: int, numbers: Array) -> None:
         self._seed, self._epoch, self._numbers = seed, epoch, numbers
 
@@ -375,7 +348,7 @@ class RowRandoms(Sequence[np.random.Generator]):
         return len(self._numbers)
 
     def in_turn(self) -> Iterator[np.random.Generator]:
-        """One generator, set to each row in turn: quicker, for whoever is done with a row before the next."""
+        """One generator reset to each row in turn: faster, if a row is finished before the next."""
         random = RowRandom(self._seed)
         return (random.of(self._epoch, number) for number in self._numbers.tolist())
 
@@ -390,7 +363,6 @@ class RowRandoms(Sequence[np.random.Generator]):
 
 
 def generator(seed: int, *path: int) -> np.random.Generator:
-    """Randomness of this place alone: the same for the same numbers."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed & (2**63 - 1), *path])))
 
 

@@ -1,8 +1,4 @@
-"""Data as a value that travels to the workers, each of which opens its own rows of it as a spool.
-
-`ParquetSource` is for files, `arrow_source` for data in memory, and `DeliveredSource` for rows that Spark
-brings to the workers. Which rows belong to whom is decided in `row_order.py`.
-"""
+"""Data as a value that travels to the workers, each of which opens its own rows as a spool."""
 
 from __future__ import annotations
 
@@ -34,28 +30,28 @@ _VAST_BYTES, _GROUPS_PER_LANE = 8 << 30, 8
 
 
 class Source(Protocol):
-    """Rows for a gang of workers. Pickles; every row belongs to exactly one rank.
+    """Rows for a gang of workers. Picklable; every row belongs to exactly one rank.
 
-    `kindler.testing.sources` has a test for each promise.
+    `kindler.testing.sources` tests each promise.
     """
 
     @property
     def columns(self) -> Columns:
-        """What is read of each row."""
+        """The columns that are read."""
 
     def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
-        """The rows of `worker`. All workers call this together, and may exchange messages in it.
+        """Open the rows of `worker`. All workers call this together, and may exchange messages in it.
 
-        The lanes of the spool say how rows were dealt. Without lanes, the rows of a worker are a lane of
-        their own, and the order of an epoch depends on the number of workers. Whatever has to be written goes
-        below the worker's scratch folder, which is removed after the run. With `in_order`, the spool must
-        have the numbers of its rows, because they are used in that order.
+        The spool's lanes record how rows were dealt. Without lanes, each worker's rows form one lane, and the
+        order of an epoch depends on the number of workers. Files go below the worker's scratch folder, which
+        is removed after the run. With `in_order`, the spool must have row numbers, because rows are used in
+        that order.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """Parquet files. Every host reads all of them, or, if they are vast, the row groups of its workers."""
+    """Every host reads all files, or, if they are vast, only its workers' row groups."""
 
     files: ParquetFiles
     columns: Columns
@@ -68,12 +64,12 @@ class ParquetSource:
         return self._located(whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size)))
 
     def _is_vast(self, dealing: Dealing) -> bool:
-        """Whether it is too much for a host. Depends on the data only, so that the order of rows does too."""
+        """Depends on the data alone, so that the order of rows does too."""
         groups = sum(map(len, self.files.row_groups))
         return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
 
     def _own_groups(self, worker: Group, dealing: Dealing) -> Spool:
-        """Whole row groups are dealt, and their rows among the lanes that belong together."""
+        """Deals whole row groups, and their rows among the lanes that belong together."""
         sizes = [rows for groups in self.files.row_groups for rows in groups]
         starts = np.cumsum([0, *sizes])
         numbers, lanes = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
@@ -113,7 +109,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A spool that the driver wrote, and that workers on its machine map as a whole."""
+    """A spool that the driver wrote, mapped whole by workers on the same machine."""
 
     folder: str
     columns: Columns
@@ -125,11 +121,8 @@ class FolderSource:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredSource:
-    """Rows that were dealt, and written into each worker's scratch folder as a spool of this name, by others.
-
-    Their ids say where they come from: the row's place in its partition in the lower `ROW_BITS` bits, and the
-    partition above.
-    """
+    """Rows dealt by others, in a spool of this name. The lower `ROW_BITS` bits of an id are the row's
+    place in its partition, the bits above the partition."""
 
     columns: Columns
     name: str
@@ -143,12 +136,11 @@ class DeliveredSource:
 
 
 def describe_row_id(row_id: int) -> str:
-    """Where the row with this id comes from, as error messages say it."""
     return f"{row_id & ((1 << ROW_BITS) - 1)} of partition {row_id >> ROW_BITS}"
 
 
 def _numbers(worker: Group, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The places of rows among all rows. Workers exchange the lengths of the partitions they know."""
+    """Global row numbers; workers exchange the partition lengths they know."""
     partitions, places = ids >> ROW_BITS, ids & ((1 << ROW_BITS) - 1)
     lengths = np.zeros(int(partitions.max(initial=-1)) + 1, np.int64)
     np.maximum.at(lengths, partitions, places + 1)
@@ -161,7 +153,6 @@ def _numbers(worker: Group, ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) -> ParquetSource:
-    """A source of Parquet files, with their columns checked in every file."""
     merged = schema(files)
     columns = (options or ColumnOptions()).plan(dict(zip(merged.names, merged.types, strict=True)))
     schema(files, columns.names)
@@ -169,15 +160,11 @@ def parquet_source(files: ParquetFiles, options: ColumnOptions | None = None) ->
 
 
 def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Path) -> FolderSource:
-    """Data in memory (see `kindler.data.arrays.named`), written to a spool in a new folder below `scratch`.
-
-    Where the options leave it open, the form of the data may say what is input and target.
-    """
+    """If the options leave it open, the form of the data may decide on features and labels."""
     return spooled(*columns_in_memory(data, options or ColumnOptions()), scratch=scratch)
 
 
 def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: Path) -> FolderSource:
-    """What `columns_in_memory` gave, written to a spool in a new folder below `scratch`."""
     folder = fresh_folder(scratch)
     try:
         _write(folder, columns, arrays, rows)
@@ -188,7 +175,6 @@ def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: 
 
 
 def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[str, Any], int]:
-    """The plan for data in memory, its columns as numpy or Arrow has them, and the number of rows."""
     found = named(data).called(asked.features, asked.labels)
     if asked.feature_cols is None:
         asked = replace(asked, feature_cols=found.features)
@@ -208,7 +194,7 @@ def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[st
 
 
 def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int) -> None:
-    """Write in chunks, so that a cast never holds a second copy of everything."""
+    """Writes in chunks, so that a cast never holds a full second copy."""
     widest = max(int(array.nbytes) // rows for array in arrays.values())
     step = max(_CHUNK_BYTES // max(widest, 1), 1)
     with SpoolWriter(folder, columns.all, rows=rows) as writer:
@@ -217,7 +203,6 @@ def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int)
 
 
 def _texts_as_arrow(array: Any) -> Any:
-    """Text and bytes of numpy as Arrow has them, whose type says so."""
     text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
     return pa.array(array.tolist()) if text else array
 

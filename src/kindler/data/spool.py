@@ -11,8 +11,8 @@ wants its column as one contiguous array. It is page cache, not heap, so it may 
     numbers.bin     int64 ids of the rows and
     lanes.bin       int32 lanes of them, in their order; only where rows came with both
 
-Files are written, not mapped, while they grow: it is faster (0.05 against 0.08 s for 188 MB), and a
-full disk is an OSError instead of a SIGBUS. Values are checked by `columns`.
+Growing files are written, not mapped: it is faster (0.05 against 0.08 s for 188 MB), and a full disk is an
+OSError instead of a SIGBUS.
 """
 
 from __future__ import annotations
@@ -49,17 +49,11 @@ _BUFFER_BYTES = 1 << 17
 
 
 class Spool:
-    """Rows that can be read: `arrays[name][i]`, or `arrays[name][order[i]]` where there is an order.
+    """Rows as read-only views of mapped files; copy what is handed to code that may write.
 
-    The arrays are read-only views of mapped files: copy what is handed to code that may write.
-
-    Attributes:
-        arrays: For each column an array of shape (rows, *shape of a row), or a `Ragged`; longer than `rows`
-            only where `order` picks from it.
-        order: Positions of the rows in their natural order, or None when they lie in it.
-        numbers: The place of each row among those of all workers, in that order; None where it is not known.
-        lanes: The lane of each row, in that order (see `row_order`); None for rows that were not dealt.
-        locate: Names the row at a place of that order, as complaints do; None where there is no name.
+    Row `i` is `arrays[name][i]`, or `arrays[name][order[i]]` if there is an order (arrays may then be longer
+    than `rows`). `numbers` (places among all workers' rows) and `lanes` follow this natural order, and are
+    None if unknown. `locate` names a row for error messages.
     """
 
     def __init__(
@@ -105,10 +99,7 @@ class Spool:
         return Spool(rows=rows, arrays=arrays, layout=layout, **of_rows)
 
     def dealt(self, numbers: Array, lanes: Array, *, only_own: bool = False) -> Spool:
-        """One worker's rows, by their numbers among those of all workers, ascending; nothing is copied.
-
-        With `only_own`, this spool has nothing but those rows, in their order; otherwise it has all.
-        """
+        """Without copying; with `only_own`, this spool already holds just those rows, otherwise all."""
         if only_own or len(numbers) == self.rows:
             order = self.order
         else:
@@ -118,7 +109,6 @@ class Spool:
         return dealt
 
     def lane_counts(self, lanes: int) -> list[int]:
-        """How many rows each of `lanes` lanes has here; empty for rows that were not dealt."""
         if self.lanes is None:
             return []
         counts: list[int] = np.bincount(self.lanes, minlength=lanes).tolist()
@@ -129,8 +119,7 @@ class Spool:
         return self._with(lanes=found % lanes)
 
     def by_lane(self, otherwise: int) -> dict[int, Array]:
-        """For each lane that has rows here, their places; rows that were not dealt are the lane
-        `otherwise`."""
+        """Places of each lane's rows; undealt rows are the lane `otherwise`."""
         if self.lanes is None:
             return {otherwise: np.arange(self.rows)} if self.rows else {}
         together, counts = np.argsort(self.lanes, kind="stable"), np.bincount(self.lanes)
@@ -138,10 +127,7 @@ class Spool:
         return {lane: rows for lane, rows in enumerate(pieces) if len(rows)}
 
     def fingerprint(self, rows: Array, *, parts: int = 1) -> str:
-        """A fingerprint of these rows (places in the natural order) in this order: a hash of some of them.
-
-        `parts` is how many such lists the rows of all workers make; of each of many, less is read.
-        """
+        """Hashes a sample of these rows (places in natural order); with more `parts`, fewer rows of each."""
         width = sum(array[:1].nbytes for array in self.arrays.values())
         most = max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width)))
         count = min(len(rows), max(_MARK_ROWS_LEAST, most // parts))
@@ -156,17 +142,14 @@ class Spool:
         return digest.hexdigest()[:_MARK_DIGITS]
 
     def layout(self) -> Layout:
-        """dtype and row shape of each column, as JSON can carry it; see `agreed`."""
         return {name: list(entry) for name, entry in self._layout.items()}
 
     def with_layout(self, layout: Layout) -> Spool:
-        """This spool, with what it does not know (because it is empty) filled from `layout`."""
         merged = agreed([layout, self.layout()])
         arrays = self.arrays if self.rows else {name: _empty(*entry) for name, entry in merged.items()}
         return self._with(arrays=arrays, layout=merged)
 
     def _with(self, **changed: Any) -> Spool:
-        """This spool, with some of its attributes changed."""
         kept = {
             name: getattr(self, name) for name in ("rows", "arrays", "order", "numbers", "lanes", "locate")
         }
@@ -174,7 +157,6 @@ class Spool:
 
 
 def agreed(layouts: Sequence[Layout]) -> Layout:
-    """One layout out of every worker's: what an empty worker does not know, the others say."""
     merged: Layout = {}
     for layout in layouts:
         for name, entry in layout.items():
@@ -210,7 +192,6 @@ def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | Non
 
 
 def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
-    """The rows in a file, without reading them."""
     want = (rows, *(shape or ()))
     expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
     if not rows:
@@ -226,7 +207,6 @@ def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[i
 def _mapped_ragged(
     file: BinaryIO, offsets: BinaryIO, rows: int, kind: str | None, shape: Sequence[int | None] | None
 ) -> Ragged:
-    """A column in its two files, without reading them."""
     if not rows or kind is None or shape is None:
         return Ragged.empty(kind or "float32", shape if shape is not None else (None,))
     bounds = _mapped_file(offsets, rows + 1, "int64", [])
@@ -238,12 +218,8 @@ def _mapped_ragged(
 
 
 class SpoolWriter:
-    """Writes a spool: `with SpoolWriter(folder, columns) as writer: writer.append(batch)`.
-
-    The block's end closes the files; `close()` (inside or after it) gives the Spool. When the block raises,
-    the manifest is not written and the folder stays unusable. If `rows` is given, fewer or more is an error.
-    `first` is the place of the first of them in files that several writers fill; `whole` gives that Spool.
-    """
+    """`close()` returns the Spool; if the block raises, no manifest is written and the folder is unusable.
+    `first` is the first row's place in files shared by several writers; `whole` returns their Spool."""
 
     def __init__(
         self,
@@ -281,7 +257,6 @@ class SpoolWriter:
             self._release()
 
     def append(self, batch: pa.RecordBatch | pa.Table, where: Where | None = None) -> None:
-        """Add the batch's rows; `where` names its row `i` in complaints (by default: rows so far + i)."""
         names = batch.schema.names
         missing = [file.column.name for file in self._files if file.column.name not in names]
         if missing:
@@ -308,16 +283,11 @@ class SpoolWriter:
         self.rows += rows
 
     def append_order(self, ids: Array, lanes: Array | None = None) -> None:
-        """Row ids of rows appended, as they arrive; the spool's natural order is by ascending id.
-
-        With them may come the rows' lanes; then the spool has both.
-        """
         self._ids.append(np.array(ids, dtype=np.int64))
         if lanes is not None:
             self._lanes.append(np.array(lanes, dtype=np.int32))
 
     def close(self) -> Spool:
-        """Finish the files and open the spool; again and again the same one."""
         if self._spool is None:
             self._release()
             self._check_count()
@@ -330,19 +300,14 @@ class SpoolWriter:
         return {file.column.name: [file.dtype, file.shape] for file in self._files}
 
     def values(self) -> list[int]:
-        """How many values were written here of each ragged column; 0 for others."""
         return [file.values for file in self._files]
 
     def join(self, before: Sequence[int]) -> None:
-        """Put the values of ragged columns behind the `before` values of the writers of earlier rows."""
         for file, count in zip(self._files, before, strict=True):
             file.join(count)
 
     def whole(self, rows: int, layout: Layout) -> Spool:
-        """The spool of all `rows` rows, once every writer has called `flush`; inside the `with` block.
-
-        Mapped through the files that are open, so that the folder may go away at any time.
-        """
+        """After every writer's `flush`; mapped through open files, so the folder may disappear."""
         arrays = {file.column.name: file.whole(rows, *layout[file.column.name]) for file in self._files}
         self._spool = Spool(rows=rows, arrays=arrays, layout=layout)
         self._release()
@@ -394,8 +359,6 @@ class SpoolWriter:
 
 
 class _ColumnFile:
-    """One column's file while it is written, by several writers perhaps, each from its row `first` on."""
-
     values = 0
 
     def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
@@ -428,7 +391,6 @@ class _ColumnFile:
                 file.close()
 
     def match(self, array: Any, where: Where) -> None:
-        """The first rows set dtype and width; later ones must agree."""
         dtype, shape = array.dtype.name, list(array.shape[1:])
         if self.dtype not in (None, dtype) or self.shape not in (None, shape):
             raise DataError(
@@ -450,7 +412,6 @@ class _ColumnFile:
     def join(self, before: int) -> None: ...
 
     def whole(self, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Any:
-        """The column of all writers, through the file that is open."""
         return _mapped_file(self.file(), rows, dtype, shape)
 
     def manifest(self) -> dict[str, Any]:
@@ -465,11 +426,7 @@ class _ColumnFile:
 
 
 class _RaggedFile(_ColumnFile):
-    """The two files of a column whose rows differ in length.
-
-    Where several write, nobody knows how many values come before the own ones: they go to a file of one's
-    own, which `join` copies to its place once all have counted.
-    """
+    """With several writers, each writes values to a file of its own, which `join` copies into place."""
 
     def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
         super().__init__(column, name, first=first)
@@ -549,10 +506,7 @@ def fresh_folder(scratch: Path) -> Path:
 def shared_spool(
     worker: Group, columns: Sequence[Column], rows: int, write: Callable[[SpoolWriter, int, int], None]
 ) -> Spool:
-    """One spool of all rows on each host: its workers write it together, each a part, and all map the whole.
-
-    All workers call it together. `write` is called with a writer and a range of rows, which it appends.
-    """
+    """One spool per host, written in parts by its workers and mapped whole by all. A collective call."""
     folder, place, count = _meet(worker)
     start, stop = place * rows // count, (place + 1) * rows // count
     with SpoolWriter(folder, columns, rows=stop - start, first=start) as writer:
@@ -567,14 +521,12 @@ def shared_spool(
 
 
 def _values_before(worker: Group, folder: Path, mine: list[int]) -> list[int]:
-    """How many values of each ragged column those have written into this folder whose rows come earlier."""
     gathered = [json.loads(part) for part in worker.all_gather(json.dumps([str(folder), mine]).encode())]
     earlier = [counts for where, counts in gathered[: worker.rank] if where == str(folder)]
     return [sum(counts[i] for counts in earlier) for i in range(len(mine))]
 
 
 def _meet(worker: Group) -> tuple[Path, int, int]:
-    """The folder of this worker's spool, its place among those who write there, and how many they are."""
     mine = fresh_folder(worker.scratch)
     # A worker that takes the place of a dead one finds no folder of its neighbours, who may be elsewhere.
     if len(set(worker.hosts)) == worker.size or getattr(worker, "replaceable", False):

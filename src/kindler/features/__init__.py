@@ -1,6 +1,6 @@
-"""Columns made ready for a model: `StringIndexer`, `MinMaxScaler`, `StandardScaler`.
+"""Feature transformers: `StringIndexer`, `MinMaxScaler`, `StandardScaler`.
 
-They learn from and transform pandas DataFrames, Spark DataFrames (by Spark SQL, lazily) and XShards of pandas
+They fit and transform pandas DataFrames, Spark DataFrames (lazily, in Spark SQL) and XShards of pandas
 DataFrames, with the same results.
 """
 

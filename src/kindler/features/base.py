@@ -1,7 +1,4 @@
-"""What all transformers have in common: three kinds of data, one result, a state that is plain JSON.
-
-A subclass says what it learns from a pandas and from a Spark DataFrame, and how it changes either.
-"""
+"""Base of the transformers: three kinds of data, one result, state that is plain JSON."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ _Data = TypeVar("_Data")
 
 
 class Transformer(ABC):
-    """Learns from data with `fit`, and changes data with `transform`, which gives the same kind of data.
+    """Learns from data with `fit`, and changes data with `transform`, which returns the same kind of data.
 
-    Subclasses name the arguments of their constructor in `_arguments`, each an attribute but for the columns,
-    and in `_learned` what they have learned: attributes of these names plus "_".
+    Subclasses list their constructor arguments in `_arguments` (attributes, except for the columns), and what
+    they learn in `_learned` (attributes with a trailing "_").
     """
 
     _arguments: ClassVar[tuple[str, ...]]
@@ -51,11 +48,11 @@ class Transformer(ABC):
                 DataFrames.
 
         Returns:
-            Itself.
+            This transformer.
 
         Raises:
-            ConfigError: Not such data, or a column is not there.
-            DataError: Values that cannot be used, or none at all.
+            ConfigError: The data is of another kind, or a column is missing.
+            DataError: Values cannot be used, or there are none.
         """
         if isinstance(data, XShards):
             seen = data.transform_shard(lambda frame: self._seen(self._checked(frame))).collect()
@@ -70,16 +67,16 @@ class Transformer(ABC):
         return self
 
     def transform(self, data: _Data) -> _Data:
-        """Change all rows; other columns stay as they are.
+        """Transform all rows; other columns stay unchanged.
 
         Args:
-            data: As for `fit`, and of any of its kinds. A Spark DataFrame, which may be a stream, is changed
-                lazily: complaints about values come when its rows are computed.
+            data: As for `fit`. A Spark DataFrame, which may be streaming, is transformed lazily: errors
+                about values appear when its rows are computed.
 
         Raises:
-            NotFittedError: Before `fit`.
-            ConfigError: Not such data, or a column is not there.
-            DataError: Values that cannot be used.
+            NotFittedError: `fit` has not been called.
+            ConfigError: The data is of another kind, or a column is missing.
+            DataError: Values cannot be used.
         """
         self._require_fitted()
         source: Any = data
@@ -95,11 +92,11 @@ class Transformer(ABC):
         return transformed
 
     def fit_transform(self, data: _Data) -> _Data:
-        """Learn from data, and change it."""
+        """Fit on the data, then transform it."""
         return self.fit(data).transform(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments and what was learned, as JSON can hold it."""
+        """Return the arguments and the learned state as JSON-serialisable values."""
         self._require_fitted()
         learned = {name: getattr(self, f"{name}_") for name in self._learned}
         plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in learned.items()}
@@ -107,7 +104,7 @@ class Transformer(ABC):
 
     @classmethod
     def from_dict(cls, said: Mapping[str, Any]) -> Self:
-        """The reverse of `to_dict`."""
+        """Restore a transformer from `to_dict`."""
         rest = dict(said)
         kind, form = rest.pop("kind", None), rest.pop("format", None)
         if kind != cls.__name__ or form != _FORMAT or "learned" not in rest:
@@ -124,7 +121,6 @@ class Transformer(ABC):
         return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
     def _given(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         outputs: Any = self._outputs[0] if self._packed else list(self._outputs)
         columns = {"inputCol": list(self._inputs), "outputCol": outputs}
         return {name: columns[name] if name in columns else getattr(self, name) for name in self._arguments}
@@ -166,22 +162,22 @@ class Transformer(ABC):
 
     @abstractmethod
     def _seen(self, frame: Any) -> Any:
-        """What is to be known of a pandas DataFrame; it travels from workers."""
+        """Statistics of a pandas DataFrame; sent from the workers."""
 
     @abstractmethod
     def _seen_by_spark(self, frame: Any) -> Any:
-        """The same of a Spark DataFrame."""
+        """The same for a Spark DataFrame."""
 
     @abstractmethod
     def _learn(self, seen: Sequence[Any]) -> None: ...
 
     @abstractmethod
     def _changed(self, frame: Any) -> Any:
-        """A changed copy of a pandas DataFrame."""
+        """A transformed copy of a pandas DataFrame."""
 
     @abstractmethod
     def _changed_by_spark(self, frame: Any) -> Any: ...
 
     @abstractmethod
     def _restore(self, learned: Mapping[str, Any]) -> None:
-        """Take over what `to_dict` says was learned."""
+        """Restore the learned state from `to_dict`."""

@@ -1,4 +1,4 @@
-"""`StringIndexer`: values as numbers, the most frequent first; Spark's side is in `spark.features`."""
+"""`StringIndexer`: values as indices, the most frequent first; Spark's side is in `spark.features`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Invalid = Literal["error", "keep", "skip"]
 
 
 class StringIndexer(Transformer):
-    """Numbers the values of columns: the most frequent first, equally frequent ones in their own order.
+    """Map the values of columns to indices: the most frequent first, ties in sorted order.
 
-    Indices are int64 and start at `first_index`. Missing values have none: `fit` does not count them, and
-    `transform` treats them as it treats values that `fit` has not seen.
+    Indices are int64 and start at `first_index`. Missing values have none: `fit` ignores them, and
+    `transform` treats them like values that `fit` has not seen.
 
     Args:
         inputCol: The column, or a list of columns, of strings, numbers or booleans.
-        outputCol: Where the indices go: as many names. Default: in place of the values.
+        outputCol: The output column, or a list of them. Default: replace the values.
         handle_invalid: What `transform` does with a value that `fit` has not seen, or that is missing.
-            "error" raises DataError, "keep" gives all of them one index more, "skip" leaves the row out.
+            "error" raises DataError, "keep" gives all of them one extra index, "skip" drops the row.
         first_index: The index of the most frequent value. Spark ML has 0; 1 leaves 0 free, as Orca does.
 
     Attributes:
-        labels_: For each input column its values in the order of their indices.
+        labels_: The values of each input column, in the order of their indices.
 
     Example:
         >>> import pandas as pd
@@ -104,7 +104,7 @@ class StringIndexer(Transformer):
         return changed if valid.all() else changed[valid]
 
     def _codes(self, column: Any, name: str) -> Array:
-        """The number of each value, from 0; -1 for a row that is to be left out."""
+        """Codes from 0; -1 for a row to be dropped."""
         import pandas as pd
 
         labels = self.labels_[name]
@@ -145,7 +145,6 @@ def _unseen(value: Any) -> str:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A value as JSON can hold it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):

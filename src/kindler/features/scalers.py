@@ -1,9 +1,6 @@
-"""`MinMaxScaler` and `StandardScaler`: numbers moved and stretched; Spark's side is in `spark.features`.
-
-All is computed in float64. A scaler learns five numbers of each column: count, mean, sum of squared distances
-from the mean, smallest, largest. Those of parts are put together by Chan's rule, which is as exact as one
-pass over all rows, whatever the means are.
-"""
+"""`MinMaxScaler` and `StandardScaler`; Spark's side is in `spark.features`. All is computed in float64,
+from count, mean, sum of squared deviations, minimum and maximum of each column. Parts are merged by
+Chan's rule, which is as exact as one pass over all rows, whatever the means are."""
 
 from __future__ import annotations
 
@@ -20,11 +17,7 @@ from kindler.features.base import Names, Transformer
 
 
 class _Scaler(Transformer):
-    """`(value - center) * factor + offset`, for each column or for each place of a vector.
-
-    What goes in is a column of numbers, several of them, or a column of vectors; what comes out is as many
-    columns, or vectors if there is one name for several columns.
-    """
+    """`(value - center) * factor + offset`, per column or per place of a vector."""
 
     vector_: bool
 
@@ -33,7 +26,7 @@ class _Scaler(Transformer):
 
     @abstractmethod
     def _affine(self) -> tuple[Array, Array, float]:
-        """Center and factor of each column, and what is added to all."""
+        """Center and factor of each column, and the common offset."""
 
     @abstractmethod
     def _take(self, count: Array, mean: Array, squares: Array, low: Array, high: Array) -> None: ...
@@ -115,7 +108,7 @@ class _Scaler(Transformer):
             setattr(self, f"{name}_", bool(value) if name == "vector" else np.array(value, float))
 
     def _matrix(self, frame: Any) -> tuple[Array, bool]:
-        """The input as float64, NaN where a value is missing, and whether it is a column of vectors."""
+        """The input as float64 with NaN for missing values, and whether it is a column of vectors."""
         columns = [frame[name] for name in self._inputs]
         vectors = [str(column.name) for column in columns if _is_vector(column)]
         if vectors and len(columns) > 1:
@@ -132,24 +125,23 @@ class _Scaler(Transformer):
 
 
 class MinMaxScaler(_Scaler):
-    """Brings numbers from the range that `fit` has seen to the range from `min` to `max`.
+    """Scale numbers from the range seen by `fit` to the range from `min` to `max`.
 
-    Computed in float64. Missing values do not count in `fit`, and stay missing. A column that is constant in
-    `fit` has no range: it counts as 1, so that this value becomes `min`. What `fit` has not seen may lie
-    outside.
+    Computed in float64. Missing values are ignored by `fit`, and stay missing. The range of a constant column
+    counts as 1, so that its value becomes `min`. Values that `fit` has not seen may fall outside.
 
     Args:
-        min: What the smallest value becomes.
-        max: What the largest becomes.
+        min: The result for the smallest value.
+        max: The result for the largest value.
         inputCol: A column of numbers, a list of them, or a column of vectors (lists or arrays of one length,
-            Spark ML vectors), each place of which is scaled by itself.
-        outputCol: Where the results go: as many names, or one name for several columns, which then come out
-            as one vector. Default: in place of the values.
+            Spark ML vectors), each place of which is scaled separately.
+        outputCol: The output columns: as many as inputs, or one name for several columns, which then
+            become one vector. Default: replace the values.
 
     Attributes:
         data_min_: The smallest value of each column, or of each place of the vectors.
-        data_max_: The largest.
-        scale_: What values are multiplied by.
+        data_max_: The largest value.
+        scale_: The factor of each.
 
     Example:
         >>> import pandas as pd
@@ -189,17 +181,17 @@ class MinMaxScaler(_Scaler):
 
 
 class StandardScaler(_Scaler):
-    """Divides numbers by their standard deviation, and takes their mean away if that is asked for.
+    """Divide numbers by their standard deviation, optionally after subtracting their mean.
 
-    Computed in float64. Missing values do not count in `fit`, and stay missing. With `withStd`, a column that
+    Computed in float64. Missing values are ignored by `fit`, and stay missing. With `withStd`, a column that
     is constant in `fit` becomes 0, as in Spark ML.
 
     Args:
-        withMean: Whether to take the mean away.
-        withStd: Whether to divide by the deviation.
+        withMean: Whether to subtract the mean.
+        withStd: Whether to divide by the standard deviation.
         inputCol: As for `MinMaxScaler`.
         outputCol: As for `MinMaxScaler`.
-        ddof: The deviation divides by the number of values less this: 1 as Spark ML, 0 as scikit-learn.
+        ddof: Delta degrees of freedom of the deviation: 1 as in Spark ML, 0 as in scikit-learn.
 
     Attributes:
         mean_: The mean of each column, or of each place of the vectors.

@@ -1,8 +1,8 @@
 """The process that has the models of one GPU, and scores for the tasks of its host.
 
-One thread computes, for all tasks: batches of a model that wait are scored in one go, so that on a GPU one is
-copied while another is computed, whichever task it is of. Each task has a thread that reads and one that
-writes, so that nobody waits for a task that takes its results slowly. See `host_model.py`.
+One thread computes for all tasks; waiting batches of a model are scored in one go, so that on a GPU one is
+copied while another is computed. Each task has a reading and a writing thread, so that nobody waits for a
+slow task. See `host_model.py`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class _Batch:
 
 
 class _Server:
-    """Accepts tasks on the main thread, and computes on another, one thing at a time.
-
-    It ends when the processes that tasks came from have ended, and after some time without a task.
-    """
+    """Ends when the processes that tasks came from have ended, and after some time without a task."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._listener = socket.socket(fileno=order["listener"])
@@ -89,7 +86,6 @@ class _Server:
         os._exit(1 if self.unusable else 0)  # frameworks have threads that would be waited for
 
     def watch(self, owner: int) -> None:
-        """Stay as long as this process does."""
         with self._lock:
             if owner in self._owners:
                 return
@@ -104,7 +100,7 @@ class _Server:
             self._owners[owner] = handle
 
     def enter(self, client: _Client, key: str) -> bool:
-        """A task wants a model, which stays as long as the task; whether it is there already."""
+        """Register a task's model, which stays as long as the task; returns whether it is loaded."""
         with self._lock:
             client.key = key
             return key in self._models
@@ -172,7 +168,6 @@ class _Server:
         return loaded
 
     def _drop_unused(self, most: int) -> bool:
-        """Forget models that no task has, oldest first, until so many are left; whether there were any."""
         before = len(self._models)
         with self._lock:
             used = {client.key for client in self._clients}
@@ -181,7 +176,6 @@ class _Server:
         return len(self._models) < before
 
     def _score(self, first: _Batch) -> None:
-        """Compute a batch, and those of its model that come before something else does."""
         under_way: deque[_Batch] = deque()
         model = self._models.get(first.client.key)
         if model is None:
@@ -204,7 +198,7 @@ class _Server:
             job = self._following(first.client.key)
 
     def _following(self, key: str) -> _Batch | None:
-        """The next batch of the same model, if it is there already: results of those before must not wait."""
+        """Only if it is there already: earlier results must not wait."""
         try:
             job = self.jobs.get_nowait()
         except queue.Empty:
@@ -215,7 +209,7 @@ class _Server:
         return None
 
     def _one_by_one(self, model: BaseReplica, batches: deque[_Batch], error: BaseException) -> None:
-        """One of several batches failed: find out which, so that only its task does."""
+        """One of several batches failed: rerun them singly, so that only its task fails."""
         for batch in batches:
             if self.unusable:
                 batch.client.fail(error)
@@ -234,8 +228,6 @@ class _Server:
 
 
 class _Client:
-    """A task: its connection, the key of its model, and the messages that wait for it."""
-
     def __init__(self, server: _Server, sock: socket.socket) -> None:
         self._server, self._sock = server, sock
         self._answers: queue.SimpleQueue[tuple[str, list[Any], dict[str, Any]] | None] = queue.SimpleQueue()
@@ -243,7 +235,7 @@ class _Client:
         self.gone = False
 
     def read(self, secret: bytes) -> None:
-        """Receive its model and its batches, on a thread of its own."""
+        """Receive the model and batches, on a thread of its own."""
         channel: Channel | None = None
         try:
             channel = accept(self._sock, secret, timeout_s=_GREETING_S)
@@ -270,7 +262,7 @@ class _Client:
             self._server.leave(self)
 
     def say(self, kind: str, buffers: list[Any] | None = None, **fields: Any) -> None:
-        """Send a message, without waiting until the task reads it."""
+        """Does not wait until the task reads it."""
         self._answers.put((kind, buffers or [], fields))
 
     def fail(self, error: BaseException) -> None:
@@ -289,7 +281,7 @@ class _Client:
 def _writable(
     arrays: tuple[np.ndarray[Any, Any], ...], model: BaseReplica
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Received arrays are read-only; most models may write to their inputs."""
+    """Received arrays are read-only, but most models may write to their inputs."""
     return arrays if model.takes_read_only else tuple(np.array(array) for array in arrays)
 
 

@@ -1,4 +1,4 @@
-"""Scores Parquet files into Parquet files without Spark: each worker its range of rows, in order."""
+"""Scores Parquet files into Parquet files without Spark; each worker takes a range of rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ _WRITE_ROWS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class FileTask:
-    """The files to score, the model, and the output folder."""
-
     predictor: Predictor
     files: parquet.ParquetFiles
     folder: str
 
 
 def run(worker: Group, task_bytes: bytes) -> Sequence[bytes]:
-    """Score this worker's rows into one file of the output folder."""
     task: FileTask = cloudpickle.loads(task_bytes)
     start, stop = parquet.share(task.files.rows, worker.size, worker.rank)
     names = parquet.schema(task.files).names
@@ -55,7 +52,7 @@ def run(worker: Group, task_bytes: bytes) -> Sequence[bytes]:
 
 
 def _named(predictor: Predictor, taken: Sequence[str]) -> Callable[[int], Sequence[str]]:
-    """The names of outputs, checked late: a model's own names are known once it has returned some."""
+    """Checked late: a model's own output names are known only once it has returned some."""
 
     def names(outputs: int) -> Sequence[str]:
         own = predictor.names(outputs)
@@ -66,7 +63,6 @@ def _named(predictor: Predictor, taken: Sequence[str]) -> Callable[[int], Sequen
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join small tables into row groups of a decent size."""
     pending: list[pa.Table] = []
     for table in tables:
         pending.append(table)

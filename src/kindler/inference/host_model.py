@@ -1,10 +1,9 @@
-"""One copy of a model for all tasks of a host: a process for each GPU loads it and scores for them.
+"""One copy of a model for all tasks of a host: a process per GPU loads it and scores for them.
 
-Spark runs tasks in processes of their own, and each would load the model onto the GPU. Here the first task
-starts a process that the tasks of its program (and of no other: both sides prove that they know its secret)
-send their batches to, over a socket in a folder of this user's alone. It ends when Spark's Python
-daemons that those tasks came from have ended, and after some minutes without tasks. Its side is
-`_host_model_main.py`.
+Otherwise each Spark task, a process of its own, would load the model onto the GPU. The first task starts the
+process. Tasks of the same program (both sides prove that they know its secret) send it batches over a socket
+in a folder of this user's alone. It ends with the Spark Python daemons that its tasks came from, and after
+some minutes without tasks. Its side is `_host_model_main.py`.
 """
 
 from __future__ import annotations
@@ -52,13 +51,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How tasks share a model; a value that travels to them with it.
-
-    Attributes:
-        secret: What tasks and the process that has the model prove to each other. Of this program alone.
-        mode: "auto" shares models that compute on a GPU, "always" all of them.
-        idle_s: Seconds without a task after which the process ends.
-    """
+    """Tasks and process prove `secret` to each other. Mode "auto" shares models that compute on a GPU."""
 
     secret: bytes = field(repr=False)
     mode: str = "auto"
@@ -71,7 +64,7 @@ def _secret(process: int) -> bytes:
 
 
 def sharing() -> Sharing | None:
-    """How tasks of this program share models, as `KINDLER_HOST_MODEL` says; None if not at all."""
+    """As `KINDLER_HOST_MODEL` says; None if models are not shared."""
     mode = os.environ.get(VARIABLE) or "auto"
     if mode not in MODES:
         raise ConfigError(f"{VARIABLE} must be one of {', '.join(MODES)}; received {mode!r}.")
@@ -79,7 +72,7 @@ def sharing() -> Sharing | None:
 
 
 def gpu_of(device: str, place: TaskPlace, mode: str) -> str | None:
-    """The GPU whose process a task uses, for a device such as "cuda:1"; "" is that of the CPU, None none."""
+    """The GPU whose process a task uses; "" is the CPU's process, None means none."""
     kind, _, number = device.partition(":")
     gpus = [] if kind not in ("auto", "cuda") else list(place.gpus) or _machine_gpus()
     if not gpus:
@@ -95,14 +88,11 @@ def _machine_gpus() -> list[str]:
 
 
 class HostModel:
-    """A model in the process of its GPU, for one task; `on_gpu` says whether it computes there."""
-
     def __init__(self, channel: Channel, *, on_gpu: bool, log: Path) -> None:
         self._channel, self._log, self.on_gpu = channel, log, on_gpu
 
     @classmethod
     def reached(cls, recipe: Recipe, sharing: Sharing, gpu: str) -> HostModel:
-        """Have the model loaded in the process of a GPU, which is started if there is none."""
         own = replace(recipe, device=recipe.device.partition(":")[0], threads=None)
         path = _socket_of(sharing, gpu)
         for _ in range(_TRIES):
@@ -136,7 +126,6 @@ class HostModel:
         return cls(channel, on_gpu=bool(answer.fields["on_gpu"]), log=log)
 
     def predict_all(self, batches: Iterable[Arrays]) -> Iterator[Scored]:
-        """The outputs of the batches, in their order; several are under way at a time."""
         under_way = 0
         for batch in batches:
             with self._reporting_end():
@@ -172,22 +161,19 @@ class HostModel:
 
 
 def packed(value: Any) -> list[Any]:
-    """A value as a pickle and the memory of its arrays, which is not copied.
-
-    Only between processes of one program, which have proved that to each other.
-    """
+    """Arrays are not copied. Only between processes that have authenticated each other."""
     buffers: list[pickle.PickleBuffer] = []
     head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return [head, *(buffer.raw() for buffer in buffers)]
 
 
 def unpacked(frame: Frame) -> Any:
-    """The value again; its arrays cannot be written to."""
+    """Arrays are read-only."""
     return pickle.loads(frame.buffers[0], buffers=frame.buffers[1:])
 
 
 class _RemoteTraceback(Exception):
-    """Where in the other process an exception was raised."""
+    """The traceback of the other process."""
 
 
 def _error(answer: Frame) -> Exception:
@@ -197,14 +183,13 @@ def _error(answer: Frame) -> Exception:
 
 
 def _socket_of(sharing: Sharing, gpu: str) -> Path:
-    """Where the process of a GPU listens."""
     facts = [sharing.secret, gpu.encode(), sys.executable.encode()]
     name = hashlib.sha256(b"\0".join(facts)).hexdigest()[:24]
     return socket_folder(_FOLDER) / f"{name}.sock"
 
 
 def log_of(path: Path) -> Path:
-    """What it says. Not the task's own: whoever reads that would wait until this process ends as well."""
+    """Not the task's own log, whose reader would wait until this process ends as well."""
     return path.with_suffix(".log")
 
 
@@ -217,7 +202,7 @@ def _log_tail(log: Path) -> str:
 
 
 def _connected(path: Path, sharing: Sharing, gpu: str) -> Channel | None:
-    """A connection to the process of a GPU; None if it went away just now."""
+    """None if the process went away just now."""
     with locked(path.parent / ".lock"):
         if not _listens(path):
             _sweep(path.parent)
@@ -240,7 +225,6 @@ def _listens(path: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left; called by whoever starts one."""
     for path in folder.glob("*.sock"):
         if not _listens(path):
             path.unlink(missing_ok=True)
@@ -278,7 +262,6 @@ def _spawn(path: Path, sharing: Sharing, gpu: str) -> None:
 
 
 def error_buffers(error: BaseException) -> Sequence[Any]:
-    """An exception for another process, as text if it cannot travel."""
     try:
         buffers = packed(error)
         pickle.loads(buffers[0], buffers=buffers[1:])

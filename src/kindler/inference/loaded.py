@@ -1,8 +1,6 @@
-"""Models that stay loaded in a process, for whoever scores with them next.
-
-Each is loaded once, also where several threads want it at the same time. The few that were used last stay,
-and go when another is asked for minutes later. Whoever still scores with a model that was let go keeps it.
-"""
+"""Models that stay loaded in a process. Each is loaded once, even if several threads want it at the same
+time. The few that were used last stay, and go when another is asked for minutes later. Whoever still
+scores with a dropped model keeps it."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class _Kept(Generic[_Model]):
 
 
 class LoadedModels(Generic[_Model]):
-    """Models by their keys: `most` of them stay, each for `idle_s` seconds without use."""
+    """Keeps the `most` recently used models, each for `idle_s` seconds without use."""
 
     def __init__(
         self, most: int = _MOST, idle_s: float = _IDLE_S, now: Callable[[], float] = time.monotonic
@@ -45,7 +43,7 @@ class LoadedModels(Generic[_Model]):
         return len(self._models)
 
     def get(self, key: str, load: Callable[[], _Model], *, content: str | None = None) -> _Model:
-        """The model of this key, which `load` makes if there is none; `forget` knows it by its content."""
+        """`content` is what `forget` finds the model by."""
         with self._lock:
             self._drop_idle()
             if (kept := self._used(key)) is not None:
@@ -67,7 +65,6 @@ class LoadedModels(Generic[_Model]):
         return model
 
     def forget(self, content: str) -> None:
-        """Let go of models that nobody will ask for again."""
         with self._lock:
             for key in [key for key, kept in self._models.items() if kept.content == content]:
                 del self._models[key]

@@ -1,4 +1,4 @@
-"""Model outputs as Arrow columns, without copying, and next to the input data."""
+"""Model outputs as Arrow columns, without copying, and in the form of the input data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kindler.errors import ConfigError
 
 
 def arrow_type(dtype: Any, dimensions: int) -> pa.DataType:
-    """The Arrow type of an output with that dtype and that many dimensions, rows included."""
+    """`dimensions` includes the rows."""
     kind = pa.from_numpy_dtype(_storable(np.dtype(dtype)))
     for _ in range(dimensions - 1):
         kind = pa.list_(kind)
@@ -33,7 +33,6 @@ def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]], *, named: bool = False) -> Any:
-    """Outputs in the form of the input data; for bare arrays, a dict if the outputs are `named`."""
     if isinstance(data, dict):
         refuse_taken(outputs, data)
         return {**data, **outputs}
@@ -53,7 +52,6 @@ def like(data: Any, outputs: dict[str, np.ndarray[Any, Any]], *, named: bool = F
 
 
 def refuse_taken(names: Any, existing: Any) -> None:
-    """Raise if outputs would overwrite existing columns."""
     taken = [name for name in names if name in list(existing)]
     if taken:
         raise ConfigError(
@@ -63,7 +61,7 @@ def refuse_taken(names: Any, existing: Any) -> None:
 
 
 def _plain(values: np.ndarray[Any, Any]) -> pa.Array:
-    """A flat Arrow array; avoids `pa.array` for numbers, which imports pandas in each worker."""
+    """Avoids `pa.array` for numbers, which imports pandas in each worker."""
     if values.dtype.kind not in "iuf":
         return pa.array(values)
     kind = pa.from_numpy_dtype(values.dtype)

@@ -1,8 +1,5 @@
-"""A model that stays loaded in the process that scores with it.
-
-A Predictor is a value that is sent to where the rows are, and loads its model there once per process.
-`spark/predict.py` and `files.py` read and write the rows.
-"""
+"""A model that stays loaded in the process that scores with it. A Predictor is sent to where the rows are,
+and loads its model once per process."""
 
 from __future__ import annotations
 
@@ -38,17 +35,9 @@ _useless: set[str] = set()  # GPUs that the framework of this host cannot use
 class Recipe:
     """Everything that a loaded model depends on: `load` uses only these fields, and `key` covers them all.
 
-    Attributes:
-        framework: The framework's name in the registry.
-        spec: The model and how it takes its inputs, as the framework packs it; bytes, or what gives them.
-        state: Its trained state; empty for an untrained model, or where the spec has it.
-        content: A digest of spec and state, where one is known.
-        feature_names: The input columns, in the order in which the model takes them.
-        device: The device to compute on.
-        seed: The seed of random weights that a creator makes.
-        threads: Compute threads; None leaves the process as it is.
-        sys_path: The driver's module search path; the model's own modules may be on it.
-        precision: The precision to compute in; None is the one that the model was given.
+    `spec` and `state` are bytes, or give them; `state` is empty for an untrained model, or where the spec has
+    it. `content` is their digest, if known. `threads` and `precision` None leave process and model as they
+    are. `sys_path` is the driver's: the model's own modules may be on it.
     """
 
     framework: str
@@ -64,7 +53,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """A digest of all fields, so that the bytes need not stay in memory to be compared."""
+        """A digest, so that the bytes need not stay in memory to be compared."""
         digest = hashlib.sha256()
         for each in fields(self):
             value = getattr(self, each.name)
@@ -76,7 +65,6 @@ class Recipe:
         return digest.hexdigest()
 
     def whole(self) -> Recipe:
-        """The same with the bytes themselves."""
         return replace(self, spec=bytes(self.spec), state=bytes(self.state))
 
     def load(self) -> BaseReplica:
@@ -99,17 +87,10 @@ class Recipe:
 class Predictor:
     """Scores batches of feature arrays.
 
-    Attributes:
-        recipe: The model.
-        columns: The feature columns, in the order in which the model takes them.
-        batch_size: Rows per call of the model.
-        output_cols: Names of the outputs; None is the model's own where it returns a dict, else "prediction",
-            or "prediction_0", ... for several.
-        finish: Makes the columns of the model's outputs; None takes the outputs as they are.
-        preparation: What is done to rows before the model sees them; None gives it the columns as they are.
-        labels: The columns that were labels when it was trained, which a transform may return still.
-        stack: Whether all prepared features are joined to one float32 matrix.
-        sharing: How tasks of one host share the model; None has each process load its own.
+    `output_cols` None means the model's own names if it returns a dict, else "prediction", or "prediction_0",
+    ... for several. `labels` are the columns it was trained on as labels, which a transform may still return.
+    With `stack`, prepared features are joined into one float32 matrix. `sharing` None has each process load
+    its own model.
     """
 
     recipe: Recipe
@@ -126,14 +107,10 @@ class Predictor:
     _key: str | None = field(default=None, init=False, repr=False)
 
     def with_threads(self, threads: int | None) -> Predictor:
-        """The same with this number of threads; None leaves the process as it is."""
         return replace(self, recipe=replace(self.recipe, threads=threads))
 
     def lent(self, lend: Callable[[str, bytes], bytes | SupportsBytes]) -> Predictor:
-        """The same with what gives the model's bytes in their place: a process that has the model needs none.
-
-        `lend` gets a name for bytes, which no others have, and the bytes.
-        """
+        """Handles instead of bytes: a process that has the model needs none. `lend` gets a unique name."""
         recipe, content = self.recipe, self.recipe.content
         if content is None:
             return self
@@ -142,28 +119,25 @@ class Predictor:
 
     @property
     def _own_recipe(self) -> Recipe:
-        """The recipe, with the names of what the rows were prepared to, once that is known."""
         names = self._prepared_names
         return self.recipe if names is None else replace(self.recipe, feature_names=names)
 
     def replica(self) -> BaseReplica:
-        """The model, loaded once per process."""
+        """Loaded once per process."""
         self._key = self._key or self._own_recipe.key
         return _loaded.get(self._key, self._own_recipe.load, content=self.recipe.content)
 
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None
     ) -> Iterator[list[np.ndarray[Any, Any]]]:
-        """The outputs for all rows of `chunks`, in batches of `batch_size` whatever the chunk sizes.
-
-        `place` is the task that this process works for, if it is one of several that may share the model.
-        """
+        """In batches of `batch_size`, whatever the chunk sizes; `place` is set if tasks may share the
+        model."""
         if self.preparation is None:
             return self._scored(fixed_batches(chunks, self.batch_size), place)
         return self._scored(self._prepared(chunks, self.preparation), place)
 
     def _prepared(self, chunks: Iterable[Arrays], preparation: Preparation) -> Iterator[Arrays]:
-        """Batches of prepared rows: the next one is made while the model computes."""
+        """The next batch is prepared while the model computes."""
         preparer = Preparer(
             preparation, self.columns, trains=False, seed=self.recipe.seed, labels=self.labels
         )
@@ -203,7 +177,6 @@ class Predictor:
 
     @contextmanager
     def _model(self, place: TaskPlace | None) -> Iterator[BaseReplica | HostModel]:
-        """The model in this process, or where all tasks of the host have it."""
         shared = None if place is None or self.sharing is None else self._shared(place, self.sharing)
         if shared is None:
             yield self.replica()
@@ -212,7 +185,7 @@ class Predictor:
             yield shared
 
     def _shared(self, place: TaskPlace, sharing: Sharing) -> HostModel | None:
-        """The model in the process of this task's GPU; None if there is none that it could compute on."""
+        """None if there is no GPU that it could compute on."""
         gpu = gpu_of(self.recipe.device, place, sharing.mode)
         always = sharing.mode == "always"
         if gpu is None or gpu in _useless or not (always or FRAMEWORKS.spec(self.recipe.framework).gpus):
@@ -226,14 +199,10 @@ class Predictor:
 
     @property
     def _output_names(self) -> tuple[str, ...] | None:
-        """What the model called its outputs, in this process or another."""
         return self.replica().output_names if self._seen_names is None else self._seen_names[0]
 
     def names(self, outputs: int) -> tuple[str, ...]:
-        """The names of the output columns; call it in a process that has scored a batch.
-
-        Outputs that the model returns in a dict keep their names.
-        """
+        """Call it after a batch was scored; outputs that the model returns in a dict keep their names."""
         named = self._output_names
         if self.output_cols is None and named is not None:
             return named
@@ -248,7 +217,6 @@ class Predictor:
         return self.output_cols
 
     def outputs_are_named(self) -> bool:
-        """Whether the output names are the model's own."""
         return self.output_cols is None and self._output_names is not None
 
     def _check(self, outputs: Sequence[np.ndarray[Any, Any]], rows: int) -> None:
@@ -261,12 +229,11 @@ class Predictor:
 
 
 def forget_model(content: str) -> None:
-    """Let go of a model that this process has loaded and will not be asked for again."""
     _loaded.forget(content)
 
 
 def fixed_batches(chunks: Iterable[Arrays], size: int) -> Iterator[Arrays]:
-    """The rows of `chunks` in batches of exactly `size`, but for the last; views where possible.
+    """Rebatch to exactly `size` rows, except for the last batch; views where possible.
 
     >>> chunks = [(np.arange(3),), (np.arange(3, 5),), (np.arange(5, 9),)]
     >>> [batch[0].tolist() for batch in fixed_batches(chunks, 4)]
@@ -293,7 +260,7 @@ def _joined(parts: Sequence[Arrays]) -> Arrays:
 
 
 class _Places:
-    """Names rows by their numbers in all chunks together, as the chunk that a row came in does."""
+    """Names rows counted over all chunks, by each chunk's own `where`."""
 
     def __init__(self) -> None:
         self._starts: list[int] = [0]

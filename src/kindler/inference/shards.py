@@ -1,4 +1,4 @@
-"""Scores one shard at a time, where it is stored, and adds the model's outputs to it."""
+"""Scores shards where they are stored, and adds the model's outputs to them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,9 @@ from kindler.inference.predictor import Arrays, Predictor
 
 @dataclass(frozen=True, kw_only=True)
 class ShardScorer:
-    """A shard with the model's outputs; `kindler.data.shards.backend.Work`.
-
-    Attributes:
-        predictor: The model.
-        schema: The plain schema of its columns, where the shards are frames; None for arrays.
-        sample: A few rows of inputs, to find the types of outputs for shards without rows. None leaves such
-            shards as they are.
-    """
+    """A `kindler.data.shards.backend.Work` that adds the model's outputs to a shard. `schema` is the plain
+    schema of frames; None for arrays. `sample` has a few input rows, to find the types of outputs for
+    shards without rows; None leaves such shards as they are."""
 
     predictor: Predictor
     schema: pa.Schema | None

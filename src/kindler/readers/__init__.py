@@ -1,6 +1,6 @@
-"""Files as `XShards`: CSV, JSON, Parquet and TFRecord files as pandas DataFrames, images as arrays.
+"""Read files into `XShards`: CSV, JSON, Parquet and TFRecord as pandas DataFrames, images as arrays.
 
-The workers of the shards' home read the files, so neither the driver nor Spark's JVM sees a row.
+The workers read the files, so that no row passes through the driver or Spark's JVM.
 """
 
 from __future__ import annotations

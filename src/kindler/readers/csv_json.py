@@ -1,7 +1,5 @@
-"""CSV and JSON files as pandas DataFrames: pandas reads each file, in the workers of the shards' home.
-
-Frames that were read one by one are made alike afterwards: one order of columns, one dtype a column.
-"""
+"""CSV and JSON files as pandas DataFrames: pandas reads each file in a worker. Afterwards the frames get
+one order of columns, and one dtype per column."""
 
 from __future__ import annotations
 
@@ -37,15 +35,15 @@ _PROBLEMS = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.
 def read_csv(
     file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
 ) -> XShards:
-    """CSV files as shards of pandas DataFrames, one a file.
+    """Read CSV files into shards of pandas DataFrames, one per file.
 
     Args:
-        file_path: A file, a folder, a glob, a URI, or a list of them. Of a folder every file is read, also in
-            folders below, but those whose names start with "_" or ".".
+        file_path: A file, a folder, a glob, a URI, or a list of them. Folders are read recursively,
+            skipping names that start with "_" or ".".
         home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
-        num_shards: Deal out the rows evenly to so many shards. Default: a shard a file.
-        **pandas_options: Those of `pandas.read_csv`, which reads each file: `sep`, `header`, `names`,
+        num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
+        **pandas_options: Options of `pandas.read_csv`, which reads each file: `sep`, `header`, `names`,
             `usecols`, `dtype`, `index_col`, `parse_dates` and so on. `nrows` and `skiprows` count in each
             file.
 
@@ -54,8 +52,8 @@ def read_csv(
         dtypes that `pandas.concat` would give. An empty file is a shard without rows.
 
     Raises:
-        ConfigError: Nothing is there, or pandas has no such option.
-        DataError: A file cannot be parsed, or its columns are not those of the others; it names the file.
+        ConfigError: No file was found, or pandas has no such option.
+        DataError: A file cannot be parsed, or its columns differ from the others'. The message names it.
     """
     return _read("read_csv", file_path, home, num_shards, pandas_options)
 
@@ -63,21 +61,21 @@ def read_csv(
 def read_json(
     file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
 ) -> XShards:
-    """JSON files as shards of pandas DataFrames, one a file.
+    """Read JSON files into shards of pandas DataFrames, one per file.
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them, as for `read_csv`.
         home: "local", "spark", or "auto": Spark if a session is running, else local.
-        num_shards: Deal out the rows evenly to so many shards. Default: a shard a file.
-        **pandas_options: Those of `pandas.read_json`, which reads each file: `orient`, `lines`, `dtype`,
-            `convert_dates` and so on. Files with an object in each line need `lines=True`.
+        num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
+        **pandas_options: Options of `pandas.read_json`, which reads each file: `orient`, `lines`, `dtype`,
+            `convert_dates` and so on. Files with one object per line need `lines=True`.
 
     Returns:
         Shards as those of `read_csv`.
 
     Raises:
-        ConfigError: Nothing is there, or pandas has no such option.
-        DataError: A file cannot be parsed, or its columns are not those of the others; it names the file.
+        ConfigError: No file was found, or pandas has no such option.
+        DataError: A file cannot be parsed, or its columns differ from the others'. The message names it.
     """
     return _read("read_json", file_path, home, num_shards, pandas_options)
 
@@ -118,7 +116,6 @@ def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
 
 
 def _read_file(reader: _Reader, options: Mapping[str, Any], number: int, packed: Packed) -> Packed:
-    """In a worker: the name of a file becomes its rows."""
     return pack(_frame(reader, unpack(packed), options))
 
 
@@ -146,7 +143,7 @@ def _frame(reader: _Reader, file: str, options: Mapping[str, Any]) -> Any:
 
 
 def _compression(file: str, options: Mapping[str, Any]) -> Any:
-    """As pandas infers it from the name of a file of this machine."""
+    """As pandas infers it from the name of a local file."""
     asked = options.get("compression", "infer")
     if asked != "infer":
         return asked
@@ -154,12 +151,12 @@ def _compression(file: str, options: Mapping[str, Any]) -> Any:
 
 
 def _recounted(frame: Any) -> Any:
-    """Rows of several files have an index that starts anew in the middle."""
+    """Rows of several files have an index that restarts in the middle."""
     return frame.reset_index(drop=True)
 
 
 def _aligned(dtypes: Mapping[Any, Any], number: int, packed: Packed) -> Packed:
-    """A frame with these columns in order and these dtypes; one without columns gets them."""
+    """Reorder and cast columns; a frame without columns, from an empty file, gets them."""
     import pandas as pd
 
     frame = unpack(packed)
@@ -171,11 +168,7 @@ def _aligned(dtypes: Mapping[Any, Any], number: int, packed: Packed) -> Packed:
 
 
 def _alignment(infos: Sequence[Info], files: Sequence[str]) -> dict[Any, Any] | None:
-    """The columns and dtypes that make frames, one a file, go together; None if they do already.
-
-    Dtypes become what `pandas.concat` would make of them. Frames without rows have no say in that, and one
-    without columns stands for an empty file.
-    """
+    """None if the frames are alike; dtypes are what `pandas.concat` would give, without empty frames."""
     frames = [_without_rows(info, file) for info, file in zip(infos, files, strict=True)]
     with_columns = [i for i, frame in enumerate(frames) if len(frame.columns)]
     if not with_columns:
@@ -193,7 +186,6 @@ def _alignment(infos: Sequence[Info], files: Sequence[str]) -> dict[Any, Any] | 
 
 
 def _is_counted(infos: Sequence[Info]) -> bool:
-    """Whether the index of every frame only counts its rows."""
     import pandas as pd
 
     return all(isinstance(_without_rows(info, "").index, pd.RangeIndex) for info in infos)
@@ -221,12 +213,11 @@ def _require_same(wanted: tuple[Any, ...], columns: tuple[Any, ...], first: str,
 
 
 def _plain(dtype: Any) -> Any:
-    """A dtype to compare by; categories differ between files and are united when rows come together."""
+    """Categories differ between files; they are united when rows are joined."""
     return "category" if str(dtype) == "category" else dtype
 
 
 def _common(dtypes: Sequence[Any]) -> Any:
-    """The dtype that values of these dtypes have together, as pandas sees it."""
     import pandas as pd
 
     distinct = list(dict.fromkeys(dtypes))
@@ -236,7 +227,7 @@ def _common(dtypes: Sequence[Any]) -> Any:
 
 
 def _one_value(dtype: Any) -> Any:
-    """A series of one value: empty ones would have no say in what pandas makes of them."""
+    """One value, since pandas ignores empty series when it picks a dtype."""
     import pandas as pd
 
     values = np.zeros(1, dtype) if isinstance(dtype, np.dtype) else [None]

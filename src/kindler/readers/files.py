@@ -1,7 +1,4 @@
-"""Which files there are to read: found where the home's workers are, and opened there.
-
-Which of a folder's files are data is said by whoever reads them.
-"""
+"""Finds and opens files where the home's workers see them."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 def at_home(home: str, call: Callable[[], Any]) -> Any:
-    """Call where the files of a home are seen: here, or in a task of a Spark that is elsewhere."""
+    """Run where the files are visible: here, or in a task of a Spark that is elsewhere."""
     if home == "local":
         return call()
     from kindler.spark.tasks import at_files
@@ -31,7 +28,6 @@ def at_home(home: str, call: Callable[[], Any]) -> Any:
 
 
 def listed(paths: Paths) -> list[str]:
-    """One path or several, under names that do not depend on where a process runs."""
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not places or not all(isinstance(path, str | os.PathLike) for path in places):
         raise ConfigError(
@@ -41,7 +37,6 @@ def listed(paths: Paths) -> list[str]:
 
 
 def find(places: Sequence[str], choice: Choice, what: str) -> list[str]:
-    """The files behind paths, folders, globs and URIs that `listed` gave, sorted within each."""
     files = [file for path in places for file in expand(path, choice)]
     if not files:
         raise ConfigError(f"no {what} file in {places}.")
@@ -50,7 +45,7 @@ def find(places: Sequence[str], choice: Choice, what: str) -> list[str]:
 
 
 def refuse_keys(places: Sequence[str], files: Sequence[str]) -> None:
-    """Complain about folders named `key=value`: a column that is in no file would be lost without a word."""
+    """Reject folders named `key=value`: a column that is in no file would be lost silently."""
     for path in places:
         root = file_system(path)[1] if is_remote(path) else local_path(path)
         if glob.has_magic(root):
@@ -70,7 +65,6 @@ def refuse_keys(places: Sequence[str], files: Sequence[str]) -> None:
 
 @contextmanager
 def opened(file: str) -> Iterator[Any]:
-    """A file's bytes, from wherever it is, with a `seek`."""
     system, place = file_system(file)
     try:
         if isinstance(system, fs.LocalFileSystem):
@@ -84,7 +78,7 @@ def opened(file: str) -> Iterator[Any]:
 
 
 def missing(file: str) -> DataError:
-    """The error for a file that was found, but is not where it is to be read."""
+    """For a file that was found, but that this worker cannot see."""
     return DataError(
         f"{file} does not exist on {socket.gethostname()}.\n"
         "Hint: every worker must find the files under the same path: use a folder that all machines share,"

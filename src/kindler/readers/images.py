@@ -1,7 +1,4 @@
-"""Images as shards of arrays: Pillow decodes them, in the workers of the shards' home.
-
-Which image has which label is said by its folder, a dict, a table, or a function, which the workers call.
-"""
+"""Images as shards of arrays, decoded by Pillow in the workers."""
 
 from __future__ import annotations
 
@@ -43,29 +40,29 @@ def read_images(
     home: str = "auto",
     num_shards: int | None = None,
 ) -> XShards:
-    """Images as shards `{"x": uint8 (rows, height, width, channels), "y": int64 (rows,)}`.
+    """Read images into shards `{"x": uint8 (rows, height, width, channels), "y": int64 (rows,)}`.
 
     Args:
-        file_path: A folder, a file, a glob, a URI, or a list of them. Of a folder the files with endings of
-            images are read, also in folders below.
-        labels: What `y` holds. None: for a folder of folders, the number of the image's folder when those
-            with images are sorted by name; otherwise there is no `y`. A dict: folder name to label. A
-            function: path to label, called in the workers. A DataFrame, or the path of a CSV file: a row an
-            image; its path is below the folder, or whole, or the file's name alone. Labels that are strings
-            are numbered in sorted order.
+        file_path: A folder, a file, a glob, a URI, or a list of them. Folders are searched recursively for
+            files with image extensions.
+        labels: The source of `y`. None: for a folder of class folders, the index of the image's folder in
+            sorted order; otherwise there is no `y`. A dict: folder name to label. A function: path to
+            label, called in the workers. A DataFrame, or the path of a CSV file: one row per image, with
+            its path relative to the folder, its full path, or just its file name. String labels are
+            numbered in sorted order.
         path_col: The column of paths in such a table.
-        label_col: The column of labels in it.
-        size: (height, width) to scale images to, bilinearly. Default: as they are, all of one size.
+        label_col: The column of labels in such a table.
+        size: (height, width) to scale images to, bilinearly. Default: unchanged; all must have one size.
         mode: "RGB", "L" (grey, one channel) or "RGBA".
-        paths: Whether shards have the paths too, as strings under "path".
+        paths: Whether to include the paths, as strings under "path".
         home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path, and have Pillow (the extra `images`).
-        num_shards: How many. Default: one a core, and no more than 1024 images in one.
+        num_shards: The number of shards. Default: one per core, with at most 1024 images each.
 
     Raises:
-        ConfigError: Nothing is there, or an image has no label.
-        DataError: A file is no image, has 16 bits a channel, or another size than the others; it names
-            the file.
+        ConfigError: No image was found, or an image has no label.
+        DataError: A file is not an image, has 16 bits per channel, or differs in size from the others.
+            The message names it.
     """
     if mode not in _MODES:
         raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
@@ -96,10 +93,7 @@ def read_images(
 
 @dataclass(frozen=True, kw_only=True)
 class _Decode:
-    """In a worker: names of files become their pixels.
-
-    `path_width` is that of the longest path, if paths are wanted: one width for all shards makes one dtype.
-    """
+    """Runs in a worker. `path_width` is the longest path's: one width for all shards gives one dtype."""
 
     size: tuple[int, int] | None
     mode: str
@@ -173,8 +167,6 @@ def _image_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tupl
 
 @dataclass(frozen=True)
 class _Image:
-    """A file, its path below the folder that was given, and the name of its class folder."""
-
     file: str
     below: str
     group: str | None
@@ -183,7 +175,6 @@ class _Image:
 def _labelled(
     places: Sequence[str], labels: Any, path_col: str, label_col: str, choice: Choice
 ) -> tuple[list[str], list[int] | None]:
-    """Images, and the label of each, if it is known here; see `read_images` for the arguments."""
     images = [image for path in places for image in _images(path, choice)]
     if not images:
         raise ConfigError(f"no image in {list(places)}.")

@@ -1,4 +1,4 @@
-"""Parquet files as pandas DataFrames: Arrow reads ranges of rows, in the workers of the shards' home."""
+"""Parquet files as pandas DataFrames: Arrow reads ranges of rows in the workers."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def read_parquet(
     home: str = "auto",
     num_shards: int | None = None,
 ) -> XShards:
-    """Parquet files as shards of pandas DataFrames.
+    """Read Parquet files into shards of pandas DataFrames.
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them.
-        columns: Which columns, in this order; only these are read. Default: all.
+        columns: The columns to read, in this order. Default: all.
         schema: Types to read columns as: a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types
             or their names.
             Default: those of the files; where they differ, the wider one.
         home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
-        num_shards: Into how many shards to cut the rows, evenly; one large file is then read by several
-            workers. Default: a shard for each file that has rows.
+        num_shards: The number of shards to distribute the rows over, evenly; one large file is then read
+            by several workers. Default: one per file that has rows.
 
     Returns:
-        Shards in the order of the files. Types are those that Spark has too: categories are their values,
+        Shards in the order of the files. Types are limited to those of Spark: categories become their values,
         nanoseconds microseconds, and integers with missing values pandas' `Int64`.
 
     Raises:
-        ConfigError: Nothing is there, or no such column in the schema.
-        DataError: A file is not Parquet, lacks a column, or its types do not go with those of the others.
+        ConfigError: No file was found, or the schema names an unknown column.
+        DataError: A file is not Parquet, lacks a column, or its types are incompatible with the others.
     """
     where = backends.choose(home)
     files: ParquetFiles = at_home(where, partial(_inspect, listed(file_path)))
@@ -61,7 +61,6 @@ def read_parquet(
 
 
 def _read_rows(files: ParquetFiles, schema: pa.Schema, number: int, packed: Packed) -> Packed:
-    """In a worker: a range of rows becomes those rows."""
     start, stop = unpack(packed)
     parts = [schema.empty_table()]
     try:
@@ -89,7 +88,7 @@ def _names(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def _wanted(files: ParquetFiles, columns: list[str] | None, schema: Any) -> pa.Schema:
-    """The columns to read and their types; all files are checked for them."""
+    """Checks that every file has the columns."""
     names = files.schemas[0].names if columns is None else columns
     for file, file_schema in zip(files.files, files.schemas, strict=True):
         lacks = [name for name in names if name not in file_schema.names]

@@ -1,4 +1,4 @@
-"""TFRecord files as pandas DataFrames, a shard a file; the reading is `kindler.data.tfrecord`'s."""
+"""TFRecord files as pandas DataFrames, one shard per file."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def read_tfrecord(
     num_shards: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> XShards:
-    """TFRecord files of tf.train.Example as shards of pandas DataFrames, one a file.
+    """Read TFRecord files of tf.train.Example into shards of pandas DataFrames, one per file.
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them.
-        schema: As for `kindler.tfrecord.read`; without it a sample tells.
+        schema: As for `kindler.tfrecord.read`; inferred from a sample by default.
         home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
-        num_shards: Deal out the rows evenly to so many shards. Default: a shard a file.
+        num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
         options: `columns`, `compression`, `verify`, `binary` and `sample_rows` of `kindler.tfrecord.read`.
 
     Returns:
-        Shards in the order of the files; cells of lists and tensors are arrays of one axis.
+        Shards in the order of the files; lists and tensors become one-dimensional arrays.
 
     Raises:
-        ConfigError: No such file or column.
-        DataError: A file is damaged, or a record is not as the schema says.
+        ConfigError: There is no such file or column.
+        DataError: A file is damaged, or a record does not match the schema.
     """
     where = backends.choose(home)
     ask = partial(plan, listed(file_path), schema, **options)
@@ -52,6 +52,5 @@ def read_tfrecord(
 
 
 def _read_records(planned: Plan, number: int, packed: Packed) -> Packed:
-    """In a worker: the name of a file becomes its rows."""
     table = pa.Table.from_batches(batches(planned, unpack(packed)), planned.schema)
     return from_table(frames.plain(from_table(table.replace_schema_metadata(None))))

@@ -1,1 +1,1 @@
-"""Spark at the border: the only folder that imports pyspark."""
+"""The border to Spark: the only folder that imports pyspark."""

@@ -1,19 +1,16 @@
-"""Which Spark DataFrames are provably nothing but the Parquet files behind them.
+"""Proves that a Spark DataFrame is nothing but the Parquet files behind it.
 
-The proof is a list of what must hold; whatever is not on it goes through Spark.
+All of this must hold; anything else goes through Spark.
 
-- The optimized plan is one Parquet scan, with nothing but choices of columns above it, and no column has got
-  the name of another on the way (`_classic_scan`, `_connect_scan`). So a row of the frame is a row of a file.
-- The files are those of the scan's own list, as often as it has them, and as long as they were then. So no
-  row is missing, and none is there twice.
-- No column that is wanted comes from the names of folders, which win over what is in the files.
-- Every file holds every wanted column once, under the frame's own type in full, dates counted in today's
-  calendar (`StoredColumns`). So Spark would convert, fill in or rebase nothing.
-- No setting of the session makes Spark leave out files it cannot read, find columns by number, or shift
-  timestamps (`_SETTINGS`).
-
-Both ways to ask for a plan (the JVM's of a classic session, the message and the explanation of a Connect one)
-accept what they know and reject the rest.
+- The optimized plan is one Parquet scan, with only selections of columns above it, and no column was given
+  another's name (`_classic_scan`, `_connect_scan`): a row of the frame is a row of a file.
+- The files are those that the scan lists, as often as it lists them, with unchanged lengths: no row is
+  missing or there twice.
+- No wanted column comes from folder names, which win over what is in the files.
+- Every file holds every wanted column once, with exactly the frame's type, and dates in today's calendar
+  (`StoredColumns`): Spark would convert, fill in or rebase nothing.
+- No setting of the session makes Spark skip files it cannot read, find columns by id, or shift timestamps
+  (`_SETTINGS`).
 """
 
 from __future__ import annotations
@@ -72,15 +69,12 @@ class NotPlain(Exception):
 
 @dataclass(frozen=True)
 class StoredColumns:
-    """Columns of a frame that its files must hold, each under the very type that the frame has for it.
-
-    A value, so that the proof can be made again on an executor that opens a file later.
-    """
+    """Exactly the frame's types. A value, so that an executor that opens a file later can check it again."""
 
     types: Mapping[str, pa.DataType]
 
     def problem(self, opened: pq.ParquetFile) -> str | None:
-        """Why Spark may read other values from this file than pyarrow does; None where it cannot."""
+        """Why Spark may read other values than pyarrow does; None if it cannot."""
         schema = opened.schema_arrow
         kinds = dict(zip(schema.names, schema.types, strict=True))
         alike = Counter(name.lower() for name in schema.names)
@@ -103,17 +97,14 @@ class StoredColumns:
 
 @dataclass(frozen=True)
 class PlainScan:
-    """The files behind a frame, one that is scanned twice being there twice, and what they must hold."""
+    """A file that is scanned twice is listed twice."""
 
     files: parquet.ParquetFiles
     columns: StoredColumns
 
 
 def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False) -> PlainScan | None:
-    """The files behind a frame that is provably nothing but a scan of them, or None.
-
-    With `must` it raises ConfigError with the reason instead of returning None.
-    """
+    """None if the frame is not provably a plain scan; with `must`, raises ConfigError with the reason."""
     try:
         return _inspect(frame, names)
     except NotPlain as reason:
@@ -178,14 +169,11 @@ def _check_file(
 
 @dataclass(frozen=True)
 class _Scanned:
-    """A file of a scan: its absolute path or URI, and its bytes when the frame was planned, where known."""
-
     path: str
     length: int | None  # Spark reads no further
 
 
 def _classic_scan(frame: Any, names: Sequence[str]) -> list[_Scanned]:
-    """The files of a classic frame, one that is scanned twice being there twice."""
     plan = optimized_plan(frame)
     columns = frame.columns
     output = _attributes(plan.output(), len(columns))
@@ -246,7 +234,7 @@ def _connect_scan(frame: Any, names: Sequence[str]) -> list[_Scanned]:
 
 
 def _check_folders(files: Iterable[_Scanned], names: Sequence[str]) -> None:
-    """Reject columns that folders are named after: their values are those of the names, not of the files."""
+    """Reject partition columns: their values come from folder names, not from the files."""
     folders = {part for file in files for part in file.path.split("/")[:-1] if "=" in part}
     _check_partitions([unquote(folder.partition("=")[0]) for folder in folders], names)
 
@@ -276,10 +264,7 @@ def _check_chosen(expression: Any, plans: set[int]) -> None:
 
 
 def _listed(location: Any, nothing: Any) -> list[_Scanned]:
-    """What the scan itself lists. All in one text: a call for each file would take longer than the rest.
-
-    `nothing` is an empty sequence of Scala's: there are no filters.
-    """
+    """All in one string: a JVM call per file would take longer. `nothing` is an empty Scala sequence."""
     shown = location.listFiles(nothing, nothing).mkString("\n")
     files = [_Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
     if len(files) != shown.count("; isDirectory=") or len(files) != shown.count("{path="):
@@ -297,7 +282,6 @@ def _place(path: str) -> str:
 
 
 def _attributes(output: Any, count: int | None = None) -> list[tuple[str, str]]:
-    """Name and number of each attribute, of which there are `count`; the number is what tells them apart."""
     matches = [_ATTRIBUTE.fullmatch(one) for one in _lines(output)]
     if not all(matches) or count not in (None, len(matches)):
         raise NotPlain(_UNREADABLE_NAMES)
@@ -318,7 +302,7 @@ def _class(java_object: Any) -> str:
 
 
 def _same(wanted: pa.DataType, stored: pa.DataType) -> bool:
-    """Whether values of the stored type are those of the frame's type, without any conversion by Spark."""
+    """Whether Spark would read the stored type without conversion."""
     if types.is_list(wanted):
         kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
         return any(kind(stored) for kind in kinds) and _same(wanted.value_type, stored.value_type)
@@ -341,14 +325,14 @@ def _has_dates(kind: pa.DataType) -> bool:
 
 
 def _is_of_todays_calendar(opened: pq.ParquetFile) -> bool:
-    """Whether the file's writer says so. Otherwise Spark counts old dates anew, or not, by its settings."""
+    """Otherwise Spark's settings decide whether it rebases old dates."""
     facts = opened.metadata.metadata or {}
     version = facts.get(_SPARK_VERSION, b"").decode("utf-8", "replace")
     return version >= _SAYS_ITS_CALENDAR and not any(key in facts for key in _OLD_CALENDAR)
 
 
 def _int96(opened: pq.ParquetFile) -> set[str]:
-    """The columns with such values in them, and prefixes of their names that end at a dot."""
+    """Columns with INT96 values, and the prefixes of nested names."""
     leaves = (opened.schema.column(i) for i in range(len(opened.schema.names)))
     paths = [leaf.path.split(".") for leaf in leaves if leaf.physical_type == "INT96"]
     return {".".join(parts[: i + 1]) for parts in paths for i in range(len(parts))}

@@ -1,14 +1,12 @@
-"""The Spark engine: one task a worker, each the supervisor of a child process.
+"""The Spark engine: one task per worker, each supervising a child process.
 
-`DataFrame.mapInArrow` is all that is asked of Spark, so classic sessions and Spark Connect run the same
-code. It is a barrier stage, unless the job says that its ranks need not all run together, or Spark allocates
-executors dynamically. Tasks end normally also when the run fails: the failure travels as an Outcome, and
-Spark has no stack to print. Only a plain task whose worker can be replaced fails when that dies, so that
-Spark runs it again.
+Only `DataFrame.mapInArrow` is used, so classic sessions and Spark Connect run the same code. It is a barrier
+stage, unless the ranks need not all run together, or Spark allocates executors dynamically. Tasks end
+normally even if the run fails: the failure travels as an Outcome, and Spark has no stack to print. Only a
+plain task whose worker can be replaced fails when that dies, so that Spark runs it again.
 
-Large things do not pass through the JVM: the job's buffers and the results travel over the workers'
-connections to the driver. Where workers cannot reach it, they travel with the task and its rows, or through a
-folder that both sides see (`large_buffers.py`).
+Large buffers and results bypass the JVM, over the workers' connections to the driver. Where workers cannot
+reach it, they travel with the task and its rows, or through a shared folder (`large_buffers.py`).
 """
 
 from __future__ import annotations
@@ -68,11 +66,8 @@ _running: set[_SparkLaunch] = set()  # the gangs of this process
 
 
 def start(job: Job, *, spark: SparkSession, detached: bool = False) -> Gang:
-    """Start `job` on tasks, one for each rank, and return while it runs.
-
-    The tasks of `detached` ranks end as soon as those run, which then live beside Spark's tasks on its
-    executors and leave the slots to other jobs: to those that feed them, say.
-    """
+    """Tasks of `detached` ranks end once those run; the ranks live on beside Spark's tasks, and leave the
+    slots to other jobs, such as those that feed them."""
     if not detached:
         launch = _launch(job, spark, _ranks(spark, job.crew), (), None)
     elif meets_at_driver(spark, job.settings):
@@ -97,17 +92,8 @@ def run(
     listener: Listener,
     folder: SharedFolder | None = None,
 ) -> list[Outcome]:
-    """Run `job` as `start` does, and wait for it; results in the order of ranks.
-
-    Args:
-        job: What to run.
-        spark: The session.
-        feeds: Frames whose rows each worker finds in its scratch folder.
-        dealing: Which of the rows belong to which rank.
-        listener: Called on this thread with what workers print and report.
-        folder: A folder that the driver and the workers share, for large buffers where the workers cannot
-            reach the driver.
-    """
+    """Outcomes are in the order of ranks; `listener` is called on this thread. `folder` carries large
+    buffers where workers cannot reach the driver."""
     if not feeds:
         frame = _ranks(spark, job.crew)
     else:
@@ -117,7 +103,7 @@ def run(
 
 
 def _ranks(spark: SparkSession, count: int) -> DataFrame:
-    """A row for each rank, which only makes Spark start its task."""
+    """A row per rank, only to make Spark start its task."""
     return spark.range(0, count, 1, count)
 
 
@@ -158,8 +144,6 @@ def _launch(
 
 
 class _SparkLaunch:
-    """The Spark job whose tasks are the supervisors of a gang."""
-
     after_first = True
 
     def __init__(self, job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed]) -> None:
@@ -191,7 +175,6 @@ class _SparkLaunch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its ranks have come."""
         return self._hub is None or not self._hub.missing()
 
     def is_alive(self) -> bool:
@@ -217,8 +200,6 @@ class _SparkLaunch:
 
 
 class _LaunchAtDriver(_SparkLaunch):
-    """Supervisors meet at the driver."""
-
     detached = False
 
     def open(self, stack: ExitStack) -> Hub:
@@ -279,7 +260,7 @@ class _DetachedLaunch(_LaunchAtDriver):
 
 
 class _LaunchAmongWorkers(_SparkLaunch):
-    """Supervisors meet at the first of them, and what is large travels through a folder."""
+    """Supervisors meet at rank 0, and large buffers travel through a folder."""
 
     def __init__(
         self,
@@ -307,10 +288,8 @@ class _LaunchAmongWorkers(_SparkLaunch):
 
 
 class _SparkJob(threading.Thread):
-    """The Spark job, waited for on a thread of its own, so that the driver can listen and interrupt.
-
-    With `staging`, a job before it writes the rows of the frame.
-    """
+    """On a thread, so that the driver can listen and interrupt; with `staging`, a first job writes the
+    rows."""
 
     def __init__(
         self,
@@ -348,14 +327,12 @@ class _SparkJob(threading.Thread):
             self.error = exc
 
     def _stage(self, staging: Staging) -> bool:
-        """Write the rows; whether there is anything to run with them."""
         places = staging.write(self._frame)
         self._frame = _ranks(self._spark, self._task.job.crew)
         self._task = replace(self._task, staged=places)
         return bool(places) and not self._ending.is_set()
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the tasks, which were asked to end; interrupt Spark when they do not."""
         self._ending.set()
         self.join(timeout_s)
         if self.is_alive():
@@ -372,18 +349,8 @@ def _outcomes(table: pa.Table) -> list[Outcome]:
 
 @dataclass(frozen=True, kw_only=True)
 class _SupervisorTask:
-    """What runs in a Spark task. Built on the driver, pickled once, closed over nothing.
-
-    Attributes:
-        job: What the gang does.
-        feeds: The rows that come with the task.
-        hub: Where ranks meet; None is at the first of them.
-        cargo: Whether the job's buffers are to be fetched, rather than in the job.
-        files: Through which large buffers travel.
-        detached: Whether the task ends as soon as its rank runs.
-        again: How often this task itself replaces a worker that dies, where Spark does not run it again.
-        staged: The folders with the rows, where those do not come with the task.
-    """
+    """`hub` None means that ranks meet at rank 0; with `cargo`, buffers are fetched from the hub. `again`
+    is how often the task replaces a dead worker, where Spark does not rerun it."""
 
     job: Job
     feeds: tuple[tuple[str, Columns], ...]
@@ -430,7 +397,6 @@ class _SupervisorTask:
     def _beside_first(
         self, rank: int, owner: int, hub: Address
     ) -> AbstractContextManager[BesideRanks | None]:
-        """The ranks beside the others, with the first rank, where they do not run at the driver."""
         if self.files is None or rank != 0 or self.job.crew == self.job.size:
             return nullcontext()
         job = self.files.received(self.job)
@@ -499,7 +465,6 @@ class _SupervisorTask:
 
     @contextmanager
     def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _RankZeroWatcher | None]]:
-        """Where supervisors meet: at the driver, or at rank 0 where the driver is out of reach."""
         if self.hub is not None:
             yield self.hub, None
             return
@@ -512,11 +477,11 @@ class _SupervisorTask:
 
 
 class _WorkerIsLost(Exception):
-    """The worker of a task has died, and Spark is to start the task again."""
+    """The worker has died; raised so that Spark starts the task again."""
 
 
 class _RankZeroWatcher(threading.Thread):
-    """Watches the meeting point at rank 0, until all ranks are done: the driver cannot."""
+    """Watches the hub at rank 0 until all ranks are done, since the driver cannot."""
 
     def __init__(self, hub: Hub, job: Job) -> None:
         super().__init__(name="kindler-watch", daemon=True)
@@ -547,7 +512,7 @@ class _RankZeroWatcher(threading.Thread):
             self._hub.abort()  # not all came; each supervisor says so itself
 
     def verdict(self, outcome: Outcome) -> Outcome:
-        """Rank 0's outcome, or the gang's stall, which nobody but rank 0 knows of."""
+        """Rank 0's outcome, or the gang's stall, which only rank 0 knows of."""
         return next((failure for failure in self._failures if failure.kind == "stalled"), outcome)
 
 
@@ -582,7 +547,7 @@ def _spool(
 
 
 def _check_lanes(lanes: Any, rank: int, size: int) -> None:
-    """That Spark has sent rows where they belong is known from its source alone; better to look."""
+    """Checked, because only Spark's source says where rows are sent."""
     strays = lanes[lanes % size != rank]
     if len(strays):
         raise TrainingError(
@@ -591,7 +556,6 @@ def _check_lanes(lanes: Any, rank: int, size: int) -> None:
 
 
 def _with_gpus(job: Job, rank: int) -> Job:
-    """The job, where `rank` has in its environment the GPUs that Spark gave to this task, if any."""
     context = TaskContext.get()
     assert context is not None
     gpus = task_gpus(context)
@@ -603,11 +567,10 @@ def _with_gpus(job: Job, rank: int) -> Job:
 
 
 def _local_folder(rank: int) -> Path | None:
-    """One of the folders that Spark was given for temporary files."""
     folders = [f for f in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if f and os.access(f, os.W_OK)]
     return Path(folders[rank % len(folders)]) if folders else None
 
 
 def small_batches(spark: SparkSession) -> AbstractContextManager[None]:
-    """Arrow batches of a few megabytes whatever the row width."""
+    """Limits Arrow batches to a few megabytes, whatever the row width."""
     return setting(spark, "spark.sql.execution.arrow.maxBytesPerBatch", str(_BATCH_BYTES))

@@ -1,9 +1,8 @@
-"""What Spark's executors can run: how many workers side by side, in which Python, and where they meet.
+"""What Spark's executors can run: how many workers, in which Python, and where they meet.
 
-Which Python it is and which packages it has is asked before a run that needs it, by a task on each slot. The
-function that does so travels by value and uses the standard library alone, so that it also runs where Kindler
-or Arrow are missing. Answers are kept for as long as the application has the same executors; where the
-executors are this very Python, as on "local[4]", nothing is asked at all.
+Before a run, a task on each slot reports its Python and packages. The function travels by value and uses the
+standard library alone, so that it also runs where Kindler or Arrow is missing. Answers are kept while the
+application has the same executors; where those are this very Python, as on "local[4]", nothing is asked.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ _answers: weakref.WeakKeyDictionary[Any, tuple[Any, list[ExecutorPython]]] = wea
 
 
 def slots(spark: SparkSession) -> int:
-    """The tasks that can run at the same time right now."""
     known = slots_without_a_job(spark)
     if known is not None:
         return known
@@ -62,7 +60,7 @@ def slots(spark: SparkSession) -> int:
 
 
 def slots_without_a_job(spark: SparkSession) -> int | None:
-    """The same, also while a run has all the slots, which a job would wait for; None if unknown."""
+    """Without a job, which would wait while a run has all slots; None if unknown."""
     if not is_connect(spark):
         return concurrent_tasks(spark)
     # Connect has no scheduler to ask; the plan of a range without a partition count has one a core.
@@ -71,7 +69,7 @@ def slots_without_a_job(spark: SparkSession) -> int | None:
 
 
 def most_slots(spark: SparkSession) -> int | None:
-    """The tasks that the application's settings let run at the same time; None where there is no limit."""
+    """Concurrent tasks that the settings allow; None without a limit."""
     if is_dynamic(spark):
         executors = _number(spark, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT)
         return None if executors == _NO_LIMIT else executors * max(1, _slots_of_executor(spark))
@@ -93,16 +91,12 @@ def _slots_of_executor(spark: SparkSession, cores: int = 1) -> int:
 
 
 def _slots_of(spark: SparkSession, cores: int) -> int:
-    """The tasks that run at the same time on executors that have so many cores together."""
     return cores // _number(spark, "spark.executor.cores", cores) * _slots_of_executor(spark, cores)
 
 
 def _slots_of_workers(spark: Any) -> int | None:
-    """The tasks that all workers of a standalone cluster could run at the same time; None if unknown.
-
-    A driver is told what it gets, and not what there is. The worker of an executor has a page that names its
-    master, and the master one that names all workers.
-    """
+    """None if unknown. A driver is told what it gets, not what there is: this reads the web pages of an
+    executor's worker, and of its master."""
     if is_connect(spark) or not _master(spark).startswith("spark://"):
         return None
     logs = [executor.executorLogs().get("stdout") for executor in executor_summaries(spark)]
@@ -124,15 +118,13 @@ def _page(url: str) -> Any:
 def resolve_workers(
     spark: SparkSession, workers: int | None, settings: RunSettings, *, detached: bool = False
 ) -> int:
-    """The number of workers to start: as asked, or as many as there are slots.
+    """The number of workers to start: as requested, or one per slot.
 
-    Executors may still be starting, so this waits for them, unless there cannot be enough: that is known at
-    once where the application's settings say so, and after a few seconds, in which machines may still join,
-    where the master of a standalone cluster does. Where Spark allocates executors dynamically, the workers'
-    own tasks make it start them, and hold them until the run has ended; `detached` workers have none.
+    Waits for executors that are still starting, unless there cannot be enough: the settings tell at once, a
+    standalone master after a few seconds in which machines may still join. With dynamic allocation, the
+    workers' own tasks make Spark start and hold executors; `detached` workers have none.
 
-    Raises:
-        ConfigError: There are fewer slots than workers, or Spark may take the executors away.
+    Raises ConfigError if there are fewer slots than workers, or Spark may take the executors away.
     """
     if is_dynamic(spark):
         if detached:
@@ -160,7 +152,6 @@ def resolve_workers(
 
 
 def _elastic_workers(spark: SparkSession, workers: int | None) -> int:
-    """The number of workers where Spark starts executors for tasks that wait, up to a limit."""
     most = most_slots(spark)
     if workers is None and most is None:
         raise ConfigError(
@@ -183,13 +174,7 @@ def _too_few(workers: int, most: int, hint: str) -> ConfigError:
 def remaining_workers(
     spark: SparkSession, wanted: int, settings: RunSettings, say: Callable[[str], None]
 ) -> int:
-    """The number of workers to resume with after a loss: as many as wanted, if executors come back in time.
-
-    `say` is called with a line for the user: that it waits, and that the run goes on with fewer workers.
-
-    Raises:
-        StartTimeoutError: No executor is left, and none came.
-    """
+    """As many as wanted, if executors come back in time; raises StartTimeoutError if none is left."""
     if is_dynamic(spark):
         return wanted  # executors come when tasks wait for them
     began = time.monotonic()
@@ -216,10 +201,7 @@ def remaining_workers(
 
 
 def cores_per_host(spark: SparkSession) -> int | None:
-    """The cores that Spark's executors have on a machine, the least of any; None if unknown.
-
-    A worker takes its share of those, not of the machine: other applications may have the rest.
-    """
+    """The fewest on any machine. A worker takes its share of those: other applications may have the rest."""
     if is_connect(spark):
         cores = _conf(spark, "spark.executor.cores")
         return int(cores) if cores else None
@@ -228,7 +210,7 @@ def cores_per_host(spark: SparkSession) -> int | None:
 
 
 def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
-    """Of the hosts in (host, cores of an executor there), the cores of the one that has the fewest.
+    """The fewest cores of any host, from (host, cores) of each executor.
 
     >>> least_cores([("a", 4), ("b", 2), ("b", 3), ("driver", 0)])
     4
@@ -240,12 +222,12 @@ def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
 
 
 def never_retries(spark: SparkSession) -> bool:
-    """Whether Spark does not run a failed task again, as on "local[4]"; on "local[4, 2]" it does."""
+    """True on "local[4]"; on "local[4, 2]" Spark runs failed tasks again."""
     return _in_one_process(spark) and "," not in _master(spark)
 
 
 def is_dynamic(spark: SparkSession) -> bool:
-    """Whether Spark starts executors when tasks wait for them, and ends those without tasks."""
+    """Whether Spark starts executors for tasks that wait, and ends idle ones."""
     if _master(spark).startswith("local"):
         return False  # where Spark does not heed the setting
     return (_conf(spark, "spark.dynamicAllocation.enabled") or "false").lower() == "true"
@@ -268,14 +250,12 @@ def _number(spark: SparkSession, key: str, default: int) -> int:
 
 
 def meets_at_driver(spark: SparkSession, settings: RunSettings) -> bool:
-    """Whether workers meet at the driver, rather than among themselves."""
     if settings.rendezvous != "auto":
         return settings.rendezvous == "driver"
     return is_on_this_machine(spark)  # executors reach the driver of a classic session anyhow
 
 
 def driver_hosts(spark: Any) -> tuple[str, str]:
-    """The address to listen on at the driver, and the one that executors reach it by."""
     if is_connect(spark):
         server = str(spark.client.host)
         here = "127.0.0.1" if server in LOOPBACK else address_towards(server)
@@ -287,14 +267,7 @@ def driver_hosts(spark: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ExecutorPython:
-    """A Python that Spark's tasks run in.
-
-    Attributes:
-        versions: Package -> version, or None where it is not installed; "" if it does not say.
-        gpus: The names of device files of GPUs on the machine.
-        free_shm: Bytes that are free in shared memory.
-        free_temp: Bytes that are free where temporary files go.
-    """
+    """`versions` has None for missing packages, "" for unknown versions; free space is in bytes."""
 
     host: str
     executable: str
@@ -305,7 +278,6 @@ class ExecutorPython:
     free_temp: int | None = None
 
     def complaints(self, packages: Sequence[str]) -> list[str]:
-        """Why workers that need these packages cannot run in it."""
         missing = [f"{name} is not installed" for name in packages if self.versions.get(name) is None]
         own = self.versions.get("kindler")
         if own is not None and own != kindler.__version__:
@@ -314,15 +286,7 @@ class ExecutorPython:
 
 
 def check_executors(spark: SparkSession, *packages: str | None) -> None:
-    """Reject a run whose workers could not start where Spark would put them.
-
-    Args:
-        spark: The session.
-        packages: What workers import besides Kindler; None is nothing.
-
-    Raises:
-        ConfigError: What is missing, and on which hosts.
-    """
+    """Raise ConfigError if workers could not start on the executors, with what is missing on which hosts."""
     if _is_this_python(spark):
         return
     # What this process lacks as well is not needed: tf_keras does without keras.
@@ -341,11 +305,7 @@ def check_executors(spark: SparkSession, *packages: str | None) -> None:
 
 
 def executor_pythons(spark: SparkSession, packages: Sequence[str]) -> list[ExecutorPython]:
-    """The Pythons of the executors that run now, each once.
-
-    Raises:
-        ConfigError: Spark's tasks cannot start Python there, or it is of another version than this one.
-    """
+    """Distinct ones. Raises ConfigError if Python cannot start there, or is of another version."""
     ids = None if is_connect(spark) else frozenset(str(each.id()) for each in executor_summaries(spark))
     asked = ids, tuple(packages)
     known = _answers.get(spark)
@@ -363,7 +323,6 @@ def executor_pythons(spark: SparkSession, packages: Sequence[str]) -> list[Execu
 
 
 def reach_driver(spark: SparkSession) -> str | None:
-    """Why executors cannot connect to this process, as workers do; None where they can."""
     bind, advertised = driver_hosts(spark)
     with socket.create_server((bind, 0), family=socket.AF_INET6 if ":" in bind else socket.AF_INET) as server:
         address = json.dumps([advertised, server.getsockname()[1], _CONNECT_S])
@@ -371,7 +330,6 @@ def reach_driver(spark: SparkSession) -> str | None:
 
 
 def _ask(spark: SparkSession, question: Any, argument: str) -> list[str]:
-    """The answer of each slot to a function that travels by value."""
     # As one of the program's own, since those are sent with their code and not by name.
     copy = FunctionType(question.__code__, {"__name__": "__main__"}, "describe")
     copy.__module__, copy.__qualname__ = "__main__", "describe"
@@ -395,7 +353,7 @@ def _connect(address: str) -> str:
 
 
 def _describe_python(wanted: str) -> str:
-    """Runs in a task, by value: everything that it uses is imported here."""
+    """Runs in a task, by value: imports everything it uses."""
     import glob
     import importlib.metadata
     import importlib.util
@@ -432,7 +390,6 @@ def _describe_python(wanted: str) -> str:
 
 
 def _cannot_start(text: str) -> ConfigError | None:
-    """What a job that failed says about Python on the executors; None where that is not the cause."""
     place = _PLACE.search(text)
     where = f" on {place[1]}" if place else ""
     hint = "Hint: set PYSPARK_PYTHON to the path of such a Python on the executors"
@@ -448,7 +405,6 @@ def _cannot_start(text: str) -> ConfigError | None:
 
 
 def _is_this_python(spark: Any) -> bool:
-    """Whether Spark's tasks run on this machine, in the Python of this process."""
     if not _in_one_process(spark):
         return False
     if is_connect(spark):

@@ -1,7 +1,5 @@
-"""What `kindler.features` asks of Spark DataFrames, in SQL: nothing here runs Python on rows.
-
-Counting and measuring run at once; what changes columns is lazy, and raises when rows are computed.
-"""
+"""Spark SQL for `kindler.features`; no Python runs on rows. Statistics are computed at once; changes of
+columns are lazy, and raise when rows are computed."""
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ from kindler.spark.versions import from_arrow, to_arrow
 
 
 def value_counts(frame: DataFrame, name: str) -> dict[Any, int]:
-    """Value -> how many rows have it; missing values are left out."""
     kind = frame.schema[name].dataType
     if not isinstance(kind, StringType | NumericType | BooleanType):
         raise DataError(
@@ -43,10 +40,7 @@ def indexed(
     invalid: str,
     complaint: str,
 ) -> DataFrame:
-    """The frame with the place of each value among the labels in the column `output`.
-
-    In `complaint`, "<value>" stands for a value that is not a label, with quotes.
-    """
+    """In `complaint`, "'<value>'" stands for a value that is not a label."""
     # The keys are few and go to every task, so that rows stay where they are and in their order.
     label, number = (unused_name(own, frame.columns) for own in ("_kindler_key", "_kindler_code"))
     numbers = pa.array(range(first, first + len(labels)), pa.int64())
@@ -69,8 +63,7 @@ def indexed(
 
 
 def number_moments(frame: DataFrame, names: Sequence[str]) -> tuple[bool, list[Sequence[float]]]:
-    """Whether it is a column of vectors; and count, mean, sum of squared distances from it, smallest and
-    largest of each column, or of each place of the vectors."""
+    """Whether it holds vectors, and (count, mean, sum of squared deviations, min, max) per place."""
     kinds = [_shape(frame.schema[name].dataType, name) for name in names]
     vector = kinds[0] != "number" and len(names) == 1
     for name, kind in zip(names, kinds, strict=True):
@@ -108,10 +101,7 @@ def scaled(
     offset: float,
     vector: bool,
 ) -> DataFrame:
-    """`(value - center) * factor + offset`, for columns or for places of vectors; nulls stay nulls.
-
-    One output for several columns is an array.
-    """
+    """Nulls stay nulls; one output for several columns is an array."""
     kinds = [_shape(frame.schema[name].dataType, name) for name in names]
     for name, kind in zip(names, kinds, strict=True):
         if (kind == "number") == vector:
@@ -163,7 +153,6 @@ def _array(frame: DataFrame, name: str) -> Column:
 
 
 def _present(frame: DataFrame, name: str) -> Column:
-    """The column's values, null for NaN too."""
     column = _column(name)
     if frame.schema[name].dataType.typeName() in ("float", "double"):
         return F.when(~F.isnan(column), column)
@@ -171,5 +160,5 @@ def _present(frame: DataFrame, name: str) -> Column:
 
 
 def _literal(values: Sequence[float]) -> Column:
-    """An array as one expression: a column object for each number would take a call to the JVM each."""
+    """One expression: a column object per number would cost a JVM call each."""
     return F.expr(f"array({', '.join(f'{value!r}D' for value in values)})")

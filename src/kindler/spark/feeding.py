@@ -1,7 +1,4 @@
-"""Spark jobs that feed nodes of a cluster: each task pushes its partition's rows, or has them answered.
-
-What a task does with its rows is given as an object; see `Push`. It opens its own connections to the nodes.
-"""
+"""Spark jobs that feed cluster nodes: each task pushes its partition's rows, or has them answered."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _STAGE_ATTEMPTS = 1000
 
 
 class Push(Protocol):
-    """What tasks do with their rows; it travels to them."""
+    """What tasks do with their rows; travels to them."""
 
     def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int: ...
     def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int: ...
@@ -41,16 +38,11 @@ def is_rdd(data: Any) -> bool:
 
 
 def session_of(context: Any) -> SparkSession:
-    """The session of a SparkContext."""
     return SparkSession(context)
 
 
 class FeedJob(threading.Thread):
-    """A job that pushes all rows of a frame or an RDD; waited for on a thread of its own.
-
-    `tag` is a name to stop it by, `done` is called when it has ended. `error` says why it failed, in a line
-    where it is the data's fault.
-    """
+    """`tag` is what `stop` finds the job by; `done` is called at its end."""
 
     def __init__(
         self, spark: SparkSession, data: Any, push: Push, *, tag: str, done: Callable[[], None]
@@ -75,7 +67,6 @@ class FeedJob(threading.Thread):
             self._done()
 
     def stop(self) -> None:
-        """End it, wherever it is."""
         if is_rdd(self._data):
             self._data.context.cancelJobsWithTag(self._tag)
         else:
@@ -83,18 +74,15 @@ class FeedJob(threading.Thread):
 
 
 def answered(frame: DataFrame, push: Push, fields: pa.Schema) -> DataFrame:
-    """The frame with the columns that nodes answer; computed when it is used."""
     added = from_arrow_schema(fields)
     return frame.mapInArrow(partial(_infer, push), StructType([*frame.schema.fields, *added.fields]))
 
 
 def answered_items(rdd: Any, push: Push) -> Any:
-    """An RDD of what nodes answer to the objects of an RDD; computed when it is used."""
     return rdd.mapPartitionsWithIndex(partial(_infer_items, push))
 
 
 def result_schema(schema: Any) -> pa.Schema:
-    """Spark's schema, as an object or a string such as "label int", as Arrow's."""
     kind = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     if not isinstance(kind, StructType):
         raise ConfigError(f'schema={schema!r}: it names the columns of the results, as "label int".')
@@ -108,7 +96,6 @@ def stream_batches(
     checkpoint: str | None,
     trigger: dict[str, Any],
 ) -> Any:
-    """Start a streaming query that calls `each(frame, number)` with every micro-batch."""
     writer = frame.writeStream.foreachBatch(each)
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", checkpoint)
@@ -116,7 +103,6 @@ def stream_batches(
 
 
 def _place() -> dict[str, int]:
-    """Which partition this task has, and for the how many-th time."""
     context = TaskContext.get()
     assert context is not None
     stage = getattr(context, "stageAttemptNumber", lambda: 0)()

@@ -1,8 +1,6 @@
-"""Spark DataFrames as a source: the types of their columns, how rows leave the JVM, and why they cannot.
-
-Works on classic and Spark Connect frames alike; no RDD, no JVM gateway. Whether the rows have to go through
-Spark at all is decided in `direct.py`. Doubles leave as floats where the worker would make floats of them.
-"""
+"""Spark DataFrames as a source: column types, how rows leave the JVM, and why they cannot. Needs neither
+RDDs nor the JVM gateway, so it works with Connect too. Doubles leave as floats where the worker would
+make floats of them."""
 
 from __future__ import annotations
 
@@ -54,10 +52,7 @@ _MOST_CHARACTERS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """A frame whose rows go to the workers through Spark, under a name they find it by.
-
-    `keeper` must live as long as the frame is needed.
-    """
+    """A frame whose rows go to the workers through Spark; `keeper` lives as long as the frame is needed."""
 
     name: str
     frame: DataFrame
@@ -66,8 +61,6 @@ class Feed:
 
 
 class Where:
-    """Names a row by where it stood in the frame, out of what `ROW` holds."""
-
     def __init__(self, ids: np.ndarray[Any, Any]) -> None:
         self._ids = ids
 
@@ -79,12 +72,11 @@ class Where:
 
 
 def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
-    """Each column's type as Arrow has it; None where Arrow has none for it."""
+    """None where Arrow has no type."""
     return {field.name: _arrow_type(field.dataType) for field in frame.schema.fields}
 
 
 def type_in_arrow(field: StructField) -> pa.DataType:
-    """A column's type as Arrow has it; raises ConfigError where Arrow has none for it."""
     arrow_type = _arrow_type(field.dataType)
     if arrow_type is None:
         raise ConfigError(
@@ -94,20 +86,15 @@ def type_in_arrow(field: StructField) -> pa.DataType:
 
 
 def packed_frame(spark: SparkSession, arrays: Mapping[str, Any]) -> DataFrame:
-    """Arrays as a frame: a row's numbers are one binary cell, which costs Spark far less than a list.
-
-    Rows that differ in length are what they are: lists, text or bytes.
-    """
+    """A row's numbers are one binary cell, which costs Spark far less than a list; ragged rows stay lists."""
     return from_arrow(spark, pa.table({name: _packed(array) for name, array in arrays.items()}))
 
 
 def column(name: str) -> SparkColumn:
-    """The column of exactly this name, whatever signs are in it."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 
 def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None) -> pa.Table:
-    """Columns of a frame, or of its first rows, in this process. Raises DataError where Spark cannot."""
     chosen = frame.select(*map(column, names))
     try:
         table = to_arrow(chosen if rows is None else chosen.limit(rows))
@@ -117,7 +104,6 @@ def collected(frame: DataFrame, names: Sequence[str], *, rows: int | None = None
 
 
 def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
-    """Complain about names that several columns of the frame have; Spark mostly takes no notice of case."""
     times = Counter(name.lower() for name in frame.columns)
     for name in names:
         if times[name.lower()] == 1:
@@ -133,16 +119,13 @@ def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
 
 
 def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFrame:
-    """The rows of `dealt_rows` in `workers` partitions: partition r has worker r's rows."""
+    """`dealt_rows` in `workers` partitions: partition r has worker r's rows."""
     keys = _constants(partition_keys(workers))
     return dealt_rows(feeds, dealing).repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
 
 
 def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
-    """One frame with the rows of all feeds, where Spark computes them, and the lane of each.
-
-    It has the feeds' columns (see `own_columns`), `ROW`, `LANE` and `FEED`.
-    """
+    """All feeds in one frame: their columns (see `own_columns`), `ROW`, `LANE` and `FEED`."""
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
     shared = _have_same_types(feeds)
     tagged = []
@@ -168,11 +151,8 @@ def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
 
 
 def _lane(dealing: Dealing) -> SparkColumn:
-    """The lane of a row, from where it stands.
-
-    As where rows are dealt without Spark: twelve neighbours differ modulo twelve, and as many as there are
-    lanes have one each. Each stretch takes one of a few random orders, which travel with the plan.
-    """
+    """As without Spark, twelve neighbours differ modulo twelve, and as many as there are lanes have one
+    each. Each stretch takes one of a few random orders, which travel with the plan."""
     groups = dealing.lanes // BASE
     place = F.col(ROW).bitwiseAND(F.lit((1 << ROW_BITS) - 1))
     low = _drawn(dealing, _LOW_ORDERS, BASE, place % BASE, _whole(place, BASE))
@@ -186,7 +166,6 @@ def _lane(dealing: Dealing) -> SparkColumn:
 def _drawn(
     dealing: Dealing, orders: int, width: int, place: SparkColumn, *stretch: SparkColumn
 ) -> SparkColumn:
-    """The number at a place of one of the random orders, shifted; which and how far, the stretch decides."""
     hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
     choice = F.pmod(hashed, F.lit(orders * width))
     shift = choice % width
@@ -199,12 +178,12 @@ def _whole(number: SparkColumn, divisor: int) -> SparkColumn:
 
 
 def _constants(numbers: Sequence[int]) -> SparkColumn:
-    """Numbers as one constant of the plan; each on its own would be a call to the JVM."""
+    """One constant of the plan: each number on its own would be a JVM call."""
     return F.split(F.lit(",".join(map(str, numbers))), ",").cast("array<int>")
 
 
 def partition_keys(partitions: int) -> list[int]:
-    """For each partition an integer that Spark's hash partitioning sends there.
+    """An integer for each partition, which Spark's hash partitioning sends there.
 
     >>> partition_keys(3)
     [0, 1, 11]
@@ -218,7 +197,7 @@ def partition_keys(partitions: int) -> list[int]:
 
 
 def _murmur3(number: int) -> int:
-    """Spark's hash of an integer: Murmur3 of its four bytes with the seed 42, as a signed number."""
+    """Spark's hash of an integer: Murmur3 of its four bytes with seed 42, as a signed number."""
     mixed = number * 0xCC9E2D51 & _WORD
     mixed = _rotated(mixed, 15) * 0x1B873593 & _WORD
     state = (_rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & _WORD
@@ -234,7 +213,6 @@ def _rotated(word: int, bits: int) -> int:
 
 
 def own_columns(batch: pa.RecordBatch, names: Sequence[str], number: int) -> pa.RecordBatch:
-    """The columns of one feed in a batch of its rows, as `dealt_rows` has them, under their own names."""
     prefix = _prefix(None if _prefix(None) + "0" in batch.schema.names else number)
     return pa.RecordBatch.from_arrays(
         [batch.column(f"{prefix}{i}") for i in range(len(names))], names=list(names)
@@ -246,7 +224,7 @@ def _prefix(feed: int | None) -> str:
 
 
 def _narrowed(frame: DataFrame, one: Column, key: str, row: str) -> SparkColumn:
-    """A column as it travels; a double that no float can hold raises `key` and the row's number."""
+    """Cast doubles to float where possible; one that no float can hold raises `key` and the row's number."""
     kind, value = frame.schema[one.name].dataType, column(one.name)
     if one.dtype not in (None, "float32") or one.ragged:
         return value
@@ -272,10 +250,7 @@ def _raised(value: SparkColumn, key: str, row: str) -> SparkColumn:
 
 
 def _have_same_types(feeds: Sequence[Feed]) -> bool:
-    """Whether the columns of all feeds have the same types, place by place; nulls in arrays do not count.
-
-    What was asked of them is the same then, too, so that all travel alike.
-    """
+    """Whether all feeds' columns have the same types and options, place by place."""
     kinds = [
         [
             (feed.frame.schema[one.name].dataType.simpleString(), one.dtype, one.ragged)
@@ -312,10 +287,7 @@ def _packed(array: Any) -> pa.ChunkedArray:
 
 
 def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence[str]]]) -> BaseException:
-    """A DataError that says in a line why Spark could not compute frames, of which it needed some columns.
-
-    Returns `error` itself where the frames are not the cause.
-    """
+    """One line on why Spark could not compute the frames; `error` itself if they are not the cause."""
     if not isinstance(error, PySparkException | Py4JJavaError):
         return error
     text = str(error)
@@ -341,7 +313,7 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
 
 
 def of_task(text: str) -> str | None:
-    """What a task of ours says in an error of Spark's; None where none does."""
+    """The message of one of our tasks in a Spark error; None if there is none."""
     before, marker, after = text.partition(f"\n\n{TASK_ERROR}")
     if not marker:
         return None
@@ -352,7 +324,6 @@ def of_task(text: str) -> str | None:
 
 
 def _of_python(text: str) -> str:
-    """The exception of a Python function of the user's, and the places in the user's own code."""
     lines = text.rpartition(_TRACEBACK)[2].splitlines()
     last = next((i for i, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
     places: list[str] = []
@@ -373,7 +344,6 @@ def _reason(text: str) -> str:
 
 
 def _assembled(frames: Sequence[tuple[DataFrame, Sequence[str]]]) -> str | None:
-    """The one column of vectors; None where there are several, and any of them may be the one."""
     vectors = {
         name
         for frame, names in frames

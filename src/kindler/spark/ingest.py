@@ -1,16 +1,13 @@
 """Rows on their way to the workers: through files on one machine, and counted for the progress line.
 
-Spark keeps a shuffle until nobody can read it any more, so its files and the workers' own would be two copies
-of all rows. On "local[n]" every task sees the same disk and no task runs twice: there, the tasks that compute
-the rows write them into files of some megabytes for each worker, and a worker removes each as soon as it has
-read it.
+Spark keeps a shuffle until nobody can read it any more, so that all rows would be on disk twice. On
+"local[n]" all tasks share a disk and none runs twice: there, the tasks that compute rows write them to files
+of some megabytes for each worker, which removes each as soon as it has read it:
 
-    PARTITION-ATTEMPT/RANK-NUMBER-ROWS.arrow    an Arrow stream; its number says where it stands among those
-                                                of the same partition and rank
+    PARTITION-ATTEMPT/RANK-NUMBER-ROWS.arrow    an Arrow stream; NUMBER orders those of a partition and rank
 
-Rows computed and received go to the run's listener as reports "ingest". Spark's own counts are those of its
-status store, which only classic sessions have; they grow when a task ends, and every ten seconds while it
-runs. Where tasks write files, those are counted instead.
+Counts go to the run's listener as "ingest" reports. Spark's own come from its status store, which only
+classic sessions have; they grow when a task ends, and every ten seconds while it runs.
 """
 
 from __future__ import annotations
@@ -46,13 +43,11 @@ _REPORT_S = 0.5
 
 
 def can_stage(spark: SparkSession) -> bool:
-    """Whether all tasks see one disk, and none is run again after it has read its rows."""
+    """Whether all tasks share one disk, and none is run again after it has read its rows."""
     return not is_connect(spark) and never_retries(spark)
 
 
 class Staging:
-    """The files between the tasks that compute rows and the workers; a context manager that removes them."""
-
     def __init__(self, spark: SparkSession, run_id: str, workers: int) -> None:
         self._workers = workers
         self._folder = Folder(f"kindler-{run_id}-rows-", temporary_folder(spark.sparkContext))
@@ -68,10 +63,7 @@ class Staging:
         self._folder.remove()
 
     def write(self, frame: DataFrame) -> tuple[str, ...]:
-        """Have Spark compute dealt rows and write them; the folders that have them, in the order of the rows.
-
-        There is none if Spark knows that the frame is empty. Raises DiskFullError where they do not fit.
-        """
+        """The folders with the rows, in their order; none if Spark knows that the frame is empty."""
         task = _WriteTask(str(self._place), self._workers, _FILE_BYTES)
         table = to_arrow(frame.mapInArrow(task, "partition int, place string, problem binary"))
         for problem in table.column("problem").to_pylist():
@@ -80,7 +72,6 @@ class Staging:
         return tuple(table.sort_by("partition").column("place").to_pylist())
 
     def written(self) -> tuple[int, int]:
-        """The rows in files that are complete, and the bytes in all files."""
         rows = size = 0
         for file in self._place.glob(f"*/*{_ENDING}*"):
             with suppress(FileNotFoundError):  # it was completed, or read, meanwhile
@@ -90,7 +81,7 @@ class Staging:
 
 
 def staged_batches(places: Sequence[str], rank: int) -> Iterator[pa.RecordBatch]:
-    """The rows of one worker, in their order; each file is removed before its rows are given."""
+    """One worker's rows, in order; each file is removed before its rows are yielded."""
     for place in places:
         for path in sorted(Path(place).glob(f"{rank}-*{_ENDING}")):
             with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -101,8 +92,6 @@ def staged_batches(places: Sequence[str], rank: int) -> Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class _WriteTask:
-    """What a task does with the rows of its partition: it writes those of each worker into files."""
-
     folder: str
     workers: int
     file_bytes: int
@@ -142,8 +131,6 @@ class _WriteTask:
 
 
 class _WorkerFiles:
-    """The files of one worker, written one after another."""
-
     def __init__(self, place: Path, rank: int, file_bytes: int) -> None:
         self._place, self._rank, self._file_bytes = place, rank, file_bytes
         self._part = place / f"{rank}{_ENDING}.part"
@@ -183,8 +170,6 @@ class _WorkerFiles:
 
 
 class ReceivedRows:
-    """Counts the rows that a worker receives, and passes reports on now and then and at the end."""
-
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
         self._rows = self._bytes = 0
@@ -206,15 +191,7 @@ class ReceivedRows:
 
 
 class ComputedRows(threading.Thread):
-    """Looks how many rows Spark has written for the workers, until they come.
-
-    Args:
-        context: The SparkContext.
-        group: The group of the jobs that compute them.
-        over: Whether the rows have arrived, or nobody waits for them any more.
-        report: Called with the fields of a report.
-        written: Returns the rows and bytes that tasks have written so far, where those are in files.
-    """
+    """`written` counts where tasks write files; otherwise Spark's shuffle counts are used."""
 
     def __init__(
         self,

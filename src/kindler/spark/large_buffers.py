@@ -1,7 +1,5 @@
-"""Large buffers between the driver and workers that cannot reach it: through a folder that both sides see.
-
-Without such a folder they travel with the task and its result rows, which Spark carries up to a limit.
-"""
+"""Large buffers between the driver and workers that cannot reach it, through a shared folder. Without one
+they travel with the task and its result rows, which Spark carries up to a limit."""
 
 from __future__ import annotations
 
@@ -32,8 +30,6 @@ class SharedFolder(Protocol):
 
 @dataclass(frozen=True)
 class BufferFiles:
-    """The files of one run in the folder; they are gone when the `with` block ends. Travels with the task."""
-
     folder: SharedFolder | None
     run_id: str
 
@@ -46,7 +42,7 @@ class BufferFiles:
                 self.folder.remove(name)
 
     def outgoing(self, job: Job) -> Job:
-        """The job as it travels with the task; on the driver."""
+        """On the driver: the job as it travels with the task."""
         size = sum(map(len, job.buffers))
         if size <= _IN_TASK_BYTES:
             return job
@@ -61,13 +57,13 @@ class BufferFiles:
         return job
 
     def received(self, job: Job) -> Job:
-        """The job with its buffers; on a worker."""
+        """On a worker: the job with its buffers."""
         if not job.sizes or self.folder is None:
             return job
         return replace(job, buffers=tuple(_cut(self.folder.read(self._job_file), job.sizes)), sizes=())
 
     def sent(self, outcome: Outcome) -> Outcome:
-        """A worker's outcome as it travels in result rows; on a worker."""
+        """On a worker: the outcome as it travels in result rows."""
         sizes = [len(buffer) for buffer in outcome.buffers]
         if sum(sizes) <= _IN_TASK_BYTES:
             return outcome
@@ -82,7 +78,7 @@ class BufferFiles:
         return outcome
 
     def incoming(self, outcome: Outcome) -> Outcome:
-        """The outcome with its buffers; on the driver."""
+        """On the driver: the outcome with its buffers."""
         if self.folder is None or "sizes" not in outcome.fields:
             return outcome
         data = self.folder.read(self._result_file)

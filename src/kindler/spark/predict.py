@@ -1,8 +1,6 @@
-"""A model in Spark: as a lazy column of a DataFrame, or as a function of SQL, computed where the rows are.
-
-Only the model's columns cross to Python, as Arrow. Where the frame is nothing but a Parquet scan, not
-even those: Spark sends each row's file and number, and Python reads the columns itself.
-"""
+"""A model in Spark: a lazy column or an SQL function, computed where the rows are. Only the model's
+columns cross to Python, as Arrow. For a plain Parquet scan not even those: Spark sends each row's file
+and number, and Python reads the columns itself."""
 
 from __future__ import annotations
 
@@ -57,16 +55,7 @@ def predict_frame(
     convert: Convert,
     stored: StoredColumns | None,
 ) -> DataFrame:
-    """A frame, batch or streaming, with the model's outputs appended, in the frame's own order.
-
-    Args:
-        frame: The rows.
-        scorer: The model.
-        names: The columns to append.
-        types: Their Arrow types.
-        convert: Makes an Arrow column of an output.
-        stored: What the files hold, where the frame is a plain scan of them and Python may read them itself.
-    """
+    """In the frame's order; `stored` is set if Python may read the files of a plain scan itself."""
     fields = _fields(names, types)
     if not takes_columns(frame.sparkSession):
         return _through_rows(frame, scorer, fields, convert)
@@ -94,7 +83,7 @@ def predict_frame(
 def _through_rows(
     frame: DataFrame, scorer: Scorer, fields: Sequence[StructField], convert: Convert
 ) -> DataFrame:
-    """Before Spark 4.1 a function of Arrow columns must take the whole row along."""
+    """Before Spark 4.1, a function of Arrow columns must take the whole row along."""
     names = [field.name for field in fields]
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,12 +96,11 @@ def _through_rows(
 
 
 def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
-    """One row of the model's columns: how wide they are is not in the schema."""
+    """Needed because the schema does not say how wide columns are."""
     return collected(frame, columns.names, rows=1)
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for what cannot be called in SQL."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"register_udf(name={name!r}): not the name of a function: letters, digits and _.")
 
@@ -126,19 +114,7 @@ def register_function(
     types: Sequence[pa.DataType],
     convert: Convert,
 ) -> Callable[..., Any]:
-    """Register a model as a function of SQL, whose arguments are the model's columns in their order.
-
-    Args:
-        spark: The session.
-        name: The function's name; one of this name is replaced.
-        scorer: The model.
-        names: What its outputs are called: the fields of a struct, where there are several.
-        types: Their Arrow types.
-        convert: Makes an Arrow column of an output.
-
-    Returns:
-        The function, which makes a column of columns.
-    """
+    """An SQL function of the model's columns, in order; several outputs become a struct."""
     result = _result_type(_fields(names, types))
     task = sent_task(partial(_score, scorer, tuple(names), convert, partial(_arguments, scorer.columns)))
     make = _arrow_udf if takes_columns(spark) else _pandas_udf
@@ -166,7 +142,7 @@ def _arrow_udf(task: Task[tuple[pa.Array, ...], pa.Array], result: Any) -> Any:
 
 
 def _pandas_udf(task: Task[Any, pa.Array], result: Any) -> Any:
-    """Before Spark 4.1 the columns come as series of pandas."""
+    """Before Spark 4.1, columns come as pandas series."""
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
@@ -198,7 +174,7 @@ def _score(
     *,
     placed: bool = False,
 ) -> Iterator[pa.Array]:
-    """What runs in Spark's Python workers, once per partition."""
+    """Runs in Spark's Python workers, once per partition."""
     forget_zip_folders()
     for outputs in scorer.score(read(batches), _place() if placed else None):
         arrays = [convert(output) for output in outputs]
@@ -227,7 +203,6 @@ def _arguments(columns: Columns, batches: Iterable[Any]) -> Iterator[Arrays]:
 def _read(
     columns: Columns, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]
 ) -> Iterator[Arrays]:
-    """The model's columns of the rows that Spark names, read from the file they are in."""
     with ExitStack() as opened:
         reader, path = None, None
         for files, numbers in batches:
@@ -241,13 +216,12 @@ def _read(
 
 
 def _place() -> TaskPlace:
-    """This task, and the GPUs that Spark gave to it."""
     context = TaskContext.get()
     return TaskPlace(0) if context is None else TaskPlace(context.partitionId(), tuple(task_gpus(context)))
 
 
 def _runs(files: pa.Array, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:
-    """Rows of one file whose numbers follow one another, as (file, first, last + 1)."""
+    """Yield (file, first, last + 1) for runs of consecutive rows."""
     codes = files.dictionary_encode()
     index = codes.indices.to_numpy()
     breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(index) != 0)) + 1

@@ -1,9 +1,6 @@
-"""`kindler.init` and `kindler.stop`: a well-set Spark session, and the end of it.
-
-At most one session of a process is Kindler's own. A session that somebody else started is used as it is and
-never stopped. What to ask of Spark is decided without it (`requested_settings`, `session_plan`), which Java
-to run it on in `java.py`. pyspark is imported on the first call, not with this module.
-"""
+"""`kindler.init` and `kindler.stop`. At most one session of a process is Kindler's own; a session that
+somebody else started is used as it is and never stopped. pyspark is imported on the first call, not
+with this module."""
 
 from __future__ import annotations
 
@@ -69,8 +66,6 @@ _Variables = dict[str, str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Started:
-    """What `init` started, and what it takes to undo it."""
-
     session: SparkSession
     wanted: Mapping[str, str]
     owns_jvm: bool
@@ -93,10 +88,10 @@ def init(
     *,
     ship: str | None = None,
 ) -> SparkSession:
-    """Give a Spark session that is set up for training; the running one, where there is one.
+    """Start a Spark session that is set up for training, or use the running one.
 
     A new session uses the Python of this process on its executors, moves data as Arrow, and
-    keeps the console quiet. No Java need be installed with `pip install 'kindler[java]'`.
+    keeps the console quiet. With `pip install 'kindler[java]'`, no Java has to be installed.
 
     Args:
         master: Where to run: "local[4]", "spark://host:7077", "yarn", or "sc://host:15002" for a
@@ -104,18 +99,18 @@ def init(
         cores: Cores to use, on this machine or on a standalone cluster. Default: all.
         memory: Memory of the driver, like "4g"; on this machine that is the whole of Spark's.
         conf: Further Spark settings; they win over Kindler's own.
-        ship: "venv" packs the environment of this process, a virtual environment or one of conda, and has
-            Spark unpack it on the executors of a cluster, whose workers then run in it. None: they have one.
+        ship: "venv" packs the virtual or conda environment of this process and has Spark unpack it on the
+            executors of a cluster, whose workers then run in it. Default: executors have their own.
 
     Returns:
-        The session. A running one is used as it is: of `conf`, what Spark lets change at run time
-        is applied to it, and anything else that differs is an error.
+        The session. On a running one, settings of `conf` that Spark can change at run time are applied;
+        any other difference is an error.
 
     Raises:
-        ConfigError: An argument cannot work, a running session cannot be changed that way, or Spark is older
+        ConfigError: An argument is invalid, a running session cannot be changed that way, or Spark is older
             than 3.5.
         MissingExtraError: pyspark is not installed.
-        JavaNotFoundError: Spark needs Java and there is none.
+        JavaNotFoundError: Spark needs Java, and none was found.
     """
     global _started
     wanted = requested_settings(master, cores, memory, conf)
@@ -134,16 +129,16 @@ def init(
 
 
 def _quiet_py4j() -> None:
-    """py4j logs every connection that it closes as INFO, a line for each thread that asks Spark something."""
+    """py4j logs every connection that it closes at INFO, a line for each thread that uses Spark."""
     logger = logging.getLogger("py4j")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)
 
 
 def stop() -> None:
-    """End the session that `init` started, if it did; a session of somebody else stays.
+    """Stop the session that `init` started, if any; sessions started by others stay.
 
-    May be called any number of times, and is called when the process ends.
+    Safe to call repeatedly; also called when the process ends.
     """
     global _started
     with _lock:
@@ -157,13 +152,11 @@ def stop() -> None:
 
 
 def running() -> SparkSession | None:
-    """The session that runs, whoever started it; None where there is none."""
     with _lock:
         return _running_session()
 
 
 def spark_conf(settings: Mapping[str, str]) -> Any:
-    """A `SparkConf` with these settings, for programs that build one before they start Spark."""
     require_pyspark("kindler.init()")
     from pyspark import SparkConf
 
@@ -172,7 +165,7 @@ def spark_conf(settings: Mapping[str, str]) -> Any:
 
 @contextlib.contextmanager
 def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
-    """A session with a setting changed; of blocks that overlap, the last one restores it."""
+    """Change a setting within the block; of overlapping blocks, the last one restores it."""
     place = id(session), key
     with _lock:
         users, before = _changed.get(place, (0, None))
@@ -194,13 +187,12 @@ def setting(session: SparkSession, key: str, value: str) -> Iterator[None]:
 
 
 def is_on_this_machine(session: SparkSession) -> bool:
-    """Whether the session's driver shares this machine, its files and its network."""
     # The driver of a classic session is this process; a Connect client may be anywhere.
     return not is_connect(session) or session.client.host in LOOPBACK
 
 
 def default_file_system(session: SparkSession) -> str:
-    """The file system of paths without a scheme, as Hadoop has it; a Connect client cannot ask."""
+    """The scheme of paths without one, from Hadoop; a Connect client cannot ask."""
     if is_connect(session):
         return "file://"
     name = str(java_context(session.sparkContext).hadoopConfiguration().get("fs.defaultFS") or "file:///")
@@ -245,7 +237,7 @@ def _alive(session: SparkSession) -> bool:
 
 
 def _apply(session: SparkSession, wanted: Mapping[str, str]) -> None:
-    """Set what may be set on a running session, all of it or nothing."""
+    """All or nothing."""
     ours = _started.wanted if _started is not None and _started.session is session else {}
     changes = {
         key: value
@@ -317,7 +309,7 @@ def _start(wanted: Mapping[str, str]) -> _Started:
 
 
 def _noting(launched: list[subprocess.Popen[bytes]], launch: Callable[..., Any]) -> Callable[..., Any]:
-    """`launch`, which notes the JVM at once: pyspark remembers it only once it has answered."""
+    """Record the JVM at once: pyspark remembers it only after it has answered."""
 
     def noted(*args: Any, **options: Any) -> Any:
         with _interrupts_deferred():  # between the fork and our knowing of it, nobody else would end it
@@ -329,7 +321,6 @@ def _noting(launched: list[subprocess.Popen[bytes]], launch: Callable[..., Any])
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Have Ctrl-C wait until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield  # it is ignored, or not raised on this thread
@@ -345,7 +336,6 @@ def _interrupts_deferred() -> Iterator[None]:
 
 
 def _stop_context() -> None:
-    """Stop what a start that did not succeed has left half made."""
     from py4j.protocol import Py4JError
 
     context = active_context()
@@ -398,7 +388,7 @@ def _end(started: _Started) -> None:
 
 
 def _end_jvm() -> None:
-    """End the JVM: pyspark would keep it, with its memory, for a next session of the same settings."""
+    """pyspark would keep the JVM, with its memory, for a next session of the same settings."""
     from py4j.protocol import Py4JError
 
     if active_context() is not None:  # the user has gone on with a context of their own
@@ -429,7 +419,7 @@ def _variables() -> _Variables:
 
 
 def _restore(before: _Variables, during: _Variables) -> None:
-    """Put the variables back, except those that the user has changed meanwhile."""
+    """Leaves variables alone that the user has changed meanwhile."""
     for name, value in before.items():
         if os.environ.get(name) not in (during[name], None):
             continue
@@ -441,15 +431,6 @@ def _restore(before: _Variables, during: _Variables) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionPlan:
-    """How to start a session.
-
-    Attributes:
-        remote: The Spark Connect server to speak to, or None to run a driver here.
-        settings: Spark's settings, the caller's own ones last.
-        needs_java: Whether a JVM has to be started here.
-        quiet: Whether Spark's log is to be cut down to errors.
-    """
-
     remote: str | None
     settings: Mapping[str, str]
     needs_java: bool
@@ -457,14 +438,13 @@ class SessionPlan:
 
     @property
     def local(self) -> bool:
-        """Whether driver and executors are all on this machine."""
         return self.settings.get("spark.master", "").startswith("local")
 
 
 def requested_settings(
     master: str | None, cores: int | None, memory: str | None, conf: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """The caller's arguments as Spark settings, nothing added; a Connect server is under "spark.remote"."""
+    """The arguments as Spark settings, nothing added; a Connect server is under "spark.remote"."""
     _check(master, cores, memory, conf)
     wanted = {
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
@@ -517,10 +497,7 @@ def _master_settings(master: str, cores: int | None) -> dict[str, str]:
 def session_plan(
     wanted: Mapping[str, str], environ: Mapping[str, str], *, log4j: Path, spark_home: Path
 ) -> SessionPlan:
-    """Complete what `requested_settings` gave to the settings of a well-set session.
-
-    `log4j` is the logging configuration to use unless the caller or the installation has one.
-    """
+    """Add Kindler's defaults; `log4j` is used unless the caller or the installation configures logging."""
     remote = wanted.get("spark.remote")
     if remote is None and "spark.master" not in wanted:
         remote = environ.get("SPARK_REMOTE")
@@ -555,7 +532,6 @@ def _defaults(master: str) -> dict[str, str]:
 
 
 def _configured(environ: Mapping[str, str], spark_home: Path) -> bool:
-    """Whether the installation has logging or driver options of its own, which ours would replace."""
     folder = Path(environ.get("SPARK_CONF_DIR") or spark_home / "conf")
     if any((folder / f"log4j2.{ending}").exists() for ending in ("properties", "xml", "yaml", "json")):
         return True
@@ -564,7 +540,7 @@ def _configured(environ: Mapping[str, str], spark_home: Path) -> bool:
 
 
 def same_setting(key: str, one: str | None, other: str | None) -> bool:
-    """Whether two values of a setting mean the same, as "1g" and "1024m" do."""
+    """Compares by meaning: "1g" is "1024m"."""
     if one is None or other is None or one == other:
         return one == other
     if key.lower().endswith("memory"):

@@ -1,8 +1,6 @@
-"""SQL on the frames of shards, by Spark; `kindler.data.shards.frames` says what each operation means.
-
-Every frame that comes in has the place of each row in the collection in its last column, so that results have
-an order which does not depend on how Spark distributes them, in `count` partitions.
-"""
+"""SQL on the frames of shards, by Spark; `kindler.data.shards.frames` says what each operation means. The
+last column of every input frame is the row's place in the collection, so that results have an order
+that does not depend on how Spark distributes them."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ _MEASURES = ("count", "mean", "std", "min", "25%", "50%", "75%", "max")
 
 
 def place_column(names: Sequence[str]) -> str:
-    """What the column with the places of rows is called, beside columns of these names."""
     return unused_name("_kindler_place", names)
 
 
@@ -82,7 +79,7 @@ def merged(left: DataFrame, right: DataFrame, how: str, names: MergeNames, *, co
 
 
 def described(frame: DataFrame, names: Sequence[str]) -> Any:
-    """What pandas' `describe` says of numeric columns; quartiles are exact."""
+    """As pandas' `describe`; quartiles are exact."""
     import pandas as pd
 
     wanted: list[Column] = []
@@ -102,7 +99,7 @@ def _ordered(frame: DataFrame, order: Sequence[Column], count: int) -> DataFrame
 
 
 def _apart(frame: DataFrame, side: str) -> DataFrame:
-    """Under names that the other side has not."""
+    """Renames columns so that the sides do not clash."""
     return frame.toDF(*[f"{side}{i}" for i in range(len(frame.columns))])
 
 

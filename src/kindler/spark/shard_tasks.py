@@ -1,7 +1,4 @@
-"""What Spark's Python workers do with the pieces of shards; see the table in `kindler.spark.shards`.
-
-Arrow batches come in and go out, as `mapInArrow` has it. Each task is a value that travels, or a function.
-"""
+"""What Spark's Python workers do with pieces of shards; see the table in `kindler.spark.shards`."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ _TABLES = ("frame", "series", "arrays")
 
 
 def not_null(kind: pa.DataType) -> pa.DataType:
-    """A column without any value is a column of strings: Parquet and others take no other."""
+    """Columns of nulls only become strings: Parquet and others take no null type."""
     return pa.string() if pa.types.is_null(kind) else kind
 
 
@@ -53,7 +50,6 @@ def pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.Record
 
 
 def tables(batches: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.Table]:
-    """Batches as tables that end when they have more than `most` bytes."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -75,7 +71,6 @@ def _piece(
 
 
 def shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Packed]]:
-    """(shard, source, what it is) out of parts that follow one another."""
     forget_zip_folders()
     cells = (cell for batch in batches for cell in _cells(batch))
     for (shard, source), parts in groupby(cells, key=lambda cell: cell[0]):
@@ -88,7 +83,7 @@ def shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Pac
 
 
 def _parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
-    """Parts of shards that are tables, one by one: who needs rows only need not hold a whole shard."""
+    """Yields tables part by part, so that no whole shard is held."""
     for batch in batches:
         payloads = batch.column("payload")
         for i, kind in enumerate(batch.column("kind").to_pylist()):
@@ -109,7 +104,7 @@ def _failed(exc: BaseException) -> Packed:
 
 
 def same(number: int, packed: Packed) -> Packed:
-    """The work of one who only gives shards their numbers."""
+    """For mapping that only renumbers shards."""
     return packed
 
 
@@ -118,7 +113,7 @@ Numbers: TypeAlias = dict[int, int] | None
 
 
 def map_shards(work: Work, numbers: Numbers, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each shard made into another. The user's code fails as a value: Spark has no stack to print."""
+    """User errors are returned as values, so that Spark has no stack to print."""
     for shard, _, packed in shards_in(batches):
         number = shard if numbers is None else numbers[shard]
         try:
@@ -139,7 +134,6 @@ def cut_shards(cut: Cut, numbers: Numbers, batches: Iterator[pa.RecordBatch]) ->
 
 
 def combine(pairs: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The pieces of each shard as one; or, as `pairs`, as a tuple."""
     for shard, group in groupby(shards_in(batches), key=lambda found: found[0]):
         pieces = [packed for _, _, packed in group]
         made = next((piece for piece in pieces if piece.info.kind == "error"), None)
@@ -154,7 +148,6 @@ def combine(pairs: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 def numbered_rows(
     schema: pa.Schema, numbers: Numbers, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Frames as rows, each with its place in the collection."""
     row = place_column(schema.names)
     for shard, _, packed in shards_in(batches):
         table = without_nulls(frames.conform(frames.plain(packed), schema))
@@ -170,7 +163,6 @@ def frame_rows(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator
 
 
 def packed_rows(names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Arrays as rows of binary cells."""
     for part in _parts_in(batches):
         if part.info.rows:
             stored = {column.name: column.stored for column in columns_of(part.info)}
@@ -179,7 +171,6 @@ def packed_rows(names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def encode(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition as one shard, written while they come."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

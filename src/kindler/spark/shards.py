@@ -8,8 +8,7 @@
     payload binary an Arrow stream, or a stretch of a pickle
 
 Made and read by `mapInArrow` alone, so that classic sessions and Spark Connect run the same code. A task has
-the parts of a shard one after the other, in order. What tasks do is in `shard_tasks`, SQL on frames in
-`shard_frames`.
+the parts of a shard one after the other, in order.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ _released: deque[DataFrame] = deque()
 
 
 class SparkShards:
-    """The `ShardBackend` of the Spark home.
-
-    Args:
-        frame: The pieces; see this module's table.
-        infos: What each shard is, if that is known; otherwise the frame is computed to find out.
-    """
+    """`frame` has the pieces, as in this module's table. Without `infos`, it is computed to find them."""
 
     home = "spark"
 
@@ -93,7 +87,7 @@ class SparkShards:
 
     @staticmethod
     def of_frame(frame: DataFrame, count: int | None = None) -> SparkShards:
-        """A DataFrame's partitions as shards; partitions without rows are left out."""
+        """Every partition with rows becomes a shard."""
         schema = frames.plain_schema(_arrow_schema(frame))
         # Spark finds the columns of `mapInArrow` by name, where a dot would mean a field: none has a name.
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
@@ -104,7 +98,7 @@ class SparkShards:
 
     @staticmethod
     def of_rdd(spark: SparkSession, rdd: Any) -> SparkShards:
-        """The elements of an RDD as shards; classic sessions only."""
+        """Classic sessions only."""
         pieces = rdd.zipWithIndex().flatMap(tasks.rows_of_element)
         return SparkShards(spark.createDataFrame(pieces, tasks.SCHEMA))
 
@@ -178,15 +172,12 @@ class SparkShards:
         return self.frame.mapInArrow(_task(tasks.frame_rows, schema), spark_schema(schema))
 
     def native(self) -> DataFrame:
-        """The rows of frames as a Spark DataFrame, each with its place in the collection."""
         schema = self.schema()
         numbered = schema.append(pa.field(shard_frames.place_column(schema.names), pa.int64()))
         task = _task(tasks.numbered_rows, schema, self._index())
         return self.frame.mapInArrow(task, spark_schema(numbered))
 
     def packed_frame(self, names: Sequence[str]) -> DataFrame:
-        """A row of arrays is a row, and each array's part of it one binary cell; arrays by their flat
-        names."""
         schema = pa.schema({name: pa.binary() for name in names})
         return self.frame.mapInArrow(_task(tasks.packed_rows, tuple(names)), spark_schema(schema))
 
@@ -201,7 +192,7 @@ class SparkShards:
             self.frame.unpersist()
 
     def _look(self) -> tuple[Info, ...]:
-        """Compute the shards, all of them: what they are is found out on the way."""
+        """Computes all shards on the way."""
         with _limited_batches(self.frame.sparkSession):
             table = to_arrow(self.frame.where(F.col("about").isNotNull()).select("shard", "about"))
         pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
@@ -213,7 +204,7 @@ class SparkShards:
         return tuple(infos[shard] for shard in self._numbers)
 
     def _index(self) -> dict[int, int] | None:
-        """Number in the frame -> number of the shard, where they differ."""
+        """Number in the frame -> number of the shard; None if they are the same."""
         if self._numbers == list(range(len(self._numbers))):
             return None
         return {shard: number for number, shard in enumerate(self._numbers)}
@@ -230,7 +221,7 @@ def _task(function: Callable[..., Any], *arguments: Any) -> Callable[[Iterator[A
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """A plain schema as Spark has it; timestamps without a zone stay without one."""
+    """Timestamps without a zone stay without one."""
     return StructType(
         [
             StructField(f.name, from_arrow_type(tasks.not_null(f.type), prefer_timestamp_ntz=True))
@@ -244,7 +235,6 @@ def frame_of_table(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def artifact_path(name: str) -> str:
-    """Where a file that was sent with `addArtifact` is on this executor."""
     from pyspark import SparkFiles
 
     return str(SparkFiles.get(name))
@@ -261,7 +251,6 @@ def _arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def _placed(frame: DataFrame, count: int) -> DataFrame:
-    """The parts of a shard in one partition, in order; a partition for each shard where Spark can."""
     if hasattr(frame, "repartitionById"):
         spread = frame.repartitionById(count, F.col("shard").cast("int"))
     else:
@@ -276,7 +265,7 @@ def _unpersist_released() -> None:
 
 
 def _limited_batches(spark: SparkSession) -> contextlib.AbstractContextManager[None]:
-    """Keep Arrow batches below 2 GB on a Spark that counts their rows only."""
+    """Keeps Arrow batches below 2 GB on a Spark that limits only their rows."""
     if parse(spark.version) >= _BOUNDED:
         return contextlib.nullcontext()
     return setting(spark, _ROWS_CONF, str(_ROWS_PER_BATCH))

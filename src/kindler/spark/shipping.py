@@ -1,9 +1,7 @@
-"""The environment of this process as an archive that Spark unpacks beside its executors.
-
-A virtual environment is packed here: what it needs besides is the Python that it was made from, at the same
-path on every machine. A conda environment is packed by conda-pack, and needs nothing else. Archives are kept
-in the user's cache until the environment changes.
-"""
+"""Packs the environment of this process as an archive that Spark unpacks on executors. A virtual
+environment also needs the Python it was made from, at the same path on every machine; a conda
+environment, packed by conda-pack, needs nothing else. Archives are cached until the environment
+changes."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ _LEFT_OUT_PARTS = ("pyspark/jars", "pyspark/examples", "pyspark/data")
 
 
 def ship_settings(ship: str, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Settings of Spark, added to the `wanted` ones, that ship this environment to the executors."""
     if ship != "venv":
         raise ConfigError(f'init(ship={ship!r}): ship is "venv", or None to ship nothing.')
     master = wanted.get("spark.master", wanted.get("spark.remote"))
@@ -50,12 +47,10 @@ def ship_settings(ship: str, wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_shipped(settings: Mapping[str, str]) -> bool:
-    """Whether an application with these settings has such an environment."""
     return settings.get("spark.archives", "").endswith(f"#{_NAME}")
 
 
 def packed_environment(prefix: Path | None = None, cache: Path | None = None) -> Path:
-    """The archive of the environment in `prefix`, by default this process's; made if it has changed."""
     if prefix is None and sys.prefix == sys.base_prefix and not _is_conda(Path(sys.prefix)):
         raise ConfigError(
             f"init(ship='venv'): {sys.executable} is not in a virtual environment.\n"
@@ -85,7 +80,6 @@ def _pack_venv(prefix: Path, target: Path) -> None:
 
 
 def _files(prefix: Path) -> Iterator[tuple[Path, str]]:
-    """What belongs into the archive, and under which names."""
     site = next(prefix.glob("lib/python3.*/site-packages"), None)
     if site is None or not (prefix / "pyvenv.cfg").exists():
         raise ConfigError(f"init(ship='venv'): {prefix} is not a virtual environment.")
@@ -123,7 +117,7 @@ def _below(folder: Path, name: str) -> Iterator[tuple[Path, str]]:
 
 
 def _elsewhere(site: Path, prefix: Path) -> list[Path]:
-    """Folders outside of the environment that its .pth files put on the path."""
+    """Folders outside the environment that its .pth files put on the path."""
     paths = [path for file in sorted(site.glob("*.pth")) for path in _paths(file)]
     return [path for path in dict.fromkeys(paths) if prefix not in path.parents]
 
@@ -150,7 +144,7 @@ def _is_conda(prefix: Path) -> bool:
 
 
 def _state(prefix: Path) -> str:
-    """What changes when packages are installed, removed or, where they are elsewhere, edited."""
+    """Changes when packages are installed, removed or, if editable, edited."""
     digest = hashlib.sha256(f"1:{prefix}:{sys.version}".encode())
     for site in sorted(prefix.glob("lib/python3.*/site-packages")):
         for path in [*sorted(site.iterdir()), *sorted(site.glob("*.dist-info/RECORD"))]:
@@ -169,7 +163,7 @@ def _cache_folder() -> Path:
 
 
 def _forget_old(folder: Path, used: Path) -> None:
-    """Keep the newest archives only; one that a running application needs was sent when it started."""
+    """Running applications got their archive when they started, so old ones can go."""
     with contextlib.suppress(OSError):
         used.touch()
         archives = sorted(

@@ -1,7 +1,5 @@
-"""A real standalone Spark cluster on this machine, from pip's pyspark: a master and workers that stay.
-
-Their processes are noted in a file, so that another command can look at them and end them.
-"""
+"""A standalone Spark cluster on this machine, from pip's pyspark. Its processes are recorded in a file, so
+that another command can find and end them."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class Daemon:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs; another process that has got its number since does not count."""
+        """Another process that got the same pid does not count."""
         try:
             command = Path(f"/proc/{self.pid}/cmdline").read_bytes()
         except OSError:
@@ -45,8 +43,6 @@ class Daemon:
 
 @dataclass(frozen=True)
 class StandaloneCluster:
-    """The master's address, and the processes, the master first."""
-
     address: str
     daemons: tuple[Daemon, ...]
 
@@ -54,10 +50,8 @@ class StandaloneCluster:
 def up(
     folder: Path, *, workers: int, cores: int, memory: str, port: int = 0, timeout_s: float = 120.0
 ) -> StandaloneCluster:
-    """Start a master and workers of so many cores and so much memory, and wait until they have registered.
-
-    `folder` keeps logs and the note of the processes. When they do not come up in time, none is left.
-    """
+    """Waits until all have registered; none is left if they do not in time. `folder` keeps logs and
+    record."""
     if workers < 1 or cores < 1:
         raise ConfigError(f"workers={workers}, cores={cores}: both must be at least 1.")
     if not re.fullmatch(r"\d+[kmgtKMGT]?", memory):
@@ -86,7 +80,6 @@ def up(
 
 
 def status(folder: Path) -> StandaloneCluster | None:
-    """The cluster that `up` started, as long as its master runs."""
     cluster = _noted(folder)
     return cluster if cluster is not None and cluster.daemons and cluster.daemons[0].is_alive else None
 
@@ -100,7 +93,7 @@ def _noted(folder: Path) -> StandaloneCluster | None:
 
 
 def down(folder: Path) -> int:
-    """End all processes of the cluster; how many there were."""
+    """End all processes; returns how many there were."""
     cluster = _noted(folder)
     if cluster is None:
         return 0

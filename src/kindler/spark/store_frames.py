@@ -1,8 +1,5 @@
-"""Spark DataFrames in a store: each task writes its rows as one blob, or reads one. No row passes the driver.
-
-Which blobs are a dataset is for `kindler.shelves` and its store; here are only hashes. Executors must reach
-the place of the blobs under the same URL as the driver does.
-"""
+"""Spark DataFrames in a store: each task writes or reads one blob, and no row passes the driver. Executors
+must reach the blobs under the same URL as the driver."""
 
 from __future__ import annotations
 
@@ -31,14 +28,12 @@ from kindler.store.hashing import sha256_of
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What the tasks wrote."""
-
     schema: pa.Schema
     parts: tuple[tuple[str, int, int], ...]  # SHA-256, bytes and rows of each blob, in the order of the rows
 
 
 def write_blobs(frame: DataFrame, url: str) -> Wrote:
-    """Write a frame as Parquet blobs, one a partition; an empty partition writes none, unless all are."""
+    """One Parquet blob per partition; empty ones write none, unless all are empty."""
     if frame.isStreaming:
         raise ConfigError(
             "a streaming DataFrame cannot be stored.\nHint: store its batches with foreachBatch."
@@ -66,16 +61,7 @@ def read_blobs(
     columns: Sequence[str],
     filter: Any = None,  # noqa: A002
 ) -> DataFrame:
-    """A lazy frame of Parquet blobs, one a partition; each is checked by the task that reads it.
-
-    Args:
-        spark: The session; None takes the active one.
-        url: Where the blobs are.
-        hashes: Which, in the order of the rows.
-        schema: Of all rows.
-        columns: Which to read.
-        filter: A pyarrow expression that rows must fulfil.
-    """
+    """Lazy, one partition per blob, which its task verifies. `filter` is a pyarrow expression."""
     session = spark or running()
     if session is None:
         raise ConfigError(
@@ -92,8 +78,6 @@ def read_blobs(
 
 @dataclass(frozen=True, kw_only=True)
 class _Write:
-    """What runs in a task: one partition to one blob."""
-
     url: str
     schema: pa.Schema
 
@@ -113,8 +97,6 @@ class _Write:
 
 @dataclass(frozen=True)
 class _Read:
-    """What runs in a task: one blob to one partition."""
-
     url: str
     hashes: tuple[str, ...]
     schema: pa.Schema
@@ -160,7 +142,7 @@ def _schema_of(frame: DataFrame) -> pa.Schema:
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    """As Spark has it, which knows no dictionaries, no lists of a fixed length, and microseconds only."""
+    """Spark has no dictionaries, no lists of a fixed length, and only microseconds."""
     return field.with_type(_plain(field.type)).with_nullable(True)
 
 

@@ -1,9 +1,8 @@
-"""Code of the user's in Spark's Python workers: how it gets there, what it is given, and what its errors say.
+"""Runs user code in Spark's Python workers.
 
-Spark unpickles a function before any of it can run, and its workers do not look for modules where the driver
-does. So a task travels as bytes, with the folders that the program's modules are in, which `fit` sends to its
-workers, too. What a task raises reaches the user as text that Spark makes of it, at an action outside of
-Kindler: here it becomes one short error, the user's exception first.
+Spark unpickles a function before any of it can run, and its workers do not search the driver's module path.
+So a task travels as bytes, with the folders of the program's modules. Its errors reach the user as text from
+Spark, at an action outside of Kindler; here they become one short error, the user's exception first.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Task = Callable[[Iterator[_Batch]], Iterator[_Result]]
 
 
 def sent_task(task: Task[_Batch, _Result]) -> Task[_Batch, _Result]:
-    """The task, for `mapInArrow` and functions of Arrow columns: it is unpickled where it runs."""
+    """Wrap a task for `mapInArrow` or a function of Arrow columns: it is unpickled where it runs."""
     return _Sent(task)
 
 
@@ -70,7 +69,7 @@ class _Sent:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves large bytes, which are models, to whoever pickles the rest: they are not copied."""
+    """Leaves large bytes (models) out of the pickle, so that they are not copied."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -93,8 +92,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Arrived:
-    """Such a task in a Python worker of Spark, or on its way to another one."""
-
     def __init__(self, data: bytes, large: list[bytes], paths: tuple[str, ...], folder: str) -> None:
         self._sent = data, large, paths, folder
 
@@ -118,7 +115,7 @@ class _Arrived:
 
 @contextmanager
 def _working_in(folder: str) -> Iterator[None]:
-    """Files that the program names relative to its folder, where this machine has that; as for workers."""
+    """Relative paths mean the program's folder, if this machine has it; as for workers."""
     before = os.getcwd()
     if os.path.isdir(folder):
         os.chdir(folder)
@@ -129,7 +126,6 @@ def _working_in(folder: str) -> Iterator[None]:
 
 
 def _shortened(exc: Exception) -> Exception:
-    """An exception of the same name, whose text says where the user's code raised it."""
     context = TaskContext.get()
     partition = "" if context is None else f" (partition {context.partitionId()})"
     lines = [message_of(exc), "", f"{TASK_ERROR}{partition} on host {socket.gethostname()}"]
@@ -148,7 +144,7 @@ def _shortened(exc: Exception) -> Exception:
 
 
 def _places(exc: Exception) -> list[str]:
-    """The lines of the user's own code; those of libraries where there are none. Ours explain themselves."""
+    """Lines of user code, or of libraries if there are none; Kindler's own errors need no others."""
     frames = [
         frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith(_PACKAGE)
     ]
@@ -161,16 +157,15 @@ def _places(exc: Exception) -> list[str]:
 
 
 def task_gpus(context: TaskContext) -> list[str]:
-    """The GPUs that Spark gave to a task, as the discovery script named them."""
     return [a for kind, part in context.resources().items() if "gpu" in kind for a in part.addresses]
 
 
 def forget_zip_folders() -> None:
-    """Have Python read each zip file once only when it looks for changed files next; tasks call it.
+    """Drop import caches of folders in zip files, so that Python rereads each zip only once.
 
     Spark's Python workers import pyspark from a zip file. In Spark 3.5 and 4.0 each task begins with a search
-    for changed files, in newer ones the first task of a worker: Python reads the list of files of a zip again
-    for each of its folders that something was imported from, about twenty times, a quarter of a second.
+    for changed files, in newer ones the first task of a worker: Python rereads the zip's file list for each
+    of its folders that something was imported from, about twenty times, a quarter of a second.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimport.zipimporter) and importer.prefix:
@@ -178,8 +173,6 @@ def forget_zip_folders() -> None:
 
 
 class _Broadcast:
-    """Bytes in a broadcast variable; a task fetches them when it needs them."""
-
     def __init__(self, broadcast: Any) -> None:
         self._broadcast = broadcast
 
@@ -189,10 +182,7 @@ class _Broadcast:
 
 
 def lent(spark: SparkSession, digest: str, data: bytes) -> bytes | SupportsBytes:
-    """Large bytes that Spark brings to its executors once, however many frames and tasks need them.
-
-    Few bytes, and those of a Connect session, are returned as they are. `digest` tells them from all others.
-    """
+    """Broadcast once for all frames and tasks; small ones, and those of Connect, are returned unchanged."""
     if len(data) < _BROADCAST_BYTES or is_connect(spark):
         return data
     context = spark.sparkContext
@@ -209,12 +199,12 @@ def lent(spark: SparkSession, digest: str, data: bytes) -> bytes | SupportsBytes
 
 
 def at_files(spark: SparkSession, call: Callable[[], _Result]) -> _Result:
-    """Call where the files are: here, or in a task if this is only a client, which may not see them."""
+    """Run here, or in a task for a Connect client, which may not see the files."""
     return _in_tasks(spark, lambda _: call(), [""])[0] if is_connect(spark) else call()
 
 
 def each_file(spark: SparkSession, call: Callable[[str], _Result], files: Sequence[str]) -> list[_Result]:
-    """`call(file)` for each file, in order: here for a few of them, in tasks of Spark for many."""
+    """Map over files in order: here for a few, in Spark tasks for many."""
     return _in_tasks(spark, call, files) if len(files) > _DRIVER_FILES else each_here(call, files)
 
 

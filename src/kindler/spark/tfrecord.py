@@ -1,8 +1,4 @@
-"""Spark DataFrames as TFRecord files: the tasks write and read, the driver only says what and where.
-
-Works on classic and Spark Connect sessions alike. What must be done with files besides (find them, rename
-them) is done where `at_files` says. The bytes of records are left to `kindler.data.tfrecord`.
-"""
+"""Spark DataFrames as TFRecord files, written and read by the tasks, on classic and Connect sessions."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ def write_frame(
     overwrite: bool = False,
     columns: Sequence[str] | None = None,
 ) -> list[str]:
-    """Write a frame as a folder of TFRecord files, one a partition; an empty partition writes none.
-
-    See `kindler.tfrecord.write` for the arguments.
-    """
+    """One file per partition, none for an empty one; see `kindler.tfrecord.write`."""
     part_name(0, compression)
     spark = frame.sparkSession
     if frame.isStreaming:
@@ -92,7 +85,7 @@ def _write(
     compression: Literal["gzip"] | None,
     rows: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: one partition to one file."""
+    """Runs in a task: one partition to one file."""
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
     number = context.partitionId()
@@ -116,7 +109,7 @@ def _write(
 
 
 def _read(planned: Plan, sent: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task: one file to one partition."""
+    """Runs in a task: one file to one partition."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             for rows in batches(planned, planned.files[number]):
@@ -153,7 +146,7 @@ def _check_types(frame: DataFrame, names: Sequence[str]) -> None:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Spark knows neither lists of a fixed length nor tensors."""
+    """Spark has neither lists of a fixed length nor tensors."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.list_(kind.value_type)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind):

@@ -1,8 +1,5 @@
-"""Which versions of pyspark Kindler runs on, and every private name of pyspark and py4j that it uses.
-
-Other modules call these functions instead of asking for a version or touching a private name, so a new
-release of pyspark breaks this file or nothing. `tests/spark/test_versions.py` touches each name.
-"""
+"""Supported versions of pyspark, and every private name of pyspark and py4j that Kindler uses. A new
+release of pyspark breaks this file or nothing. `tests/spark/test_versions.py` touches each name."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def parse(version: str) -> tuple[int, int]:
 
 
 def require_pyspark(what: str) -> tuple[int, int]:
-    """The version of the installed pyspark, which `what` needs; raises where it is missing or too old."""
+    """Return the version of the installed pyspark; raises if it is missing or too old."""
     try:
         pyspark: Any = importlib.import_module("pyspark")
     except ModuleNotFoundError as exc:
@@ -52,7 +49,7 @@ def require_pyspark(what: str) -> tuple[int, int]:
 
 
 def too_old(version: str) -> str | None:
-    """The end of a sentence that refuses an old version; None for one that is supported.
+    """The end of an error message about an unsupported version; None for a supported one.
 
     >>> too_old("3.4.1")
     '3.4.1 is too old: Kindler needs Spark 3.5 or newer.'
@@ -64,12 +61,11 @@ def too_old(version: str) -> str | None:
 
 
 def takes_columns(spark: SparkSession) -> bool:
-    """Whether a function can take some columns as Arrow, rather than whole rows: since Spark 4.1."""
+    """Whether a function can take single columns as Arrow, not just whole rows: since Spark 4.1."""
     return min(_pyspark(), parse(spark.version)) >= _FUNCTIONS_OF_COLUMNS
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """All rows of a frame in this process, in the frame's order."""
     if hasattr(type(frame), "toArrow"):
         return frame.toArrow()
     import pyarrow as pa
@@ -86,7 +82,6 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def from_arrow(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
-    """A frame of a table's rows, in its order; its columns are `schema`, or as Spark has them."""
     if _pyspark() >= _ARROW_METHODS:
         frame: DataFrame = (
             spark.createDataFrame(table) if schema is None else spark.createDataFrame(table, schema)
@@ -102,7 +97,7 @@ def from_arrow(spark: SparkSession, table: pa.Table, schema: StructType | None =
 
 
 def _through_file(spark: Any, table: pa.Table, schema: StructType) -> DataFrame:
-    """Classic 3.5: the way that a pandas frame takes, from where it has become Arrow."""
+    """Classic 3.5: the way of a pandas frame, from where it has become Arrow."""
     from pyspark.sql import DataFrame
     from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 
@@ -128,7 +123,6 @@ def _local_relation(spark: Any, table: pa.Table, schema: StructType) -> DataFram
 
 
 def add_tag(spark: SparkSession, tag: str) -> None:
-    """Have the jobs that this thread starts from now on carry a tag."""
     if _has_tags(spark):
         spark.addTag(tag)
     else:
@@ -136,7 +130,6 @@ def add_tag(spark: SparkSession, tag: str) -> None:
 
 
 def interrupt_tag(spark: SparkSession, tag: str) -> None:
-    """End the running jobs that carry a tag."""
     if _has_tags(spark):
         spark.interruptTag(tag)
     else:
@@ -144,7 +137,6 @@ def interrupt_tag(spark: SparkSession, tag: str) -> None:
 
 
 def condition_of(error: Any) -> str | None:
-    """The name of what went wrong, as Spark's list of errors has it."""
     ask = getattr(error, "getCondition", None) or error.getErrorClass
     name: str | None = ask()
     return name
@@ -161,26 +153,23 @@ def _pyspark() -> tuple[int, int]:
 
 
 def is_connect(thing: Any) -> bool:
-    """Whether a session, frame or column is one of Spark Connect."""
     return type(thing).__module__.startswith("pyspark.sql.connect")
 
 
 def active_context() -> Any:
-    """The SparkContext of this process; None where there is none."""
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context
 
 
 def has_gateway() -> bool:
-    """Whether this process has a JVM already."""
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None
 
 
 def take_gateway() -> Any:
-    """The connection to the JVM, which pyspark forgets: a next session starts another JVM."""
+    """Detach the connection to the JVM, so that a next session starts another JVM."""
     from pyspark import SparkContext
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
@@ -189,7 +178,6 @@ def take_gateway() -> Any:
 
 @contextmanager
 def jvm_launched_by(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Have pyspark launch its JVM with `wrap(Popen)`."""
     java_gateway: Any = importlib.import_module("pyspark.java_gateway")
     launch = java_gateway.Popen
     java_gateway.Popen = wrap(launch)
@@ -206,44 +194,41 @@ def spark_home() -> Path:
 
 
 def java_context(context: Any) -> Any:
-    """The JavaSparkContext of a SparkContext; None once that was stopped."""
+    """None once the context was stopped."""
     return getattr(context, "_jsc", None)
 
 
 def temporary_folder(context: Any) -> Path:
-    """pyspark's own folder below spark.local.dir, which Spark removes if nobody else can."""
+    """pyspark's folder below spark.local.dir, which Spark removes if nobody else can."""
     return Path(context._temp_dir)
 
 
 def concurrent_tasks(spark: Any) -> int:
-    """The number of tasks that Spark itself checks barrier stages against."""
+    """The limit that Spark checks barrier stages against."""
     context = java_context(spark.sparkContext).sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def executor_summaries(spark: Any) -> list[Any]:
-    """Java's ExecutorSummary of each active executor."""
     listed = java_context(spark.sparkContext).sc().statusStore().executorList(True)
     return [listed.apply(number) for number in range(listed.size())]
 
 
 def stage_data(context: Any, stage: int) -> Any:
-    """Java's StageData of a stage; Py4JError where Spark has not planned it yet, or has forgotten it."""
+    """Raises Py4JError for a stage that Spark has not planned yet, or has forgotten."""
     return java_context(context).sc().statusStore().lastStageAttempt(stage)
 
 
 def optimized_plan(frame: Any) -> Any:
-    """Java's optimized plan of a classic frame, as the session's settings and caches are now."""
+    """With the session's current settings and caches."""
     return frame.select("*")._jdf.queryExecution().optimizedPlan()
 
 
 def connect_relation(frame: Any) -> Any:
-    """The message that describes a frame of Spark Connect."""
     return frame._plan.to_proto(frame.sparkSession.client).root
 
 
 def explained(frame: Any) -> str:
-    """What `explain()` of a frame of Spark Connect prints."""
     return str(frame._explain_string())
 
 

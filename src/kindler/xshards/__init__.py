@@ -1,4 +1,4 @@
-"""`XShards`, a partitioned collection of Python objects, and `SharedValue`, what many of them need."""
+"""`XShards`, a partitioned collection of Python objects, and `SharedValue`, data that many shards need."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Shards as the data of a model: which columns they have, and how workers come by their rows.
-
-Shards that no model takes are refused here, on the driver, before a worker starts. Values are read where the
-shards are: `kindler.data.shards.source` reads files, Spark the shards it has.
-"""
+"""Shards as the data of a model: their columns, and how workers get the rows. Shards that no model takes
+are refused on the driver, before a worker starts."""
 
 from __future__ import annotations
 
@@ -40,12 +37,8 @@ _SHOWN = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What the shards of a collection have for a model.
-
-    Columns and their Arrow types where they have one; inputs and targets, if the structure of the shards says
-    which they are; what each column is, for shards of arrays; and what the shards with rows are, by number
-    (the first shard if none has any).
-    """
+    """`features` and `labels` are set if the structure of the shards implies them; `infos` has the shards
+    with rows by number, or the first if none has any."""
 
     types: Mapping[str, Any]
     features: tuple[str, ...] | None
@@ -62,7 +55,6 @@ class Chosen:
 
 
 def offer(shards: XShards) -> Offer:
-    """Find out what the shards are, without reading their values."""
     held = shards._ready()
     infos = {number: info for number, info in enumerate(held.infos) if info.rows} or {0: held.infos[0]}
     first = next(iter(infos))
@@ -93,7 +85,7 @@ def offer(shards: XShards) -> Offer:
 
 
 def choose(shards: XShards, options: ColumnOptions) -> Chosen:
-    """The columns that a run uses. Where `options` leave it open, the structure of the shards may decide."""
+    """If the options leave it open, the structure of the shards may decide."""
     offered = offer(shards)
     if options.feature_cols is None:
         options = replace(options, feature_cols=offered.features)
@@ -112,11 +104,8 @@ def choose(shards: XShards, options: ColumnOptions) -> Chosen:
 def prepare(
     shards: XShards, *, name: str, options: ColumnOptions, spark: SparkSession | None, here: bool
 ) -> tuple[Source, Feed | None]:
-    """A source for the workers, and what Spark must send to them if the shards are in Spark.
-
-    Workers find the rows by `name`, run in the session `spark` (None: on the local engine), and perhaps
-    `here`, on this machine.
-    """
+    """A source for the workers, and what Spark must send to them if the shards are in Spark. `spark` None
+    means the local engine; `here`, that workers run on this machine."""
     chosen = choose(shards, options)
     if not len(shards):
         raise DataError("the shards have no rows.")
@@ -131,14 +120,14 @@ def row_counts(shards: XShards) -> list[int]:
 
 
 def session(shards: XShards) -> SparkSession | None:
-    """The session that the shards live in; None if they are local."""
+    """None if the shards are local."""
     held: Any = shards._ready()
     session: SparkSession | None = held.session if held.home == "spark" else None
     return session
 
 
 def worked(shards: XShards, work: Work, job: Job, listener: Listener) -> XShards:
-    """Each shard turned into another one where it is; local shards by the workers of `job`."""
+    """Map shards where they live; local ones by the workers of `job`."""
     held = shards._ready()
     if isinstance(held, LocalShards):
         return XShards(held.worked(work, job, listener))
@@ -189,7 +178,6 @@ def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:
 
 
 def _one_schema(infos: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
-    """The plain schema of these columns in all DataFrames; errors name the shard."""
     schema: pa.Schema | None = None
     for number, info in infos.items():
         present = frames.column_types(info.schema)
@@ -208,7 +196,7 @@ def _one_schema(infos: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
 
 
 def _as_in_the_frames(columns: Columns, infos: Mapping[int, Info]) -> Columns:
-    """Unsigned integers keep their dtype, although plain tables hold them in wider types."""
+    """Keep unsigned dtypes, although plain tables hold them in wider types."""
     kinds: dict[str, set[str]] = {}
     for info in infos.values():
         for name, kind in frames.column_types(info.schema).items():

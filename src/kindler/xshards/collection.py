@@ -1,9 +1,6 @@
-"""`XShards`: a partitioned, ordered collection of Python objects.
-
-It joins the parts: what is done to a shard is in `shard_ops`, what is done to tables in
-`kindler.data.shards.frames`, and where shards live and who computes on them is up to a `ShardBackend`
-(`local`, `kindler.spark.shards`).
-"""
+"""`XShards`: a partitioned, ordered collection of Python objects. Operations on one shard are in
+`shard_ops`, on tables in `kindler.data.shards.frames`; a `ShardBackend` (`local`,
+`kindler.spark.shards`) decides where shards live and who computes on them."""
 
 from __future__ import annotations
 
@@ -161,7 +158,7 @@ class XShards:
         return self._held.home
 
     def to_home(self, home: str) -> XShards:
-        """The same shards in another home; the same collection if it is there already.
+        """Move the shards to another home; returns itself if they are there already.
 
         Args:
             home: "local" or "spark".
@@ -197,20 +194,20 @@ class XShards:
         return [unpack(packed) for packed in held.load(range(len(held.infos)))]
 
     def take(self, n: int) -> list[Any]:
-        """The first `n` shards, or all if there are fewer."""
+        """Return the first `n` shards, or all if there are fewer."""
         held = self._ready()
         return [unpack(packed) for packed in held.load(range(min(n, len(held.infos))))]
 
     def first(self) -> Any:
-        """The first shard."""
+        """Return the first shard."""
         return self.take(1)[0]
 
     def num_partitions(self) -> int:
-        """The number of shards."""
+        """Return the number of shards."""
         return len(self._held.infos)
 
     def __len__(self) -> int:
-        """The number of rows in all shards; an object without rows counts as one."""
+        """Return the number of rows in all shards; an object without rows counts as one."""
         return sum(info.rows for info in self._ready().infos)
 
     def __bool__(self) -> bool:
@@ -275,10 +272,10 @@ class XShards:
         return self
 
     def repartition(self, num_partitions: int) -> XShards:
-        """The same rows, in the same order, in another number of shards of nearly equal size.
+        """Redistribute the rows, in order, over another number of shards of nearly equal size.
 
         Values, dtypes and the pandas index stay as they are. Objects without rows are not split: neighbours
-        are put together in lists.
+        are combined in lists.
 
         Args:
             num_partitions: The number of shards; some are empty if there are fewer rows.
@@ -344,7 +341,7 @@ class XShards:
         return XShards(ours.zipped(theirs))
 
     def unique(self) -> np.ndarray[Any, Any]:
-        """The distinct values of Series, in order of appearance: `shards["a"].unique()`."""
+        """Return the distinct values of Series, in order of appearance: `shards["a"].unique()`."""
         import pandas as pd
 
         distinct = pd.concat(self._mapped(shard_ops.unique_values).collect()).drop_duplicates()
@@ -467,7 +464,7 @@ class XShards:
         return self._mapped(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
-        """Count, mean, standard deviation, extremes and quartiles of numeric columns, as in pandas.
+        """Return count, mean, standard deviation, extremes and quartiles of numeric columns, as in pandas.
 
         Args:
             cols: The columns. Default: all numeric ones.
@@ -485,7 +482,7 @@ class XShards:
         return self._held.described(names)
 
     def head(self, n: int = 5) -> Any:
-        """The first `n` rows, across shards."""
+        """Return the first `n` rows, across shards."""
         held = self._ready()
         edges = np.concatenate([[0], np.cumsum([info.rows for info in held.infos])])
         counts = [int(count) for count in np.diff(np.minimum(edges, n))]
@@ -498,12 +495,12 @@ class XShards:
         )
 
     def max_values(self, col_name: str) -> Any:
-        """The largest value of a column of DataFrames; None if there is none."""
+        """Return the largest value of a column of DataFrames; None if there is none."""
         maxima = self._mapped(partial(shard_ops.maximum, col_name)).collect()
         return max((value for shard in maxima for value in shard["values"]), default=None)
 
     def get_null_sum(self) -> pd.DataFrame:
-        """The number of missing values in each column: a DataFrame with `col` and `total`."""
+        """Count the missing values in each column, as a DataFrame with `col` and `total`."""
         import pandas as pd
 
         totals: dict[Any, int] = {}
@@ -513,7 +510,7 @@ class XShards:
         return pd.DataFrame({"col": list(totals), "total": list(totals.values())})
 
     def to_pandas(self) -> pd.DataFrame:
-        """All rows in one DataFrame or Series. Range indexes of the shards become one."""
+        """Return all rows in one DataFrame or Series. Range indexes of the shards become one."""
         import pandas as pd
 
         shards = [shard_ops.as_pandas(number, shard) for number, shard in enumerate(self.collect())]
@@ -526,7 +523,7 @@ class XShards:
     concat_to_pdf = to_pandas
 
     def to_spark_df(self) -> DataFrame:
-        """The rows of DataFrames as a Spark DataFrame, without the pandas index; they move as Arrow.
+        """Return the rows of DataFrames as a Spark DataFrame, without the pandas index; they move as Arrow.
 
         Categories become their values, times are truncated to microseconds, and times without a zone become
         Spark's `timestamp_ntz`. From the local home this starts a session if none is running.
@@ -536,7 +533,7 @@ class XShards:
         return frame
 
     def schema(self) -> dict[str, str]:
-        """The columns of DataFrames, or the arrays, with their types.
+        """Return the columns of DataFrames, or the arrays, with their types.
 
         Arrays inside containers are named by their path, as in `x[0]`.
         """
@@ -575,7 +572,6 @@ class XShards:
         return self
 
     def _ready(self) -> ShardBackend:
-        """The shards, computed."""
         if self._pending:
             self._held, self._pending = _transformed(self._held, self._pending), ()
         return self._held
@@ -584,7 +580,6 @@ class XShards:
         return XShards(self._ready().mapped(work), lazy=self._lazy)
 
     def _schema(self) -> Any:
-        """The columns of DataFrames; raises if the shards are something else."""
         return self._ready().schema()
 
     def _regrouped(self, count: int) -> XShards:

@@ -29,7 +29,7 @@ def write_pickles(held: ShardBackend, path: str | os.PathLike[str], *, overwrite
 
 
 def read_pickles(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Read what `write_pickles` wrote. Runs any code in it: the caller has checked that it is trusted."""
+    """Unpickling runs any code in the files: the caller has checked that they are trusted."""
     folder = Path(path)
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())

@@ -1,8 +1,6 @@
-"""The local home: shards are mapped files, the user's functions run in worker processes of this machine.
-
-What Kindler itself does to shards (cutting, joining, sorting) is Arrow's work on mapped tables and is done
-in this process; only code of the user's goes to workers, so that it can neither break nor block this process.
-"""
+"""The local home: shards are mapped files, and user functions run in worker processes. Kindler's own
+operations run in this process, as Arrow on mapped tables. Only user code goes to workers, so that it
+can neither break nor block this process."""
 
 from __future__ import annotations
 
@@ -55,7 +53,6 @@ class LocalShards:
 
     @staticmethod
     def of(shards: Iterable[Packed]) -> LocalShards:
-        """Write shards to files, one after the other."""
         folder = ShardFolder()
         infos = []
         try:
@@ -86,7 +83,6 @@ class LocalShards:
             )
 
     def worked(self, work: Work, job: Job, listener: Listener) -> LocalShards:
-        """Each shard made into another by workers such as `job` describes, whatever it says they do."""
         return _in_workers(self, work, job, listener)
 
     def mapped(self, work: Work, *, by_user: bool = False) -> LocalShards:
@@ -140,8 +136,6 @@ class LocalShards:
 
 @dataclass(frozen=True, kw_only=True)
 class _ShardTask:
-    """What the workers do: built here, pickled once."""
-
     source: str
     target: str
     infos: tuple[bytes, ...]
@@ -149,7 +143,7 @@ class _ShardTask:
 
 
 def _in_workers(shards: LocalShards, work: Work, job: Job, listener: Listener) -> LocalShards:
-    """Each shard made into another one by worker processes; the first error of the user's code is raised."""
+    """Raises the first error of the user's code."""
     folder = ShardFolder()
     shards.check()
     task = _ShardTask(
@@ -203,7 +197,7 @@ def _print(event: Event) -> None:
 
 
 def work_on_shards(worker: Group, task_bytes: bytes) -> list[bytes]:
-    """In each worker: take the next shard that nobody has taken, until none is left or one has failed."""
+    """Runs in each worker: take shards that nobody has taken, until none is left or one has failed."""
     task: _ShardTask = cloudpickle.loads(task_bytes)
     done: list[int] = []
     infos: list[bytes] = []

@@ -19,7 +19,6 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def transformed(steps: Sequence[Step], number: int, packed: Packed) -> Packed:
-    """The user's functions, one after the other."""
     thing = unpack(packed)
     for function, arguments in steps:
         thing = function(thing, *(unwrapped(argument) for argument in arguments))
@@ -29,7 +28,7 @@ def transformed(steps: Sequence[Step], number: int, packed: Packed) -> Packed:
 def cut_by_rows(
     pieces: Sequence[Sequence[tuple[int, int, int]]], empty: Sequence[int], number: int, packed: Packed
 ) -> Iterable[tuple[int, Packed]]:
-    """Pieces by row numbers; see `rows.overlaps`. Every new shard gets a piece, possibly an empty one."""
+    """Pieces by row numbers (see `rows.overlaps`); every new shard gets one, possibly empty."""
     if number == 0:
         yield from ((target, rows.cut(packed, 0, 0)) for target in empty)
     for target, start, stop in pieces[number]:
@@ -39,7 +38,6 @@ def cut_by_rows(
 def cut_by_hash(
     columns: Sequence[str], schema: pa.Schema, count: int, number: int, packed: Packed
 ) -> Iterable[tuple[int, Packed]]:
-    """Pieces by the values of columns."""
     table = frames.conform(frames.plain(packed, columns), schema)
     targets = rows.column_hashes([table.column(name) for name in columns]) % np.uint64(count)
     order = np.argsort(targets, kind="stable")
@@ -51,19 +49,17 @@ def cut_by_hash(
 
 
 def cut_to_lists(targets: Sequence[int], number: int, packed: Packed) -> Iterable[tuple[int, Packed]]:
-    """Whole objects, to be put together in lists."""
     yield targets[number], pack([_Whole(unpack(packed))])
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Wraps an object so that the codec does not look into it."""
+    """Hides an object from the codec."""
 
     thing: Any
 
 
 def opened(number: int, packed: Packed) -> Packed:
-    """Unwraps the objects that `cut_to_lists` put together, as a list."""
     return pack([whole.thing for whole in unpack(packed)])
 
 
@@ -78,7 +74,6 @@ def as_frame(number: int, packed: Packed) -> Any:
 
 
 def as_pandas(number: int, thing: Any) -> Any:
-    """The shard; raises if it is not a DataFrame or Series."""
     if not (pytree.is_frame(thing) or pytree.is_series(thing)):
         raise DataError(f"expected DataFrames or Series; shard {number} is a {type(thing).__name__}.")
     return thing
@@ -109,7 +104,6 @@ def selected(columns: Sequence[str], number: int, packed: Packed) -> Packed:
 
 
 def sampled(counts: Sequence[int], seed: int, replace: bool, number: int, packed: Packed) -> Packed:
-    """A random sample of rows, seeded by the seed and the shard's number."""
     random = np.random.default_rng([seed, number])
     return rows.taken(packed, random.choice(packed.info.rows, counts[number], replace=replace))
 
@@ -123,7 +117,6 @@ def first_rows(counts: Sequence[int], number: int, packed: Packed) -> Packed:
 
 
 def null_counts(number: int, packed: Packed) -> Packed:
-    """Pairs of column and number of missing values."""
     counts = as_frame(number, packed).isna().sum()
     return pack([(name, int(count)) for name, count in counts.items()])
 
@@ -136,7 +129,6 @@ def maximum(column: str, number: int, packed: Packed) -> Packed:
 
 
 def unique_values(number: int, packed: Packed) -> Packed:
-    """The distinct values of a series, in order of appearance."""
     import pandas as pd
 
     series = unpack(packed)
@@ -157,7 +149,6 @@ def assembled(features: Sequence[str], labels: Sequence[str], number: int, packe
 
 
 def stacked(number: int, packed: Packed) -> Packed:
-    """Pairs of feature and label as two arrays."""
     pairs = unpack(packed)
     pairs = [pairs] if type(pairs) is tuple else pairs
     if not isinstance(pairs, list) or not all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs):

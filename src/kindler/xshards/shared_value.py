@@ -1,4 +1,4 @@
-"""`SharedValue`: a value that many shards need and that travels once to each process, not with each shard."""
+"""`SharedValue`: a value that travels once to each process, not with each shard."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _loaded: dict[str, Any] = {}  # what this process has fetched last, by the value
 class SharedValue:
     """A value for functions that work on shards, such as a lookup table.
 
-    It is sent once to each process that needs it. Pass it to `XShards.transform_shard` as an argument, which
-    then is the value itself, or use `.value` in a function.
+    It is sent once to each process that needs it. Pass it as an argument of
+    `XShards.transform_shard`, where it arrives as the value itself, or use `.value` in a function.
 
     Args:
         data: Anything that pickles.
@@ -54,7 +54,7 @@ class SharedValue:
         return self._data
 
     def unpersist(self) -> None:
-        """Delete every copy but those that running work has; the value cannot be used any more."""
+        """Delete every copy except those of running work; the value can no longer be used."""
         self._gone = True
         carriers, self._carriers = self._carriers, {}
         for _, carrier in carriers.values():
@@ -73,7 +73,6 @@ class SharedValue:
             raise ConfigError("this SharedValue was unpersisted.\nHint: create a new one from the data.")
 
     def _carrier(self, home: str | None) -> Any:
-        """What the value is fetched by in the processes of a home; made on first use."""
         self._check()
         session = active_session() if home != "local" else None
         key = None if session is None else id(session)
@@ -99,8 +98,6 @@ class SharedValue:
 
 
 class _Artifact:
-    """A file that Spark Connect brings to every executor, by name."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -121,7 +118,7 @@ class _Arrived:
         return _loaded[self._key]
 
     def unpersist(self) -> None:
-        """Only the process that made the value can delete it; this forgets the copy of this one."""
+        """Forget this process's copy; only the process that made the value can delete it."""
         _loaded.pop(self._key, None)
 
 
@@ -137,7 +134,7 @@ def _fetch(carrier: Any) -> Any:
 
 
 def active_session() -> Any:
-    """The running Spark session, or None; pyspark is not imported to see that there is none."""
+    """Does not import pyspark if nobody has."""
     if "pyspark.sql" not in sys.modules:
         return None
     from kindler.spark.session import running
@@ -153,7 +150,7 @@ def session() -> Any:
 
 @contextlib.contextmanager
 def shipping_to(home: str) -> Iterator[None]:
-    """What is pickled in this block goes to processes of that home."""
+    """Values pickled in this block go to processes of that home."""
     token = _home.set(home)
     try:
         yield
@@ -162,12 +159,10 @@ def shipping_to(home: str) -> Iterator[None]:
 
 
 def check(arguments: Iterable[Any]) -> None:
-    """Raise for shared values that were unpersisted, before anything starts."""
     for argument in arguments:
         if isinstance(argument, SharedValue):
             argument._check()
 
 
 def unwrapped(argument: Any) -> Any:
-    """An argument as the user's function takes it: a shared value is the value."""
     return argument.value if isinstance(argument, SharedValue | _Arrived) else argument

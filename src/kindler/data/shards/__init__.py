@@ -1,1 +1,1 @@
-"""Shards without a home: objects as Arrow or pickle, their rows cut and joined, tables sorted and grouped."""
+"""Shards wherever they live: packed as Arrow or pickle, cut and joined, sorted and grouped."""

@@ -1,7 +1,4 @@
-"""The contract of a backend of shards, and shards as files of this machine.
-
-`kindler.xshards` knows no more of either home than this.
-"""
+"""The contract of a shard backend, and shards as local files."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
 
 
 class ShardBackend(Protocol):
-    """Shards in one home. No method changes them; new ones are in the same home.
+    """Shards in one home: this machine or Spark. No method changes them; new ones are in the same home.
 
-    `kindler.testing.shards` has its tests.
+    `kindler.testing.shards` tests this contract.
     """
 
     home: str
@@ -39,28 +36,28 @@ class ShardBackend(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the values are kept and need not be computed again."""
+        """Whether the values are stored and need not be recomputed."""
 
     def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
-        """Some shards, in the order asked for."""
+        """Yield shards in the requested order."""
 
     def mapped(self, work: Work, *, by_user: bool = False) -> ShardBackend:
-        """Each shard made into another one; `by_user` where the user's code does it."""
+        """Map each shard to a new one; `by_user` if `work` runs user code."""
 
     def exchanged(self, cut: Cut, count: int) -> ShardBackend:
-        """`count` new shards of pieces of the old; pieces come in the order of the shards they are of."""
+        """Make `count` new shards from pieces of the old, which come in the order of their shards."""
 
     def zipped(self, other: Any) -> ShardBackend:
-        """Pairs of shards of the same number; `other` is of the same home."""
+        """Pair shards of the same number; `other` is of the same home."""
 
     def queried(self, operation: Query, *arguments: Any) -> ShardBackend:
-        """What a function of `frames` makes of the rows of all frames, in the home's own way.
+        """Apply a function of `frames` to the rows of all frames.
 
-        A collection among the arguments is another one of the same home.
+        A collection among the arguments is of the same home.
         """
 
     def described(self, names: Sequence[str]) -> Any:
-        """What pandas' `describe` says of numeric columns, over all shards."""
+        """pandas' `describe` of numeric columns, over all shards."""
 
     def schema(self) -> pa.Schema: ...
 
@@ -79,7 +76,6 @@ def unsendable(problem: BaseException) -> ConfigError:
 
 
 def shard_error(said: dict[str, Any], shard: int) -> KindlerError:
-    """The error to raise for what user code raised on a shard."""
     own = revive(said["types"][0], said["message"], said.get("own", {}))
     return own or worker_error(
         types=said["types"],
@@ -93,7 +89,7 @@ def shard_error(said: dict[str, Any], shard: int) -> KindlerError:
 
 
 class ShardFolder:
-    """A temporary folder of this process; deleted when nobody refers to it, and when the process ends."""
+    """A temporary folder, deleted when no longer referenced and at process exit."""
 
     def __init__(self) -> None:
         made = temporary.Folder("kindler-shards-")

@@ -7,8 +7,7 @@
                                                                   binary cell, so any dtype and shape fits
     anything else                                       object    a pickle (protocol 5, cloudpickle's)
 
-Arrow tables are cut, joined and mapped without a look at their values. Cells of a frame that Arrow has no
-type for are pickled one by one. Where the bytes are kept is left to others.
+Cells of a frame that Arrow has no type for are pickled one by one.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ _UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Value
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What is known of a shard without its values.
-
-    An object without rows counts as one. `items` is the length of a tuple or list, `name` the object's type
-    for messages, `schema` that of the Arrow table.
-    """
+    """An object without rows counts as one; `items` is the length of a tuple or list."""
 
     kind: str
     rows: int
@@ -69,11 +64,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A shard as bytes: an Arrow table, or a pickle.
-
-    `memory` is a private mapping that the table's buffers lie in, if they do: arrays are views of it that may
-    be written to.
-    """
+    """`memory` is a private mapping that holds the table's buffers: arrays are writable views of it."""
 
     info: Info
     table: pa.Table = None
@@ -96,7 +87,7 @@ def pack(thing: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """The object again; arrays may be written to, and that changes no shard."""
+    """Returned arrays are writable, without effect on the shard."""
     kind = packed.info.kind
     if kind == "frame":
         return table_to_pandas(packed.table)
@@ -109,7 +100,6 @@ def unpack(packed: Packed) -> Any:
 
 
 def from_table(table: pa.Table, kind: str = "frame") -> Packed:
-    """A table as a shard; one of `pack`'s own making keeps its kind."""
     items, name = None, "DataFrame" if kind == "frame" else "Series"
     if kind == "arrays":
         name, *inside = _meta(table.schema)["nest"]
@@ -119,7 +109,7 @@ def from_table(table: pa.Table, kind: str = "frame") -> Packed:
 
 
 def leaves(schema: pa.Schema) -> list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]]:
-    """The arrays of a shard of kind `arrays`: (where in the nest, column, dtype, shape of a row)."""
+    """(path in the nest, column, dtype, row shape) of each array of a shard of kind `arrays`."""
     found: list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]] = []
 
     def walk(node: Any, path: tuple[Any, ...]) -> None:
@@ -137,7 +127,7 @@ def leaves(schema: pa.Schema) -> list[tuple[tuple[Any, ...], str, str, tuple[int
 
 
 def to_chunks(packed: Packed) -> Iterator[bytes]:
-    """A shard as pieces that any carrier of binary cells can take; those of a table stand by themselves."""
+    """Pieces for any carrier of binary cells; those of a table can be read on their own."""
     if not packed.is_table:
         view = memoryview(packed.data or b"")
         for start in range(0, max(len(view), 1), _CHUNK_BYTES):
@@ -158,7 +148,6 @@ def from_chunks(info: Info, chunks: Iterable[Any]) -> Packed:
 
 
 def write(packed: Packed, path: str | os.PathLike[str]) -> None:
-    """Keep a shard in a file of this machine, which `read` maps."""
     if not packed.is_table:
         with open(path, "wb") as file:
             file.write(packed.data or b"")
@@ -171,7 +160,7 @@ def write(packed: Packed, path: str | os.PathLike[str]) -> None:
 
 
 def read(info: Info, path: str | os.PathLike[str]) -> Packed:
-    """A shard that `write` kept: mapped, not read, if it is a table."""
+    """Tables are memory-mapped, not read."""
     if info.schema is None:
         with open(path, "rb") as file:
             return Packed(info, data=file.read())
@@ -206,7 +195,7 @@ def _with_meta(table: pa.Table, **more: Any) -> pa.Table:
 
 
 def _table_of(frame: Any) -> pa.Table | None:
-    """A frame as Arrow, with notes on what Arrow alone would not give back as it was; None if it cannot."""
+    """Convert a frame, noting what Arrow would not restore exactly; None if it cannot be converted."""
     import pandas as pd
 
     if frame.columns.inferred_type.startswith("mixed"):
@@ -252,7 +241,6 @@ def _with_pickled(frame: Any, positions: list[int]) -> Any:
 
 
 def _changes(kind: pa.DataType, column: Any) -> bool:
-    """Whether pandas would give an object column of this Arrow type another type than it has."""
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind):
         return not all(cell is None or isinstance(cell, np.ndarray) for cell in column)
@@ -264,7 +252,7 @@ def _changes(kind: pa.DataType, column: Any) -> bool:
 
 
 def table_to_pandas(table: pa.Table) -> Any:
-    """A table as a frame: what `pack` noted is put right, integers with nulls stay integers."""
+    """Restores what `pack` noted; integers with nulls stay integers."""
     import pandas as pd
 
     meta = _meta(table.schema)
@@ -312,7 +300,6 @@ def _table_of_arrays(thing: Any) -> pa.Table | None:
 
 
 def _describe(thing: Any, columns: list[pa.Array]) -> Any:
-    """The structure as JSON can carry it, with the arrays added to `columns`; None if it is no such nest."""
     if isinstance(thing, np.ndarray):
         return _describe_array(thing, columns)
     if type(thing) is dict:
@@ -348,7 +335,7 @@ def _nest(node: Any, packed: Packed) -> Any:
 def column_to_array(
     packed: Packed, column: str, dtype: str, shape: tuple[int, ...], *, writable: bool = False
 ) -> Array:
-    """The array behind a column; a view where it lies in one piece, and may be written to if it must."""
+    """A view if the column is contiguous; copied where `writable` requires it."""
     parts = [
         _view(chunk, np.dtype(dtype), shape, packed.memory, writable)
         for chunk in packed.table.column(column).chunks

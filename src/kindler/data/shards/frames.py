@@ -1,9 +1,8 @@
 """Frames of shards as plain tables, and what SQL does with them: sort, group, merge, describe.
 
-A plain table has string column names, no index, and only types that Spark has too: categories are
-their values, unsigned integers the next wider signed ones, nanoseconds microseconds. Both homes give
-their results as plain tables, so that they agree; here are the local home's, Spark's are in
-`kindler.spark.shard_frames`, under the same names.
+A plain table has string column names, no index, and only types that Spark has too: categories become their
+values, unsigned integers the next wider signed type, nanoseconds microseconds. Both homes return plain
+tables, so that they agree; Spark's functions are in `kindler.spark.shard_frames`, under the same names.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _WIDER = {
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One column of a result: `sum` of `x`, named `sum(x)`; no column counts the rows, as `count`."""
+    """One result column, named like `sum(x)`; without a column it counts rows."""
 
     function: str
     column: str | None = None
@@ -57,13 +56,11 @@ class Aggregate:
 
 
 def column_types(schema: pa.Schema) -> dict[str, pa.DataType | None]:
-    """The columns of a frame's table and their types; None for cells that are pickled one by one."""
     pickled = json.loads((schema.metadata or {}).get(META, b"{}")).get("pickled", ())
     return {name: None if i in pickled else schema.field(i).type for i, name in _names(schema)}
 
 
 def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Schema:
-    """The schema of the plain table that a frame's table, or some columns of it, become."""
     meta = json.loads((schema.metadata or {}).get(META, b"{}"))
     names = _names(schema, only)
     for position, name in names:
@@ -77,7 +74,6 @@ def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Sch
 
 
 def plain(packed: Packed, only: Sequence[str] | None = None) -> pa.Table:
-    """A shard's frame, or some columns of it, as a plain table."""
     if packed.info.kind not in ("frame", "series"):
         raise DataError(f"expected a pandas DataFrame, received a {packed.info.name}.\n{_HINT}")
     wanted = plain_schema(packed.table.schema, only)
@@ -88,7 +84,6 @@ def plain(packed: Packed, only: Sequence[str] | None = None) -> pa.Table:
 
 
 def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """One schema for plain tables that differ where one has only nulls, or integers for floats."""
     try:
         return pa.unify_schemas([s.remove_metadata() for s in schemas], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
@@ -96,8 +91,6 @@ def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: str = "") -> pa.Schema:
-    """The plain schema of all shards of a collection, whose objects must be frames with the columns
-    `only`."""
     for number, info in enumerate(infos):
         if info.kind not in ("frame", "series") or info.schema is None:
             raise DataError(f"expected pandas DataFrames; shard {number} is a {info.name}.\n{_HINT}")
@@ -113,7 +106,6 @@ def whole(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table under this schema; a column that it lacks is null."""
     if not table.num_rows:
         return schema.empty_table()
     missing = [name for name in schema.names if name not in table.schema.names]
@@ -135,7 +127,7 @@ def check_columns(names: Sequence[str], present: Sequence[str], what: str) -> No
 def aggregates(
     agg: str | Sequence[str] | Mapping[str, str | Sequence[str]], keys: Sequence[str], schema: pa.Schema
 ) -> list[Aggregate]:
-    """What `group_by` is to compute; every complaint about it is made here.
+    """Validate and expand the aggregates of `group_by`.
 
     >>> schema = pa.schema({"k": pa.int64(), "x": pa.float64(), "s": pa.string()})
     >>> [a.name for a in aggregates(["sum", "max"], ["k"], schema)]
@@ -179,13 +171,13 @@ def _aggregate(function: str, column: str, schema: pa.Schema) -> Aggregate:
 
 
 def sorted_rows(table: pa.Table, names: Sequence[str], ascending: Sequence[bool]) -> pa.Table:
-    """The rows in order; equal ones stay as they were, nulls come last."""
+    """Stable sort, nulls last."""
     keys = [(name, "ascending" if up else "descending") for name, up in zip(names, ascending, strict=True)]
     return table.take(pc.sort_indices(table, sort_keys=keys))
 
 
 def distinct(table: pa.Table) -> pa.Table:
-    """Each row once, where it is first."""
+    """Keeps the first of equal rows."""
     if not table.num_rows:
         return table
     names = table.schema.names
@@ -199,7 +191,7 @@ def distinct(table: pa.Table) -> pa.Table:
 
 
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], join: bool) -> pa.Table:
-    """A row a group, in the order of the keys, nulls last; or the rows with their group's values appended."""
+    """One row per group in key order, nulls last; with `join`, the rows with group values appended."""
     ids = pa.array(_group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64))
     _, first = np.unique(ids, return_index=True)
     columns = {key: table.column(key).take(pa.array(first)) for key in keys}
@@ -230,7 +222,6 @@ def _aggregated(table: pa.Table, ids: pa.Array, aggregate: Aggregate, *, by_key:
 
 
 def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:
-    """For each row the number of its group, counted in the order of the keys, nulls last."""
     ids = np.zeros(table.num_rows, np.int64)
     for name in names:
         codes = _codes(table.column(name))
@@ -240,7 +231,6 @@ def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:
 
 
 def _codes(column: pa.ChunkedArray) -> Array:
-    """Each value's rank among the distinct ones; nulls after all."""
     try:
         encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         order = pc.sort_indices(encoded.dictionary).to_numpy()
@@ -255,15 +245,12 @@ def _codes(column: pa.ChunkedArray) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class MergeNames:
-    """What the columns of a merge are called: (name in the input, name in the result) of each side."""
-
     on: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
     right: tuple[tuple[str, str], ...]
 
 
 def merge_names(left: Sequence[str], right: Sequence[str], on: str | Sequence[str] | None) -> MergeNames:
-    """As pandas names them: columns of both sides that are no keys get `_x` and `_y`."""
     if on is None:
         keys = [name for name in left if name in right]
         if not keys:
@@ -281,7 +268,7 @@ def merge_names(left: Sequence[str], right: Sequence[str], on: str | Sequence[st
 
 
 def merged(left: pa.Table, right: pa.Table, how: str, names: MergeNames) -> pa.Table:
-    """Rows whose keys are equal, in the order of the left ones and then the right; a null equals nothing."""
+    """Rows with equal keys, in left and then right order; null equals nothing."""
     keys = together([left.select(list(names.on)).schema, right.select(list(names.on)).schema])
     sides = []
     for table, number in ((left, "l"), (right, "r")):
@@ -298,13 +285,12 @@ def merged(left: pa.Table, right: pa.Table, how: str, names: MergeNames) -> pa.T
 
 
 def described(table: pa.Table, names: Sequence[str]) -> Any:
-    """What pandas' `describe` says of numeric columns."""
     frame = table_to_pandas(table.select(list(names)))
     return frame.astype("float64").describe()
 
 
 def _names(schema: pa.Schema, only: Sequence[str] | None = None) -> list[tuple[int, str]]:
-    """(position, name) of the columns that are data and not an index."""
+    """(position, name) of the data columns, without the index."""
     noted = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
     index = {entry for entry in noted.get("index_columns", ()) if isinstance(entry, str)}
     data = [(i, name) for i, name in enumerate(schema.names) if name not in index]

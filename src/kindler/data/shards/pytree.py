@@ -1,8 +1,5 @@
-"""Nested containers of things that have rows: arrays, pandas frames and series, plain lists.
-
-Says how many rows an object has, cuts it along them and joins it again. Containers are exactly `dict`,
-`list` and `tuple`; their subclasses are objects like any other, because they may not be built from parts.
-"""
+"""Nested containers of things with rows: arrays, pandas objects, plain lists. Only exact `dict`, `list`
+and `tuple` are containers: subclasses may not be constructible from parts."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from kindler.errors import ConfigError, DataError
 
 
 def is_frame(thing: Any) -> bool:
-    """Whether this is a pandas DataFrame; who has not loaded pandas cannot hand one in."""
+    """Does not import pandas: without it nobody can pass a frame."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(thing, pandas.DataFrame)
 
@@ -28,7 +25,7 @@ def is_series(thing: Any) -> bool:
 
 
 def rows(thing: Any) -> int | None:
-    """How many rows the object has, or None when it has none that could be told apart.
+    """Number of rows, or None if the object has none.
 
     >>> rows({"x": np.zeros((3, 2)), "y": (np.zeros(3),)}), rows(["a", "b"]), rows({"name": "a"})
     (3, 2, None)
@@ -40,7 +37,6 @@ def rows(thing: Any) -> int | None:
 
 
 def lengths(thing: Any, path: str = "") -> Iterator[tuple[str, int | None]]:
-    """Where each leaf is, and how many rows it has; None for a leaf without rows."""
     if type(thing) is dict:
         for key, part in thing.items():
             yield from lengths(part, f"{path}[{key!r}]")
@@ -52,7 +48,6 @@ def lengths(thing: Any, path: str = "") -> Iterator[tuple[str, int | None]]:
 
 
 def cut(thing: Any, start: int, stop: int) -> Any:
-    """The rows [start, stop) of an object that has rows; views where that is possible."""
     if type(thing) is list and not _is_nest(thing):
         return thing[start:stop]
     if type(thing) is dict:
@@ -63,7 +58,6 @@ def cut(thing: Any, start: int, stop: int) -> Any:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """One object with the rows of all, which must be of one structure."""
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         kinds = sorted({type(part).__name__ for part in parts})
@@ -85,7 +79,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
-    """Where to cut `count` rows into nearly equal parts; the first ones are longer, as with numpy.
+    """Bounds of nearly equal parts; the first ones are longer, as with numpy.
 
     >>> even_bounds(5, 3)
     [(0, 2), (2, 4), (4, 5)]
@@ -104,7 +98,7 @@ def _length(thing: Any) -> int | None:
 
 
 def _is_nest(thing: list[Any]) -> bool:
-    """Whether a list holds things of equally many rows, and is not itself the rows."""
+    """Whether a list holds things with equally many rows, rather than being the rows."""
     found = {length for _, length in lengths(thing)}
     return len(found) == 1 and None not in found
 
@@ -130,7 +124,7 @@ def _joined_pandas(parts: Sequence[Any]) -> Any:
 
 
 def _one_category(whole: Any, parts: Sequence[Any]) -> Any:
-    """pandas forgets that columns are categorical when their categories differ; they are united instead."""
+    """Unite categories: pandas drops the categorical dtype where they differ."""
     import pandas as pd
     from pandas.api.types import union_categoricals
 

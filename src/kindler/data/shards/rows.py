@@ -1,4 +1,4 @@
-"""Rows of packed shards: cut, picked, joined, hashed. Pure: a shard goes in and another comes out."""
+"""Pure operations on the rows of packed shards: cut, take, join, hash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def taken(packed: Packed, positions: Array) -> Packed:
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
-    """One shard with the rows of all."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -46,11 +45,9 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
 
 def overlaps(sizes: Sequence[int], bounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
-    """For each shard the pieces that each new shard takes of it: (new shard, first row, last row + 1).
+    """Pieces of each shard, as (new shard, first row, last row + 1).
 
-    Args:
-        sizes: Rows of the shards there are.
-        bounds: The rows of each new shard, counted over all.
+    `bounds` are the row ranges of the new shards, counted over all shards.
 
     >>> overlaps([3, 2], [(0, 1), (1, 5)])
     [[(0, 0, 1), (1, 1, 3)], [(1, 0, 2)]]
@@ -71,7 +68,7 @@ def overlaps(sizes: Sequence[int], bounds: Sequence[tuple[int, int]]) -> list[li
 
 
 def shares(sizes: Sequence[int], frac: float) -> list[int]:
-    """How many rows each shard gives so that all together give `frac` of the rows, to the nearest row.
+    """Rows of each shard in a sample of `frac` of all rows, to the nearest row.
 
     >>> shares([3, 3, 4], 0.5)
     [2, 1, 2]
@@ -82,11 +79,8 @@ def shares(sizes: Sequence[int], frac: float) -> list[int]:
 
 
 def column_hashes(columns: Sequence[pa.ChunkedArray]) -> Array:
-    """A number for each row that depends on nothing but the values: the same in every process.
-
-    Args:
-        columns: Of plain types (see `frames`), which must be the same for every shard of a collection.
-    """
+    """Hash each row by its values alone, identically in every process. Columns must be of plain types (see
+    `frames`), the same for every shard."""
     total = np.zeros(len(columns[0]), np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
@@ -120,7 +114,6 @@ def _hashes(column: pa.ChunkedArray) -> Array:
 
 
 def _again(packed: Packed, table: pa.Table) -> Packed:
-    """A table of the same kind; it may still lie in the mapping that the first lay in."""
     made = from_table(table, packed.info.kind)
     return Packed(made.info, table, memory=packed.memory)
 

@@ -1,7 +1,6 @@
-"""Shards as the rows of a run: their columns by name, and those that lie in files of this machine as a
-source.
+"""Shards as the rows of a run: their named columns, and local shard files as a source.
 
-Arrays become flat, named columns, which a model's inputs and targets are fed from:
+Arrays become flat, named columns:
 
     shard                       columns
     {"x": a, "y": b}            x, y
@@ -10,8 +9,6 @@ Arrays become flat, named columns, which a model's inputs and targets are fed fr
     (a, b)                      x, y
     a                           x
     {"p": a, "q": b}            p, q                 (neither inputs nor targets until an option says so)
-
-Only reads; values are checked and cast by `kindler.data.columns`.
 """
 
 from __future__ import annotations
@@ -37,8 +34,6 @@ _ROLES: dict[str, Literal["feature", "label"]] = {"x": "feature", "y": "label"}
 
 @dataclass(frozen=True, slots=True)
 class ArrayColumn:
-    """One array of every shard; `stored` is its column in the shards' tables, `shape` that of a row."""
-
     name: str
     role: Literal["feature", "label"] | None
     stored: str
@@ -47,7 +42,6 @@ class ArrayColumn:
 
 
 def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
-    """The columns of shards of arrays, which must be the same for all that have rows."""
     # Without rows, a dtype says nothing.
     known_infos = [(number, info) for number, info in enumerate(infos) if info.rows] or [(0, infos[0])]
     first, known = known_infos[0][0], columns_of(known_infos[0][1])
@@ -63,12 +57,12 @@ def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
 
 
 def columns_of(info: Info) -> list[ArrayColumn]:
-    """The columns of one shard; a shard of anything else than arrays has none."""
+    """Empty unless the shard holds arrays."""
     return [_column(*leaf) for leaf in leaves(info.schema)] if info.kind == "arrays" else []
 
 
 def _different(these: Sequence[ArrayColumn], known: Sequence[ArrayColumn]) -> tuple[str, str, str] | None:
-    """What one shard has and the other has instead, and of which column; None if there is no difference."""
+    """(here, there, column) of the first difference; None if equal."""
     ours, theirs = ({c.name: c for c in columns} for columns in (these, known))
     for name in [*theirs, *ours]:
         here, there = _said(ours.get(name)), _said(theirs.get(name))
@@ -101,10 +95,7 @@ _PIECE_BYTES = 8 << 20
 
 
 def values(packed: Packed, names: Sequence[str], schema: pa.Schema | None) -> dict[str, Values]:
-    """Some columns of a shard, or of rows of it; arrays as views, columns of frames as Arrow has them.
-
-    `schema` is the plain one of those columns over all shards, where they are frames; None for arrays.
-    """
+    """Views for arrays, Arrow for frames; `schema` is the plain schema over all frames, None for arrays."""
     if schema is not None:
         table = frames.conform(frames.plain(packed, names), schema)
         return {name: table.column(name) for name in names}
@@ -117,8 +108,6 @@ def values(packed: Packed, names: Sequence[str], schema: pa.Schema | None) -> di
 
 
 def pieces(packed: Packed, start: int, stop: int, *, multiple_of: int = 1) -> Iterator[tuple[int, Packed]]:
-    """The rows [start, stop) of a table in pieces of a few megabytes, each with the number of its first
-    row."""
     width = packed.table.nbytes // max(packed.info.rows, 1)
     step = -(-max(_PIECE_BYTES // max(width, 1), 1) // multiple_of) * multiple_of
     for first in range(start, stop, step):
@@ -127,18 +116,8 @@ def pieces(packed: Packed, start: int, stop: int, *, multiple_of: int = 1) -> It
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSource:
-    """Rows of shards; see `kindler.data.sources.Source`.
-
-    Rows are written to one spool, a few megabytes at a time. Where they all lie in one file, arrays of the
-    right dtype are used where they are instead.
-
-    Attributes:
-        folder: Where the files are.
-        infos: What each shard is.
-        columns: What is read of each row.
-        schema: The plain schema of those columns, where the shards are frames; None for arrays.
-        keeper: Whoever must live as long as the files are needed. Does not travel.
-    """
+    """Rows of shards. If all lie in one file, arrays of the right dtype are used in place. `schema` is
+    None for arrays; `keeper` keeps the files alive and is not pickled."""
 
     folder: str
     infos: tuple[Info, ...]
@@ -166,7 +145,6 @@ class ShardSource:
         return Spool(rows=count, arrays={**ready, **written.arrays}) if ready else written
 
     def _in_place(self, shard: int) -> dict[str, Array]:
-        """The columns that need no change, as they lie in the file of the only shard that has rows."""
         if self.schema is not None:
             return {}
         packed, where = self._read(shard), _named(shard, 0)

@@ -1,8 +1,4 @@
-"""The format of TFRecord files of tf.train.Example, without TensorFlow; the door is `kindler.tfrecord`.
-
-How records lie in a file is in `framing`, how an Example is read and written for many rows at once in
-`examples`, `decode` and `encode`.
-"""
+"""The TFRecord format of tf.train.Example, without TensorFlow; the public API is `kindler.tfrecord`."""
 
 from __future__ import annotations
 

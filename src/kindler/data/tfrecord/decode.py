@@ -1,7 +1,4 @@
-"""Blocks of records to Arrow's RecordBatches, after a schema; and the schema that a sample suggests.
-
-A `Plan` says what to read. What was asked for is checked first, and a plan travels to Spark's tasks.
-"""
+"""Decodes blocks of records to RecordBatches, and infers a schema from a sample."""
 
 from __future__ import annotations
 
@@ -58,11 +55,7 @@ _HINT = "\nHint: pass schema={...}, or let more records say what it is with samp
 def decode(
     block: Block, wanted: list[Feature], schema: pa.Schema, known: Collection[bytes] | None
 ) -> pa.RecordBatch:
-    """The wanted columns of a block; a record may have features of the names `known`, or of any if None.
-
-    Raises:
-        DataError: A record is not an Example, or has values that the schema does not allow.
-    """
+    """`known` lists the feature names that records may have; None allows any."""
     try:
         columns = _columns(block, wanted, known)
         arrays = [_arrow(block, feature, columns.get(feature.key)) for feature in wanted]
@@ -102,7 +95,7 @@ def _columns(block: Block, wanted: list[Feature], known: Collection[bytes] | Non
 
 
 def _refuse_unknown(block: Block, listed: Entries, known: Collection[bytes] | None) -> None:
-    """A feature that the sample did not have would be dropped without a word."""
+    """A feature that the sample lacked would be dropped silently."""
     if known is None:
         return
     strange = np.ones(len(listed.record), bool)
@@ -118,7 +111,6 @@ def _refuse_unknown(block: Block, listed: Entries, known: Collection[bytes] | No
 
 
 def _usual(block: Block, records: Array) -> Block:
-    """The same block with some of its records rewritten in the usual form."""
     pieces: list[bytes] = []
     again = set(records.tolist())
     for index in range(len(block)):
@@ -172,7 +164,6 @@ def _check_counts(block: Block, feature: Feature, counts: Array, valid: Array) -
 
 
 def _leaves(feature: Feature, values: Values, counts: Array, valid: Array) -> pa.Array:
-    """The values in one line, with room for the nulls where the type keeps room for them."""
     width = 1 if feature.width is None else feature.width
     roomy = width > 0 and not valid.all()
     if feature.kind == BYTES:
@@ -233,7 +224,6 @@ def _cast(block: Block, feature: Feature, flat: pa.Array, counts: Array, valid: 
 
 
 def _first_that_fails(feature: Feature, flat: pa.Array, counts: Array, valid: Array) -> int:
-    """The record of the first value that cannot be cast."""
     low, high = 0, len(flat)
     while high - low > 1:
         middle = (low + high) // 2
@@ -272,8 +262,6 @@ class _Seen:
 
 
 class Sample:
-    """What records say about the columns: feed it blocks, ask it for the schema."""
-
     def __init__(self, binary: Collection[str] = ()) -> None:
         self._binary = frozenset(binary)
         self._seen: dict[str, _Seen] = {}
@@ -292,7 +280,6 @@ class Sample:
         return None
 
     def schema(self) -> pa.Schema:
-        """The columns, sorted by name."""
         fields = [self._field(name, seen) for name, seen in sorted(self._seen.items())]
         return pa.schema(fields)
 
@@ -356,7 +343,7 @@ SAMPLE_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read: files in their order, wanted columns, and the names that records may have (None: any)."""
+    """What to read; `known` lists the feature names that records may have, None allows any."""
 
     files: tuple[str, ...]
     schema: pa.Schema
@@ -366,7 +353,7 @@ class Plan:
 
 
 class ReadOptions(TypedDict, total=False):
-    """The arguments of `kindler.tfrecord.read`, where they stand with what they mean, but for the schema."""
+    """Arguments of `kindler.tfrecord.read`, except the schema."""
 
     columns: Sequence[str] | None
     compression: Compression
@@ -385,7 +372,6 @@ def plan(
     binary: Collection[str] = (),
     sample_rows: int | None = SAMPLE_ROWS,
 ) -> Plan:
-    """Find the files and their columns; see `kindler.tfrecord.read` for the arguments."""
     if isinstance(columns, str) or isinstance(binary, str):
         raise ConfigError("columns and binary must be lists of names.\nHint: columns=['x'].")
     check_compression(compression)

@@ -1,8 +1,6 @@
-"""RecordBatches to records and files: the bytes of a column are put in place for all rows at once.
-
-First every column says how many bytes it takes in each row, then the records' places are known, then every
-column writes its bytes. Where all records have the same layout the places are the columns of a matrix.
-"""
+"""Encodes RecordBatches as records, one column at a time for all rows. Every column reports its bytes per
+row, which fixes the places of the records; then every column writes its bytes. If all records have the
+same layout, the places are columns of a matrix."""
 
 from __future__ import annotations
 
@@ -39,11 +37,7 @@ _INT64_MAX = np.iinfo(np.int64).max
 
 
 def encode(batch: pa.RecordBatch, *, where: Where = int) -> Array:
-    """The records of all rows, with lengths and checksums, as one array of bytes.
-
-    The types have been checked with `checked`. Raises DataError for a null inside a list, or a number that
-    the file cannot hold.
-    """
+    """All records, with lengths and checksums. The types must have passed `checked`."""
     rows = batch.num_rows
     if not rows:
         return np.empty(0, np.uint8)
@@ -71,7 +65,6 @@ def encode(batch: pa.RecordBatch, *, where: Where = int) -> Array:
 
 
 def _seal(out: _Out, starts: Array, sizes: Array) -> None:
-    """The checksums of the data, now that it is there."""
     data, crc = out.data.tobytes(), checksum()
     pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
     sums = [crc(data[start:stop]) for start, stop in pairs]
@@ -79,22 +72,15 @@ def _seal(out: _Out, starts: Array, sizes: Array) -> None:
 
 
 class _Out:
-    """Bytes to be filled, at one place in every record at a time.
-
-    Where all records are of one size, places given for all of them are assumed to be at one distance.
-    """
-
     def __init__(self, data: Array, records: Array, sizes: Array) -> None:
         self.data = data
         self._rows = len(records)
         self._stride = int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else 0
 
     def constant(self, at: Array, value: bytes) -> None:
-        """The same bytes everywhere."""
         self.block(at, np.frombuffer(value, np.uint8)[None, :])
 
     def block(self, at: Array, values: Array) -> None:
-        """A row of bytes at each place; one row is for all places."""
         width = values.shape[1]
         if not width or not len(at):
             return
@@ -123,7 +109,6 @@ class _Out:
             self.block(at[chosen], line.reshape(-1, size))
 
     def ragged(self, at: Array, line: Array, sizes: Array) -> None:
-        """The pieces of a line, each at its place."""
         if not len(at):
             return
         width = int(sizes[0])
@@ -145,11 +130,7 @@ class _Out:
 
 
 class _Framed:
-    """Name, kind and lengths around the values of a column.
-
-    The rows `present` (None: all) have it; their lists take so many bytes (`bodies`), and `fill` writes them,
-    given their places.
-    """
+    """Name, kind and lengths around a column's values; `fill` writes their bytes, of sizes `bodies`."""
 
     def __init__(
         self,
@@ -202,7 +183,7 @@ class _Framed:
 
 
 def _column(name: str, array: pa.Array, where: Where) -> _Framed | None:
-    """A column's bytes; None for a column of nulls only."""
+    """None for a column of nulls only."""
     rows = len(array)
     present, counts, leaves = _flat(name, array, where)
     chosen = None if present is None else np.flatnonzero(present)
@@ -225,8 +206,6 @@ def _column(name: str, array: pa.Array, where: Where) -> _Framed | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Names the row of a value."""
-
     name: str
     where: Where
     present: Array | None
@@ -240,7 +219,7 @@ class _Rows:
 
 
 def _flat(name: str, array: pa.Array, where: Where) -> tuple[Array | None, Array, pa.Array]:
-    """Which rows have values (None for all), how many each has, and all of them in one line."""
+    """Rows that have values (None for all), values per row, and the flat values."""
     array = _plain(array)
     present = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
     if not is_list(array.type):
@@ -271,7 +250,6 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _sums(values: Array, counts: Array) -> Array:
-    """The sum over each row's share of the values."""
     if len(values) == len(counts) and (counts == 1).all():
         return values
     upto = np.concatenate(([0], np.cumsum(values)))
@@ -281,7 +259,6 @@ def _sums(values: Array, counts: Array) -> Array:
 
 
 def _packed(line: Array, sizes: Array) -> tuple[Array, Callable[[_Out, Array], None]]:
-    """Lists of numbers: a tag, a length and the numbers' bytes; nothing where there is no number."""
     taken = varints.sizes(sizes)
     if len(sizes) and sizes.min() > 0:
         return 1 + taken + sizes, lambda out, at: _fill_packed(out, at, line, sizes, taken)
@@ -297,7 +274,6 @@ def _fill_packed(out: _Out, at: Array, line: Array, sizes: Array, taken: Array) 
 
 
 def _bytes(leaves: pa.Array, counts: Array) -> tuple[Array, Callable[[_Out, Array], None]]:
-    """Lists of bytes: a tag, a length and the bytes for each."""
     line, sizes = _strings(leaves)
     taken = varints.sizes(sizes)
     whole = 1 + taken + sizes
@@ -379,7 +355,6 @@ def write_files(
 
 
 def checked(schema: pa.Schema) -> None:
-    """Reject types that have no place in an Example."""
     for field in schema:
         problem = refusal(field.type)
         if problem:
@@ -396,7 +371,6 @@ def write_rows(
     *,
     where: Callable[[int], int | str] = int,
 ) -> int:
-    """Write one file, and say how many rows it has; `where` names a row in complaints."""
     rows = 0
     with written(file, compression) as out:
         for batch in batches:

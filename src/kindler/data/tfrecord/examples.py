@@ -1,12 +1,10 @@
-"""Many Examples at once: where the features of each record are, and the values of one column in one block.
+"""Parses many Examples at once.
 
-All records advance together, one feature a step, so that the work is done by a few operations on arrays of
-positions. This reads only the form that writers agree on. Protobuf allows others: numbers that are not
-packed, fields in pieces, unknown fields. Records of another form are named in `Unusual`; `canonical` gives
-the same record in the usual form, one at a time.
-
-`ragged` reads the column of any records. `even` reads those of which all have the same layout, byte for byte,
-apart from their values: then a column is a slice of one matrix.
+All records advance together, one feature per step, with a few operations on arrays of positions. Only the
+form that writers agree on is read. Protobuf allows others (unpacked numbers, fields in pieces, unknown
+fields): such records are named in `Unusual`, and `canonical` rewrites them one by one. `ragged` reads a
+column of any records; `even` reads records that all have the same layout, byte for byte, where a column is a
+slice of one matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ class Malformed(ValueError):
 
 
 def canonical(record: bytes) -> bytes:
-    """The same Example in the form that `entries` reads."""
     features: dict[bytes, Value] = {}
     for message in _messages(record, 1):
         for entry in _messages(message, 1):
@@ -141,7 +138,7 @@ _MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)
 
 
 class Unusual(Exception):
-    """Records that are written in a form that is not read here, by their places in the block."""
+    """Records in a form that is not read here, by their places in the block."""
 
     def __init__(self, records: Array) -> None:
         super().__init__(records)
@@ -150,12 +147,8 @@ class Unusual(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Every feature of every record; of one record in their order.
-
-    `record` is the place of its record in the block, `key` and `start` where its name and its Feature start
-    in the block's data. `order` has them sorted by a mark of their names, so that one name's are found
-    without a look at all; `marks` are the marks in this order.
-    """
+    """Features of one record keep their order. `key` and `start` are offsets in the data. `order` sorts by
+    a hash of the names (`marks`), to find a name without scanning all."""
 
     record: Array
     key: Array
@@ -171,7 +164,6 @@ class Entries:
         return Entries(record, key, key_size, start, stop, self.order[:0], self.marks[:0])
 
     def named(self, block: Block, name: bytes) -> Array:
-        """Which of them have that name, in their order."""
         mark = _mark(name)
         low, high = np.searchsorted(self.marks, mark), np.searchsorted(self.marks, mark, side="right")
         entries: Array = self.order[low:high]
@@ -186,15 +178,12 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The list in each feature: its kind (0 where there is none) and where it is."""
-
     kind: Array
     start: Array
     stop: Array
 
 
 def entries(block: Block) -> Entries:
-    """Find the features of all records."""
     words = block.words()
     last = len(words) - 1
     ends = block.starts + block.sizes
@@ -235,7 +224,6 @@ def entries(block: Block) -> Entries:
 
 
 def lists(block: Block, features: Entries) -> Lists:
-    """The list inside each feature."""
     tag, start, size = _field(block.words(), features.start)
     none = features.start == features.stop
     fine = none | ((start + size == features.stop) & ((tag == 0x0A) | (tag == 0x12) | (tag == 0x1A)))
@@ -248,7 +236,7 @@ def lists(block: Block, features: Entries) -> Lists:
 
 
 def packed(block: Block, record: Array, listed: Lists, *, unit: int) -> tuple[Array, Array]:
-    """Where the bytes of packed numbers start, and how many there are; of lists of `unit` bytes a number."""
+    """Start and size in bytes of packed numbers, of `unit` bytes each."""
     tag, start, size = _field(block.words(), listed.start)
     none = listed.start == listed.stop
     fine = none | ((tag == 0x0A) & (start + size == listed.stop))
@@ -261,7 +249,7 @@ def packed(block: Block, record: Array, listed: Lists, *, unit: int) -> tuple[Ar
 
 
 def items(block: Block, record: Array, listed: Lists) -> tuple[Array, Array, Array]:
-    """The values of lists of bytes: to which list each belongs, where it starts, how long it is."""
+    """(list, start, size) of each value in lists of bytes."""
     words = block.words()
     last = len(words) - 1
     live = np.flatnonzero(listed.start < listed.stop)
@@ -301,7 +289,7 @@ def _mark(name: bytes) -> np.uint64:
 
 
 def _field(words: Array, at: Array) -> tuple[Array, Array, Array]:
-    """The tag of the field at each position, where its bytes start and how many they are."""
+    """(tag, start, size) of the field at each position."""
     word = words[at]
     size, taken = varints.lengths(word >> _BYTE)
     return word & _TAG, at + 1 + taken, size
@@ -318,12 +306,8 @@ _FEWEST_ROWS = 16  # not worth a layout
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One column of a block.
-
-    `present`: which records have it; None for all. `counts`: how many values each record has. `flat`: the
-    values of all records, int64 or float32, or the bytes of all strings, of which `sizes` has the lengths.
-    One number stands for the same of all.
-    """
+    """A scalar stands for the same value in all records; `present` None means all. `flat` has the numbers,
+    or the bytes of all strings, whose lengths are `sizes`."""
 
     present: Array | None
     counts: Array | int
@@ -332,8 +316,6 @@ class Values:
 
 
 class WrongKind(Exception):
-    """A record whose values are not of the kind that was expected."""
-
     def __init__(self, record: int, found: int) -> None:
         super().__init__(record, found)
         self.record = record
@@ -341,10 +323,7 @@ class WrongKind(Exception):
 
 
 def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) -> tuple[int, Values] | None:
-    """The kind and the values of a column, whatever the records look like; None if no record has it.
-
-    `kind` is what its values must be, or else `WrongKind` is raised; None for what the first record has.
-    """
+    """None if no record has it; `kind` None takes that of the first record, else `WrongKind` is raised."""
     chosen = all_entries.named(block, name)
     if not len(chosen):
         return None
@@ -364,10 +343,7 @@ def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) ->
 
 
 def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | None:
-    """The wanted columns, if all records have the layout of the first; otherwise None.
-
-    A name that the first record does not have is not in the result.
-    """
+    """None unless all records have the layout of the first; names that the first lacks are left out."""
     rows = len(block)
     size = int(block.sizes[0]) if rows else 0
     if rows < _FEWEST_ROWS or not size or not (block.sizes == size).all():
@@ -397,14 +373,11 @@ def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | Non
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Which bytes of a record are a column's values; kind None for a column that nobody wants."""
-
     kind: int | None
     free: tuple[tuple[int, int], ...]
 
 
 def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, _Spans] | None:
-    """Where the first record has its values, counted from its start."""
     base = int(first.starts[0])
     try:
         features = entries(first)
@@ -512,7 +485,7 @@ def _scattered(block: Block, features: Entries, listed: Lists, kind: int) -> Val
 
 
 def _integers(line: Array, sizes: Array, record: Array) -> tuple[Array, Array]:
-    """The numbers in a line of bytes, and how many each record has in its share of the line."""
+    """The numbers in a line of varints, and how many each record has."""
     if len(line) == len(sizes) and (sizes == 1).all() and (line < 0x80).all():
         return line.astype(np.int64), np.ones(len(sizes), np.int64)
     stops = np.cumsum(sizes)
@@ -538,7 +511,6 @@ def _spread(counts: Array, record: Array, rows: int) -> Array:
 
 
 def gather(block: Block, starts: Array, sizes: Array) -> Array:
-    """Pieces of a block's data, one behind the other."""
     if not len(starts):
         return np.empty(0, np.uint8)
     width = int(sizes[0])

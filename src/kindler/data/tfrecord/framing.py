@@ -1,11 +1,11 @@
-"""TFRecord files: which they are, how they are compressed, and how records lie in them.
+"""TFRecord files: discovery, compression and framing of records.
 
     8 bytes   length of the data, little-endian
     4 bytes   masked CRC32C of the length
     n bytes   the data
     4 bytes   masked CRC32C of the data
 
-`blocks` reads a stream as blocks of whole records in memory, so that all that follows works on many at once.
+`blocks` reads whole records in blocks, so that later stages work on many at once.
 """
 
 from __future__ import annotations
@@ -46,12 +46,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole records that lie one behind the other; `data` has some zeros behind them.
-
-    `starts` and `sizes` are those of each record's data in `data`, which starts at `offset` of the file;
-    `first` is the number of the first record. `offsets`: where each record starts in the file, if `data` is
-    not as the file is.
-    """
+    """`data` ends with zeros; `offsets` has the records' places in the file if `data` was rewritten."""
 
     file: str
     data: bytes
@@ -69,7 +64,7 @@ class Block:
         return np.frombuffer(self.data, np.uint8)
 
     def words(self, kind: str = "<u8") -> Any:
-        """What stands at each byte, read as a number of several bytes."""
+        """Overlapping numbers, one read at each byte."""
         count = len(self.data) - np.dtype(kind).itemsize + 1
         return np.ndarray((count,), kind, self.data, 0, (1,))
 
@@ -84,7 +79,6 @@ class Block:
         return replace(self, starts=self.starts[:count], sizes=self.sizes[:count], offsets=offsets)
 
     def error(self, index: int, problem: str, *, column: str | None = None) -> DataError:
-        """A complaint about one of the records."""
         at = self.offset + int(self.starts[index]) - HEAD if self.offsets is None else self.offsets[index]
         return complaint(self.file, self.first + int(index), int(at), problem, column=column)
 
@@ -98,11 +92,7 @@ def complaint(file: str, number: int, offset: int, problem: str, *, column: str 
 def blocks(
     stream: Readable, file: str, *, verify: bool = True, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[Block]:
-    """The records of a file, some megabytes at a time; a longer record is a block of its own.
-
-    Raises:
-        DataError: A checksum is wrong, or the file ends within a record.
-    """
+    """A longer record is a block of its own. Raises DataError for a wrong checksum or a truncated file."""
     held, number, offset, wanted = b"", 0, 0, block_bytes
     while True:
         fresh = _read(stream, wanted, file, number, offset)
@@ -128,7 +118,6 @@ def blocks(
 
 @cache
 def checksum() -> Callable[[Any], int]:
-    """CRC32C of bytes or of a read-only array."""
     try:
         from google_crc32c import value
     except ModuleNotFoundError as exc:
@@ -138,7 +127,7 @@ def checksum() -> Callable[[Any], int]:
 
 
 def masked(checksums: Array) -> Array:
-    """Checksums as they stand in the file: turned, and moved by a constant."""
+    """TFRecord's masking: rotate, and add a constant."""
     crc = checksums.astype(np.uint32, copy=False)
     turned: Array = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     moved: Array = turned + np.uint32(0xA282EAD8)
@@ -146,7 +135,6 @@ def masked(checksums: Array) -> Array:
 
 
 def length_checksums(sizes: Array) -> Array:
-    """The masked checksum of each length; few lengths are different ones."""
     crc = checksum()
     if len(sizes) and sizes[0] == sizes[-1] and (sizes == sizes[0]).all():
         only = np.array([crc(_LENGTH.pack(int(sizes[0])))], np.uint32)
@@ -157,7 +145,6 @@ def length_checksums(sizes: Array) -> Array:
 
 
 def is_head(start: bytes) -> bool:
-    """Whether these first bytes of a file are a record's length and its checksum."""
     if len(start) < HEAD:
         return False
     crc = masked(np.array([checksum()(start[:8])], np.uint32))[0]
@@ -176,7 +163,7 @@ def _read(stream: Readable, wanted: int, file: str, number: int, offset: int) ->
 
 
 def _walk(data: bytes, stop: int) -> tuple[Array, Array, int]:
-    """Where the whole records are before `stop`, and where the last of them ends."""
+    """(starts, sizes, end) of the whole records before `stop`."""
     position, streak, last = 0, 0, -1
     pieces: list[Array] = []
     starts: list[int] = []
@@ -203,7 +190,6 @@ def _walk(data: bytes, stop: int) -> tuple[Array, Array, int]:
 
 
 def _equal(data: bytes, position: int, stop: int, size: int) -> int:
-    """How many records of this size follow one another."""
     stride = size + AROUND
     count = (stop - position) // stride
     lengths: Any = np.ndarray((count,), "<u8", data, position, (stride,))
@@ -234,7 +220,6 @@ def _check_data(block: Block) -> None:
 
 
 def _missing(held: bytes, file: str, number: int, offset: int) -> int:
-    """How many bytes the record is short of whose start is held."""
     if len(held) < HEAD:
         return HEAD - len(held)
     if not is_head(held):
@@ -251,8 +236,7 @@ _GZIP_LEVEL = 6  # zlib's own, as TensorFlow has it
 
 
 def find(paths: Paths) -> list[str]:
-    """The files behind paths, folders, globs and URIs, sorted within each: those of folders at any depth,
-    whatever their suffix, but for names that start with "_" or "."."""
+    """Sorted within each path; folders at any depth, skipping names that start with "_" or "."."""
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files = [file for path in places for file in expand(os.fspath(path), every_file)]
     if not files:
@@ -307,10 +291,7 @@ def free(path: str, *, overwrite: bool) -> None:
 
 
 class staged:
-    """A file or folder that is written under another name beside its place, and renamed when all went well.
-
-    Nothing is left of it otherwise. On a file system without a rename (S3) the last step is a copy.
-    """
+    """Writes under a temporary name; renamed on success, else removed. Without rename (S3) it is a copy."""
 
     def __init__(self, path: str, *, folder: bool, overwrite: bool) -> None:
         self.path, self.folder, self.overwrite = path.rstrip("/") or path, folder, overwrite

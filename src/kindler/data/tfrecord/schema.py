@@ -1,12 +1,10 @@
-"""Which column is which: Arrow's types on one side, the three kinds of a tf.train.Feature on the other.
+"""Maps Arrow types to the three kinds of a tf.train.Feature.
 
-    Arrow                                          Feature
-    bool, int8 ... int64, uint8 ... uint64         int64_list
-    float16, float32, float64                      float_list (of 32 bits)
-    string, binary                                 bytes_list
-    lists of these, fixed or not, and tensors      the same with more values
-
-Values are left to others.
+Arrow                                          Feature
+bool, int8 ... int64, uint8 ... uint64         int64_list
+float16, float32, float64                      float_list (of 32 bits)
+string, binary                                 bytes_list
+lists of these, fixed or not, and tensors      the same with more values
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One column to read: its field in the table, the kind of its values in the file, the type of one value
-    in the table, and how many values a row has: None for one that is not a list, -1 for any number."""
+    """`leaf` is the type of one value; `width` the values per row: None for a scalar, -1 for any number."""
 
     field: pa.Field
     kind: int
@@ -77,7 +74,7 @@ def is_bytes(leaf: pa.DataType) -> bool:
 
 
 def refusal(kind: pa.DataType) -> str | None:
-    """Why values of a type cannot be written, and what would work; None if they can."""
+    """Why a type cannot be written, with a hint; None if it can."""
     if isinstance(kind, pa.BaseExtensionType):
         return refusal(kind.storage_type)
     if types.is_dictionary(kind) or is_list(kind):
@@ -89,11 +86,7 @@ def refusal(kind: pa.DataType) -> str | None:
 
 
 def as_schema(schema_like: SchemaLike) -> pa.Schema:
-    """A schema as it was handed in: Arrow's own, or a dict of Arrow types, numpy dtypes and (dtype, shape).
-
-    Raises:
-        ConfigError: It is neither, or a type cannot be read from TFRecord files.
-    """
+    """Accepts Arrow's own, or a dict of Arrow types, numpy dtypes and (dtype, shape)."""
     if isinstance(schema_like, pa.Schema):
         schema = schema_like
     elif isinstance(schema_like, Mapping):

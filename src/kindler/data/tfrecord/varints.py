@@ -1,8 +1,4 @@
-"""Protobuf's varints, many at a time.
-
-A varint is 7 bits a byte, lowest first; the high bit says that another byte follows. Lengths of up to
-seven bytes are read out of one 64-bit word, values of up to ten bytes out of a line of bytes.
-"""
+"""Protobuf varints, many at a time: 7 bits per byte, lowest first; the high bit marks continuation."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ _MAX_BYTES = 10
 
 
 def one(value: int) -> bytes:
-    """A single number as a varint."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -31,7 +26,7 @@ def one(value: int) -> bytes:
 
 
 def lengths(words: Array) -> tuple[Array, Array | int]:
-    """The varint at the low end of each word (of which the top byte is not looked at), and its bytes."""
+    """The varint in the low seven bytes of each word (HUGE if it does not end there), and its size."""
     if not (words & _MORE).any():
         return (words & _LOW).astype(np.int64), 1
     stops = ~words & _STOPS
@@ -42,7 +37,7 @@ def lengths(words: Array) -> tuple[Array, Array | int]:
 
 
 def sizes(values: Array) -> Array:
-    """How many bytes each number takes as a varint; negative ones take ten."""
+    """Bytes per varint; negative numbers take ten."""
     unsigned = values.astype(np.int64, copy=False).view(np.uint64)
     lengths = np.ones(len(unsigned), np.int64)
     top = int(unsigned.max(initial=0))
@@ -54,7 +49,6 @@ def sizes(values: Array) -> Array:
 
 
 def encode(values: Array) -> tuple[Array, Array]:
-    """The numbers' varints in one line of bytes, and how many bytes each has."""
     taken = sizes(values)
     unsigned = values.astype(np.int64, copy=False).view(np.uint64)
     longest = int(taken.max(initial=1))
@@ -71,11 +65,7 @@ def encode(values: Array) -> tuple[Array, Array]:
 
 
 def decode(line: Array) -> tuple[Array, Array]:
-    """The numbers in a line of bytes that ends with the end of one, and where each ends.
-
-    Raises:
-        ValueError: A number of more than ten bytes.
-    """
+    """The numbers, and where each ends; raises ValueError for a number of more than ten bytes."""
     ends = np.flatnonzero(line < 0x80)
     if len(ends) == len(line):
         return line.astype(np.int64), ends
@@ -97,7 +87,6 @@ def decode(line: Array) -> tuple[Array, Array]:
 
 
 def _squeezed(words: Array, count: int) -> Array:
-    """The low seven bits of the first `count` bytes of each word, put together."""
     values: Array = words & _LOW
     for step in range(1, count):
         values |= (words >> np.uint64(step)) & np.uint64(0x7F << (7 * step))
@@ -105,7 +94,6 @@ def _squeezed(words: Array, count: int) -> Array:
 
 
 def _bytes_below(lowest: Array) -> Array:
-    """Which byte has its high bit at `lowest`, counted from one."""
     exponents: Array = np.frexp(lowest.astype(np.float64))[1]
     below: Array = exponents.astype(np.int64) >> 3
     return below
