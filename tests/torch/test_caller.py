@@ -125,7 +125,7 @@ def test_models_are_made_by_one_thread_at_a_time() -> None:
 def test_a_seed_that_is_no_whole_number_is_refused(seed: object) -> None:
     with pytest.raises(ConfigError, match=r"seed must be a whole number from 0 to 2\*\*63 - 1; received"):
         estimator(seed=seed)
-    assert estimator(seed=np.int64(3))._seed == 3
+    estimator(seed=np.int64(3))  # one of numpy's is one
 
 
 class Draws(Callback):

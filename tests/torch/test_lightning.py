@@ -259,7 +259,7 @@ def test_what_is_not_supported_is_named_before_anything_runs() -> None:
         Estimator.from_lightning(nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="has no training_step"):
         Estimator.from_lightning(lightning.LightningModule(), workers=1).fit(DATA, verbose=0)
-    with pytest.raises(ConfigError, match="no argument 'transforms'"):
+    with pytest.raises(TypeError, match="'transforms'. Did you mean 'transform'?"):
         Estimator.from_lightning(Classifier(), transforms=1)
 
 
