@@ -45,14 +45,14 @@ def test_rows_reach_the_partitions_of_their_lanes(spark: Any, workers: int) -> N
 
     rows = feed_frame(feeds, workers, dealing).withColumn("at", F.spark_partition_id()).toPandas()
 
-    assert set(rows.columns) == {"c0x1", ROW, LANE, FEED, "at"}
+    assert set(rows.columns) == {"c0", ROW, LANE, FEED, "at"}
     assert (rows[LANE] % workers == rows["at"]).all()
     train = rows[rows[FEED] == 0].sort_values(ROW)
-    assert train["c0x1"].tolist() == list(range(5000))
+    assert train["c0"].tolist() == list(range(5000))
     counts = np.bincount(train[LANE], minlength=120)
     assert counts.max() - counts.min() <= 3, "each of the three partitions ends where it ends"
     for period in (2, 3, 12):
-        share = np.bincount(train["c0x1"] % period, weights=train[LANE] % 2 == 0)
+        share = np.bincount(train["c0"] % period, weights=train[LANE] % 2 == 0)
         assert abs(share - 2500 / period).max() < 4 * np.sqrt(5000 / period / 4)
 
 

@@ -32,7 +32,7 @@ def described(estimator: Estimator) -> dict[str, Any] | None:
     others = {one.name: getattr(spec, one.name) for one in fields(spec) if one.name not in _NOT_DESCRIBED}
     if optimizer is None or loss is None or not all(map(_is_plain, others.values())):
         return None
-    making = {name: getattr(estimator, f"_{name}") for name in _MAKING}
+    making = {name: getattr(estimator._run_config, name) for name in _MAKING}
     return {"optimizer": optimizer, "loss": loss, "others": {**others, **making}}
 
 
