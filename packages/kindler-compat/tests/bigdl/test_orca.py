@@ -20,7 +20,7 @@ from kindler.compat.bigdl.optim.optimizer import L2Regularizer
 from kindler.compat.zoo.orca import OrcaContext, init_orca_context
 from kindler.compat.zoo.orca.data import SparkXShards, XShards
 from kindler.compat.zoo.orca.learn import metrics, optimizers
-from kindler.compat.zoo.orca.learn.backends import sync_of
+from kindler.compat.zoo.orca.learn.base import sync_of
 from kindler.compat.zoo.orca.learn.bigdl import Estimator as BigDLEstimator
 from kindler.compat.zoo.orca.learn.optimizers.schedule import Step
 from kindler.compat.zoo.orca.learn.pytorch import Estimator

@@ -186,11 +186,11 @@ def test_orca_trains_a_graph_on_tf_data_and_on_shards(graph: Any, rows: Any, tmp
     assert estimator.evaluate(data, batch_size=32)["acc"] == pytest.approx(
         np.mean(estimator.sess.run(logits, {images: x}).argmax(axis=1) == y)
     )
-    assert estimator._made.counters == (2, 6)
+    assert estimator._core.counters == (2, 6)
     estimator.fit(data=data, batch_size=32, epochs=2)  # BigDL's optimizers count from when they were new
-    assert estimator._made.counters == (2, 6)
+    assert estimator._core.counters == (2, 6)
     estimator.fit(data=data, batch_size=32, epochs=3)
-    assert estimator._made.counters == (3, 9)
+    assert estimator._core.counters == (3, 9)
     with pytest.raises(ConfigError, match="is batched"):
         estimator.fit(data=data.batch(4))
 

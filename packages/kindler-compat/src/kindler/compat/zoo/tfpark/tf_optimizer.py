@@ -12,14 +12,13 @@ from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch
 from kindler.compat.bigdl.optim.validation import named_all
 from kindler.compat.estimators import from_graph
-from kindler.compat.zoo.tfpark import checkpoints
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.optimizers import counted, graph_optimizers, methods_of
 from kindler.compat.zoo.tfpark.placeholders import dataset_of, refuse_unfed
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, engine
+from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, engine, find_checkpoint
 from kindler.errors import ConfigError
 from kindler.train.triggers import Progress, Trigger
 
@@ -300,7 +299,7 @@ class TFOptimizer:
             path: A checkpoint, or the `model_dir` of the run that wrote it.
             version: The step after which it was written; None is the newest.
         """
-        self.estimator.load_checkpoint(checkpoints.find(path, version))
+        self.estimator.load_checkpoint(find_checkpoint(path, version))
         self._base = (0, 0)
         return self
 

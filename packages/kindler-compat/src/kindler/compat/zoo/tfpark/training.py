@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
 from kindler.compat.zoo.tfpark.rows import Columns
+from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.run import RunObserver
+from kindler.files import folder_at
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 
-__all__ = ["Since", "TFParkEstimator", "engine", "predicted_rdd"]
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)-epoch-\d+-step-(\d+)\.kindler")
 
 
 class TFParkEstimator(Estimator):
@@ -40,28 +46,31 @@ class TFParkEstimator(Estimator):
 
 
 class Since(Trigger):
-    """A trigger whose counts go on from those of an optimizer that was used before.
-
-    Args:
-        trigger: BigDL's trigger.
-        epochs: Epochs that the optimizer has made before this model was new.
-        steps: Its steps.
-    """
+    """A trigger whose counts go on from the epochs and steps of an optimizer that was used before."""
 
     def __init__(self, trigger: Trigger, epochs: int, steps: int) -> None:
         self.trigger, self.epochs, self.steps = trigger, epochs, steps
 
     def __call__(self, progress: Progress) -> bool:
-        """Whether it fires."""
-        return self.trigger(
-            Progress(
-                epoch=progress.epoch + self.epochs,
-                step=progress.step + self.steps,
-                epoch_ended=progress.epoch_ended,
-                loss=progress.loss,
-                score=progress.score,
-            )
-        )
+        epoch, step = progress.epoch + self.epochs, progress.step + self.steps
+        return self.trigger(replace(progress, epoch=epoch, step=step))
+
+
+def find_checkpoint(path: str | PathLike[str], version: int | None = None) -> str:
+    """A checkpoint's file: `path` itself, or that of step `version` (None is the newest) in this folder."""
+    if os.path.isfile(path):
+        return os.fspath(path)
+    if version is None:
+        newest = Estimator.latest_checkpoint(path)
+        if newest is None:
+            raise ConfigError(f"there is no checkpoint in {path}.")
+        return newest
+    folder = folder_at(path)
+    matches = [match for name in sorted(folder.names()) if (match := _CHECKPOINT.fullmatch(name))]
+    written = {int(match[2]): match[0] for match in matches}  # the newest of each step
+    if version not in written:
+        raise ConfigError(f"there is no checkpoint of step {version} in {path}; there are {sorted(written)}.")
+    return folder.path(written[version])
 
 
 def engine() -> Any:

@@ -7,7 +7,6 @@ import warnings
 from os import PathLike
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from kindler.compat.bigdl.nn.base import regularized
@@ -15,14 +14,11 @@ from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
-from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
-from kindler.compat.bigdl.optim.validation import Scores, named_all, tag_of
+from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
-from kindler.compat.zoo.orca.learn.backends import sync_of
+from kindler.compat.zoo.orca.learn.base import SparkEstimator, sync_of, workers_of
 from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
-from kindler.compat.zoo.orca.learn.nodes import workers_of
-from kindler.compat.zoo.tfpark import checkpoints
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
 from kindler.data.arrays import is_spark_frame
 from kindler.train.triggers import Trigger
@@ -35,41 +31,24 @@ class Estimator:
 
     @staticmethod
     @as_orca
-    def from_bigdl(
-        *,
-        model: Any,
-        loss: Any = None,
-        optimizer: Any = None,
-        metrics: Any = None,
-        feature_preprocessing: Any = None,
-        label_preprocessing: Any = None,
-        model_dir: str | PathLike[str] | None = None,
-    ) -> BigDLEstimator:
-        """Create an estimator from a model of `bigdl.nn.layer`.
-
-        Args:
-            model: The model; any torch module works as well.
-            loss: A criterion of `bigdl.nn.criterion`.
-            optimizer: An optimizer of `bigdl.optim.optimizer`, or of torch.
-            metrics: Validation methods, such as `Top1Accuracy()` or those of `orca.learn.metrics`.
-            feature_preprocessing: The shape of a row, a list of shapes for several inputs, or
-                `SeqToTensor` and the like.
-            label_preprocessing: The shape of a label; labels take the shape that the loss needs anyway.
-            model_dir: A folder for checkpoints.
-        """
-        return BigDLEstimator(
-            model=model,
-            loss=loss,
-            optimizer=optimizer,
-            metrics=metrics,
-            feature_preprocessing=feature_preprocessing,
-            label_preprocessing=label_preprocessing,
-            model_dir=model_dir,
-        )
+    def from_bigdl(*, model: Any, **options: Any) -> BigDLEstimator:
+        """Create an estimator from a model of `bigdl.nn.layer`; see `BigDLEstimator` for the options."""
+        return BigDLEstimator(model=model, **options)
 
 
-class BigDLEstimator:
-    """Trains, evaluates and scores a model of BigDL's layers. Made by `Estimator.from_bigdl`."""
+class BigDLEstimator(SparkEstimator):
+    """Trains, evaluates and scores a model of BigDL's layers. Made by `Estimator.from_bigdl`.
+
+    Args:
+        model: The model; any torch module works as well.
+        loss: A criterion of `bigdl.nn.criterion`.
+        optimizer: An optimizer of `bigdl.optim.optimizer`, or of torch.
+        metrics: Validation methods, such as `Top1Accuracy()` or those of `orca.learn.metrics`.
+        feature_preprocessing: The shape of a row, a list of shapes for several inputs, or `SeqToTensor` and
+            the like.
+        label_preprocessing: The shape of a label; labels take the shape that the loss needs anyway.
+        model_dir: A folder for checkpoints.
+    """
 
     def __init__(
         self,
@@ -90,9 +69,8 @@ class BigDLEstimator:
         self.model_dir = model_dir
         self._clip_norm: float | None = None
         self._limits: tuple[float, float] | None = None
-        self._summaries: tuple[TrainSummary, ValidationSummary] | None = None
         self._loaded = False
-        self._core = self._made()
+        self._core = self._make()
 
     @as_orca
     def fit(
@@ -107,20 +85,19 @@ class BigDLEstimator:
         validation_trigger: Any = None,
         checkpoint_trigger: Any = None,
     ) -> BigDLEstimator:
-        """Train.
+        """Train; see `OrcaEstimator` for the arguments of data.
 
         Args:
-            data: A Spark DataFrame, or an `XShards` of {"x": ..., "y": ...}.
+            data: The rows.
             epochs: How many epochs to train. For XShards, and after `load_orca_checkpoint`, the number of
                 epochs since the model was new, as in Orca.
-            batch_size: Rows of a step over all workers; it need not be a multiple of anything.
-            feature_cols: Columns of a DataFrame; several become one vector, unless `feature_preprocessing`
-                says that the model has several inputs.
-            label_cols: Its columns of labels; several become one vector, as in Orca.
-            caching_sample: Without effect: rows are in memory-mapped files.
-            validation_data: Data of the same kind, evaluated after each epoch.
-            validation_trigger: Accepted; validation is after each epoch.
+            batch_size: Rows of a step over all workers.
+            feature_cols: Several become one vector, unless `feature_preprocessing` says that the model has
+                several inputs.
+            label_cols: Several become one vector, as in Orca.
+            validation_data: Data of the same kind.
             checkpoint_trigger: When a checkpoint is written to `model_dir`.
+            caching_sample, validation_trigger: Without effect.
         """
         done, _ = self._core.counters
         total = self._loaded or not is_spark_frame(data)
@@ -163,17 +140,13 @@ class BigDLEstimator:
         feature_cols: Any = "features",
         sample_preprocessing: Any = None,
     ) -> Any:
-        """The DataFrame or XShards with the outputs, as `prediction`.
+        """The data with the outputs, as `prediction`.
 
-        Args:
-            data: The rows.
-            batch_size: Rows per call of the model.
-            feature_cols: Columns of a DataFrame.
-            sample_preprocessing: The shape of a row, instead of `feature_preprocessing`.
+        `sample_preprocessing` is the shape of a row, instead of `feature_preprocessing`.
         """
         core = self._core
         if sample_preprocessing is not None:
-            core = self._made(shapes=shapes_of(sample_preprocessing, "sample_preprocessing"))
+            core = self._make(shapes=shapes_of(sample_preprocessing, "sample_preprocessing"))
         return core.predict(data, batch_size=batch_size, **self._columns(data, feature_cols, None))
 
     @as_orca
@@ -184,14 +157,12 @@ class BigDLEstimator:
         if not self.metrics:
             raise InvalidInput("evaluate needs metrics.\nHint: from_bigdl(metrics=[Accuracy()]).")
         data, label = joined_labels(data, label_cols)
-        found = self._core.evaluate(
-            data, batch_size=batch_size, verbose=0, **self._columns(data, feature_cols, label)
-        )
-        named = {method.tag: found[method.tag if method.tag in found else "loss"] for method in self.metrics}
-        return Scores(named)
+        columns = self._columns(data, feature_cols, label)
+        scores = self._core.evaluate(data, batch_size=batch_size, verbose=0, **columns)
+        tags = [method.tag for method in self.metrics]
+        return Scores({tag: scores[tag if tag in scores else "loss"] for tag in tags})
 
     def get_model(self) -> Any:
-        """The model with its trained weights."""
         self._core.get_model()
         return self.model
 
@@ -211,46 +182,28 @@ class BigDLEstimator:
         model_dir: str | PathLike[str] | None = None,
         is_checkpoint: bool = False,
     ) -> BigDLEstimator:
-        """Go on with a model that `save` wrote; what is not passed stays as it is.
+        """Go on with a model that `save` wrote; options of `from_bigdl` that are not passed stay.
 
         Args:
             checkpoint: What `save` was called with; with `is_checkpoint`, a folder of checkpoints.
-            optimizer: The optimizer.
-            loss: The criterion.
-            feature_preprocessing: The shape of a row.
-            label_preprocessing: The shape of a label.
-            model_dir: A folder for checkpoints.
             is_checkpoint: Whether to go on from the newest checkpoint of a run.
         """
-        given = {
-            "optimizer": optimizer,
-            "loss": loss,
-            "feature_preprocessing": feature_preprocessing,
-            "label_preprocessing": label_preprocessing,
-            "model_dir": model_dir,
-        }
-        for name, value in given.items():
-            if value is not None:
-                setattr(self, name, value)
-        if is_checkpoint:
-            self._core = self._made()
-            return self.load_orca_checkpoint(checkpoint)
-        self.model = read_layer(_file(checkpoint))
-        self._core = self._made()
-        return self
+        self.optimizer = self.optimizer if optimizer is None else optimizer
+        self.loss = self.loss if loss is None else loss
+        if feature_preprocessing is not None:
+            self.feature_preprocessing = feature_preprocessing
+        if label_preprocessing is not None:
+            self.label_preprocessing = label_preprocessing
+        self.model_dir = self.model_dir if model_dir is None else model_dir
+        if not is_checkpoint:
+            self.model = read_layer(_file(checkpoint))
+        self._core = self._make()
+        return self.load_orca_checkpoint(checkpoint) if is_checkpoint else self
 
-    @as_orca
     def load_orca_checkpoint(
         self, path: str | PathLike[str], version: int | None = None, prefix: str | None = None
     ) -> BigDLEstimator:
-        """Go on from a checkpoint in a `model_dir`.
-
-        Args:
-            path: The folder, or the checkpoint itself.
-            version: The step after which it was written; None is the newest.
-            prefix: Without effect: a checkpoint is one file.
-        """
-        self._core.load_checkpoint(checkpoints.find(path, version))
+        super().load_orca_checkpoint(path, version)
         self._core.get_model()
         self._loaded = True
         return self
@@ -276,25 +229,7 @@ class BigDLEstimator:
         self._clip_norm = float(clip_norm)
         self._rebuild()
 
-    def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Write summaries to `<log_dir>/<app_name>/train` and `.../validation`."""
-        self._summaries = TrainSummary(log_dir, app_name), ValidationSummary(log_dir, app_name)
-        self._core.train_summary, self._core.val_summary = self._summaries
-
-    def get_train_summary(self, tag: str | None = None) -> Any:
-        """(step, value, wall time) of "Loss", "LearningRate" or "Throughput"; needs `set_tensorboard`."""
-        return None if self._summaries is None else _known(self._summaries[0].read_scalar(tag or "Loss"))
-
-    def get_validation_summary(self, tag: str | None = None) -> Any:
-        """The same of a validation metric, such as "Top1Accuracy" or "Loss"."""
-        return (
-            None if self._summaries is None else _known(self._summaries[1].read_scalar(tag_of(tag or "Loss")))
-        )
-
-    def shutdown(self) -> None:
-        """Release what the estimator holds: nothing."""
-
-    def _made(self, **shaped: Any) -> TFParkEstimator:
+    def _make(self, **shaped: Any) -> TFParkEstimator:
         shapes_of(self.label_preprocessing, "label_preprocessing")
         shapes = shaped.get("shapes", shapes_of(self.feature_preprocessing, "feature_preprocessing"))
         core = TFParkEstimator.from_torch(
@@ -307,8 +242,8 @@ class BigDLEstimator:
             workers=workers_of(1),
         )
         assert isinstance(core, TFParkEstimator)
-        if self._summaries is not None:
-            core.train_summary, core.val_summary = self._summaries
+        if hasattr(self, "_core"):
+            core.train_summary, core.val_summary = self._core.train_summary, self._core.val_summary
         return core
 
     def _optimizer(self) -> Any:
@@ -329,7 +264,7 @@ class BigDLEstimator:
 
     def _rebuild(self) -> None:
         """Another estimator of the same model that goes on from where this one is."""
-        before, self._core = self._core, self._made()
+        before, self._core = self._core, self._make()
         self._core.continue_from(before)
 
     def _columns(self, data: Any, features: Any, labels: Any) -> dict[str, Any]:
@@ -339,14 +274,10 @@ class BigDLEstimator:
         several = [features] if isinstance(features, str) else list(features)
         shapes = shapes_of(self.feature_preprocessing, "feature_preprocessing")
         joined = len(several) > 1 and (shapes is None or len(shapes) == 1)
-        found: dict[str, Any] = {"feature_cols": several, "stack_features": joined}
+        columns: dict[str, Any] = {"feature_cols": several, "stack_features": joined}
         if labels is not None:
-            found["label_cols"] = [labels] if isinstance(labels, str) else list(labels)
-        return found
-
-
-def _known(values: np.ndarray[Any, Any]) -> Any:
-    return values if len(values) else None
+            columns["label_cols"] = [labels] if isinstance(labels, str) else list(labels)
+        return columns
 
 
 def _file(path: str) -> str:
@@ -354,9 +285,9 @@ def _file(path: str) -> str:
     return name if name.endswith(".bigdl") else f"{name}.bigdl"
 
 
-def _trigger(given: Any, argument: str) -> Trigger | None:
-    if given is None or isinstance(given, Trigger):
-        return given
-    if given == "EveryEpoch":
+def _trigger(trigger: Any, argument: str) -> Trigger | None:
+    if trigger is None or isinstance(trigger, Trigger):
+        return trigger
+    if trigger == "EveryEpoch":
         return EveryEpoch()
-    raise InvalidInput(f"{argument} must be a trigger of orca.learn.trigger; received {given!r}.")
+    raise InvalidInput(f"{argument} must be a trigger of orca.learn.trigger; received {trigger!r}.")

@@ -19,21 +19,11 @@ from kindler.compat.zoo.feature.common import (
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["ShapedModel", "joined_labels", "shapes_of"]
-
 Shapes = list[tuple[int, ...]]
 
 
 def shapes_of(given: Any, argument: str) -> Shapes | None:
-    """The shapes of the inputs of a row; None leaves rows as they are.
-
-    Args:
-        given: None, a shape, a list of shapes, or steps of `zoo.feature.common` that say one.
-        argument: The name of the argument, for complaints.
-
-    Raises:
-        ConfigError: It is something else.
-    """
+    """The shapes of the inputs of a row; None leaves rows as they are."""
     if given is None or isinstance(given, TensorToSample):
         return None
     if isinstance(given, FeatureLabelPreprocessing):
@@ -59,12 +49,7 @@ def shapes_of(given: Any, argument: str) -> Shapes | None:
 
 
 def joined_labels(data: Any, labels: Any) -> tuple[Any, Any]:
-    """Data whose several columns of labels are one vector, and that column; single ones stay as they are.
-
-    Args:
-        data: A Spark DataFrame, or shards.
-        labels: The name of a column, or a list of names.
-    """
+    """Data whose several columns of labels are one vector, and that column; single ones stay as they are."""
     if not isinstance(labels, list | tuple) or len(labels) < 2:
         return data, labels
     name = f"labels({', '.join(labels)})"
@@ -97,19 +82,13 @@ class _Joined:
 
 
 class ShapedModel(nn.Module):
-    """A model of BigDL's layers that gets its rows in given shapes, and floats as float32.
-
-    Args:
-        model: The model.
-        shapes: The shape of each input of a row; None leaves them as they are.
-    """
+    """A model of BigDL's layers that gets its rows in given shapes, and floats as float32."""
 
     def __init__(self, model: nn.Module, shapes: Shapes | None) -> None:
         super().__init__()
         self.model, self.shapes = model, shapes
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """The model's output; a table is a list of outputs."""
         given = [part.float() if part.is_floating_point() else part for part in inputs]
         if self.shapes is not None:
             given = self._shaped(given, self.shapes)

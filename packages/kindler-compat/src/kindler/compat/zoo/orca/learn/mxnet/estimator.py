@@ -8,6 +8,7 @@ from typing import Any
 from kindler.compat.estimators import from_mxnet
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.zoo.orca.errors import as_orca
+from kindler.compat.zoo.orca.learn.base import OrcaEstimator
 from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "MXNetEstimator", "create_config"]
@@ -29,17 +30,16 @@ class Estimator:
         num_servers: int | None = None,
         runner_cores: int | None = None,
     ) -> MXNetEstimator:
-        """Create an estimator from a Gluon block.
+        """Create an estimator from a Gluon block. Creators are called with `config`.
 
         Args:
             config: What `create_config` returns.
-            model_creator: Called with `config`; returns a `gluon.Block`.
-            loss_creator: Called with `config`; returns a `gluon.loss.Loss`.
-            eval_metrics_creator: Called with `config`; returns metrics of training.
-            validation_metrics_creator: Called with `config`; returns metrics of validation.
+            model_creator: Returns a `gluon.Block`.
+            loss_creator: Returns a `gluon.loss.Loss`.
+            eval_metrics_creator: Returns metrics of training.
+            validation_metrics_creator: Returns metrics of validation.
             num_workers: Number of workers; None is one.
-            num_servers: Without effect: gradients are summed by the workers themselves.
-            runner_cores: Without effect: it changes speed only.
+            num_servers, runner_cores: Without effect: the workers themselves sum gradients.
         """
         made = from_mxnet(
             CoreEstimator,
@@ -53,11 +53,11 @@ class Estimator:
         return MXNetEstimator(made)
 
 
-class MXNetEstimator:
+class MXNetEstimator(OrcaEstimator):
     """Trains a Gluon block; also evaluates, scores, saves and loads it, which Orca's could not."""
 
-    def __init__(self, made: CoreEstimator) -> None:
-        self._made = made
+    def __init__(self, core: CoreEstimator) -> None:
+        self._core = core
 
     @as_orca
     def fit(
@@ -81,10 +81,10 @@ class MXNetEstimator:
             feature_cols: Columns of shards of DataFrames.
             label_cols: Their columns of labels.
         """
-        rows = self._made.fit(
+        rows = self._core.fit(
             data,
             epochs=epochs,
-            batch_size=batch_size * (self._made.workers or 1),
+            batch_size=batch_size * (self._core.workers or 1),
             steps_per_epoch=train_resize_batch_num,
             validation_data=validation_data,
             feature_cols=feature_cols,
@@ -97,29 +97,22 @@ class MXNetEstimator:
         self, data: Any, batch_size: int = 32, feature_cols: Any = None, label_cols: Any = None
     ) -> Any:
         """The loss and the metrics; every row counts once."""
-        return self._made.evaluate(
+        return self._core.evaluate(
             data, batch_size=batch_size, feature_cols=feature_cols, label_cols=label_cols
         )
 
     @as_orca
     def predict(self, data: Any, batch_size: int = 32, feature_cols: Any = None) -> Any:
         """The data with the outputs, as `prediction`."""
-        return self._made.predict(data, batch_size=batch_size, feature_cols=feature_cols)
-
-    def get_model(self) -> Any:
-        """The block with its trained weights."""
-        return self._made.get_model()
+        return self._core.predict(data, batch_size=batch_size, feature_cols=feature_cols)
 
     @as_orca
     def save(self, checkpoint: str) -> str:
         """Write the weights to a file."""
-        self._made.save(checkpoint)
+        self._core.save(checkpoint)
         return checkpoint
 
     @as_orca
     def load(self, checkpoint: str) -> None:
         """Read the weights of a file."""
-        self._made.load_weights(checkpoint)
-
-    def shutdown(self) -> None:
-        """Release what the estimator holds: nothing."""
+        self._core.load_weights(checkpoint)

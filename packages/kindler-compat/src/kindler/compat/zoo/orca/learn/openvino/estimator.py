@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
+from kindler.compat.zoo.orca.learn.base import OrcaEstimator
 from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "OpenvinoEstimator"]
@@ -18,20 +19,16 @@ class Estimator:
     @staticmethod
     @as_orca
     def from_openvino(*, model_path: str) -> OpenvinoEstimator:
-        """Create an estimator from a model of OpenVINO.
-
-        Args:
-            model_path: The .xml file; the .bin file is beside it.
-        """
+        """Create an estimator from a model of OpenVINO: its .xml file, with the .bin file beside it."""
         return OpenvinoEstimator(model_path)
 
 
-class OpenvinoEstimator:
+class OpenvinoEstimator(OrcaEstimator):
     """Scores with a model of OpenVINO; it cannot be trained."""
 
     def __init__(self, model_path: str) -> None:
         self._path = model_path
-        self._made = CoreEstimator.from_openvino(model_path)
+        self._core = CoreEstimator.from_openvino(model_path)
 
     @as_orca
     def predict(
@@ -42,21 +39,19 @@ class OpenvinoEstimator:
         input_cols: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The outputs: for arrays as arrays, for a DataFrame or shards with them, as `prediction`.
+        """The outputs: for arrays as arrays, for a DataFrame as columns of it, for shards as `prediction`.
+
+        Several outputs of arrays or shards are a list.
 
         Args:
             data: An array or a list of arrays, an `XShards` of {"x": ...}, or a Spark DataFrame.
             feature_cols: Columns of a DataFrame.
-            batch_size: Rows per call of the model; any number works, the remainder included.
+            batch_size: Rows per call of the model.
             input_cols: Names of the model's inputs, in the order of `feature_cols` or of the arrays; None is
                 their own order.
             config: Properties of OpenVINO to compile the model with.
-
-        Returns:
-            Arrays for arrays, several outputs as a list; a DataFrame with columns of outputs for a
-            DataFrame; shards of {"x": ..., "prediction": ...} for shards, several outputs as a list there.
         """
-        made = self._made if config is None else CoreEstimator.from_openvino(self._path, config=config)
+        made = self._core if config is None else CoreEstimator.from_openvino(self._path, config=config)
         if input_cols is not None:
             data, feature_cols = _by_input(self._path, input_cols, data, feature_cols)
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
@@ -66,24 +61,20 @@ class OpenvinoEstimator:
         return found
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Not possible."""
         raise InvalidInput("a model of OpenVINO cannot be trained: not implemented.")
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Not possible."""
         raise InvalidInput("a model of OpenVINO has no loss to evaluate: not implemented.")
 
     def get_model(self) -> Any:
-        """Not possible."""
         raise InvalidInput("get_model: not implemented for models of OpenVINO.")
 
     def save(self, model_path: str) -> None:
-        """Not possible."""
         raise InvalidInput("save: not implemented; the model is in its own files.")
 
     def load(self, model_path: str) -> None:
         """Go on with another model."""
-        self._path, self._made = model_path, CoreEstimator.from_openvino(model_path)
+        self._path, self._core = model_path, CoreEstimator.from_openvino(model_path)
 
 
 class _Predicted:
@@ -109,11 +100,7 @@ class _Arranged:
 
 
 def _by_input(path: str, inputs: Any, data: Any, feature_cols: Any) -> tuple[Any, Any]:
-    """Data, or its columns, in the order of the model's inputs.
-
-    Raises:
-        InvalidInput: The model has other inputs, or there are fewer columns or arrays.
-    """
+    """Data, or its columns, in the order of the model's inputs."""
     from kindler.frameworks.openvino.graph import names_of, read_file
 
     given, names = _several(inputs), names_of(read_file(Path(path)).inputs, "input")

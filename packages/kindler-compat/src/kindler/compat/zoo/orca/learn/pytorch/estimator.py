@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import numpy as np
 import torch
 
 from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
-from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
-from kindler.compat.bigdl.optim.validation import ValidationMethod, tag_of
+from kindler.compat.bigdl.optim.validation import ValidationMethod
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
-from kindler.compat.zoo.orca.learn.backends import check_backend, sync_of
-from kindler.compat.zoo.orca.learn.limited import first_steps
-from kindler.compat.zoo.orca.learn.nodes import workers_of
-from kindler.compat.zoo.orca.learn.pytorch.callbacks.model_checkpoint import ModelCheckpoint
-from kindler.compat.zoo.orca.learn.pytorch.reports import ReportingEstimator
+from kindler.compat.zoo.orca.learn.base import (
+    SparkEstimator,
+    check_backend,
+    check_config,
+    first_steps,
+    sync_of,
+    workers_of,
+)
+from kindler.compat.zoo.orca.learn.pytorch.callbacks import ModelCheckpoint
 from kindler.compat.zoo.orca.learn.pytorch.runner import OrcaHooks, epoch_stats, refuse_fixed
-from kindler.compat.zoo.tfpark import checkpoints
+from kindler.compat.zoo.tfpark.training import TFParkEstimator
 from kindler.data.column_options import ColumnOptions
+from kindler.estimator.run import RunObserver
 from kindler.files import folder_at, split
 from kindler.train.checkpoints import is_checkpoint
-from kindler.train.options import PredictOptions
+from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions
 
 __all__ = ["Estimator", "PyTorchEstimator"]
 
@@ -74,11 +77,9 @@ class Estimator:
             config: The argument of all creators; it must not contain "batch_size".
             workers_per_node: Workers of each node; a local session is one node.
             scheduler_creator: A function of `(optimizer, config)` that returns a schedule.
-            use_tqdm: Without effect: progress is shown.
             model_dir: A folder for checkpoints.
-            sync_stats: Without effect: figures are always those of all workers.
-            log_level: Without effect: it changes what is logged only.
-            log_to_driver: Without effect: what workers print is shown.
+            use_tqdm, sync_stats, log_level, log_to_driver: Without effect: progress and what workers print
+                are shown, and figures are always those of all workers.
             scheduler_step_freq: Whether the schedule moves after each "epoch" or each "batch".
             initialization_hook: Must be None: use `callbacks` with `before_run`.
             training_operator_cls: Must be None: use `MainCallback`.
@@ -92,11 +93,7 @@ class Estimator:
             raise InvalidInput(
                 f"scheduler_step_freq must be epoch or batch; received {scheduler_step_freq!r}."
             )
-        if config is not None and "batch_size" in config:
-            raise InvalidInput(
-                "Please do not specify batch_size in config. Input batch_size in fit/evaluate/predict"
-                " function of the estimator instead."
-            )
+        check_config(config, "fit/evaluate/predict")
         if not callable(model):
             raise InvalidInput(f"Must provide a function for model_creator, or a model; received {model!r}.")
         if backend is None:
@@ -120,11 +117,7 @@ class Estimator:
     @staticmethod
     @as_orca
     def latest_checkpoint(checkpoint_dir: str) -> str:
-        """The file `last.ckpt` that `ModelCheckpoint` wrote to a folder.
-
-        Raises:
-            InvalidInput: There is none.
-        """
+        """The file `last.ckpt` that `ModelCheckpoint` wrote to a folder."""
         path = ModelCheckpoint.get_latest_checkpoint(checkpoint_dir)
         folder, name = split(path)
         if name not in folder_at(folder).names():
@@ -132,16 +125,16 @@ class Estimator:
         return path
 
 
-class PyTorchEstimator:
+class PyTorchEstimator(SparkEstimator):
     """Trains, evaluates and scores a PyTorch model. Made by `Estimator.from_torch`."""
+
+    _core: _ReportingEstimator
 
     def __init__(self, *, backend: str, divide: str | None, core: Mapping[str, Any]) -> None:
         self.backend = backend
         self._sync = sync_of(backend, divide=divide)
-        self._given = dict(core)
-        self._clip_norm: float | None = None
-        self._clip_value: float | None = None
-        self._core = self._made()
+        self._options = {**core, "clip_norm": None, "clip_value": None}
+        self._core = self._make(self._options)
 
     @as_orca
     def fit(
@@ -159,20 +152,17 @@ class PyTorchEstimator:
         checkpoint_trigger: Any = None,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Train.
+        """Train; see `OrcaEstimator` for the arguments of data.
 
         Args:
-            data: A Spark DataFrame, an `XShards`, a `DataLoader`, or a function of `(config, batch_size)`
+            data: Also a `DataLoader`, which has its own batch size, or a function of `(config, batch_size)`
                 that returns one; it gets its worker's share of `batch_size`.
             epochs: Epochs to train.
             max_steps: Steps after which training ends, whatever `epochs` says.
-            batch_size: Rows of a step over all workers; None is 32. A `DataLoader` has its own.
+            batch_size: None is 32.
             profile: Whether stats have a "profile" with the seconds of the epoch.
             reduce_results: Whether figures are those of all workers; otherwise each epoch is a list with
                 those of each worker.
-            feature_cols: Columns of a DataFrame for the inputs.
-            label_cols: Its columns for the labels.
-            validation_data: Data to evaluate after each epoch.
             callbacks: Callbacks of `orca.learn.pytorch.callbacks`.
             checkpoint_trigger: When a checkpoint is written to `model_dir`.
             info: Without effect: only a `training_operator_cls` of Orca read it.
@@ -180,13 +170,10 @@ class PyTorchEstimator:
         Returns:
             With the backend "bigdl" the estimator; otherwise a list with the stats of each epoch.
         """
-        several = list(callbacks or ())
-        refuse_fixed(several)
-        hooks = (
-            [OrcaHooks(several, self._given["config"] or {}, None if max_steps else epochs)]
-            if several
-            else []
-        )
+        hooks = list(callbacks or ())
+        refuse_fixed(hooks)
+        if hooks:
+            hooks = [OrcaHooks(hooks, self._options["config"] or {}, None if max_steps else epochs)]
         trigger = {} if checkpoint_trigger is None else {"checkpoint_trigger": checkpoint_trigger}
         rows = self._core.fit(
             data,
@@ -200,7 +187,7 @@ class PyTorchEstimator:
             **trigger,
             **self._sync,
         )
-        if isinstance(self._given["model"], torch.nn.Module):
+        if isinstance(self._options["model"], torch.nn.Module):
             self._core.get_model()
         if self.backend == "bigdl":
             return self
@@ -208,12 +195,10 @@ class PyTorchEstimator:
 
     def _stats(self, row: Mapping[str, Any], reduce_results: bool, profile: bool) -> Any:
         more = {"profile": {"epoch_s": row["seconds"]}} if profile else {}
+        reports = self._core.reports
         if reduce_results:
-            return epoch_stats(row, self._core.reports.last_loss(row)) | more
-        return [
-            epoch_stats(own, self._core.reports.last_loss(row, rank)) | more
-            for rank, own in self._core.reports.by_worker(row)
-        ]
+            return epoch_stats(row, reports.last_loss(row)) | more
+        return [epoch_stats(own, reports.last_loss(row, rank)) | more for rank, own in reports.by_worker(row)]
 
     @as_orca
     def evaluate(
@@ -229,37 +214,31 @@ class PyTorchEstimator:
         validation_metrics: Any = None,
         info: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Judge rows, each once.
+        """Figures: "num_samples", "val_loss", and each metric by its name; every row counts once.
 
         Args:
             data: Data as `fit` takes it.
-            batch_size: Rows of a step over all workers; None is 32.
+            batch_size: None is 32.
             num_steps: How many steps are judged; None is every row.
-            profile: Without effect: nothing is measured.
             reduce_results: Whether figures are those of all workers; otherwise it is a list with those of
                 each worker.
-            feature_cols: Columns of a DataFrame for the inputs.
-            label_cols: Its columns for the labels.
             callbacks: Must be empty.
             validation_metrics: Metrics to compute instead of the estimator's.
-            info: Without effect: only a `training_operator_cls` of Orca read it.
-
-        Returns:
-            "num_samples", "val_loss", and each metric by its name.
+            profile, info: Without effect.
         """
         if callbacks:
             raise InvalidInput("evaluate has no callbacks.\nHint: those of fit see each validation.")
         core, rows = self._core, 32 if batch_size is None else batch_size
         if validation_metrics is not None:
-            core = self._remade(metrics=_metrics(validation_metrics, self._given["loss"]))
-        found = core.evaluate(
+            core = self._successor(metrics=_metrics(validation_metrics, self._options["loss"]))
+        scores = core.evaluate(
             first_steps(data, num_steps, rows, "num_steps"),
             batch_size=rows,
             feature_cols=feature_cols,
             label_cols=label_cols,
         )
         if reduce_results:
-            return _judgement(found)
+            return _judgement(scores)
         return [_judgement(own) for own in core.reports.judged()]
 
     @as_orca
@@ -279,7 +258,7 @@ class PyTorchEstimator:
             batch_size: Rows per call of the model.
             feature_cols: Columns of a DataFrame for the inputs.
             output_cols: Names for several outputs.
-            profile: Without effect: nothing is measured.
+            profile: Without effect.
             callbacks: Must be empty.
         """
         if callbacks:
@@ -292,10 +271,6 @@ class PyTorchEstimator:
             finish=None if self.backend == "bigdl" else _squeezed,
         )
         return self._core.predict_with(data, options)
-
-    def get_model(self) -> Any:
-        """The model with its trained weights."""
-        return self._core.get_model()
 
     def get_state_dict(self) -> dict[str, Any]:
         """Epoch, and the state of the model in a list, as Orca has it."""
@@ -319,20 +294,12 @@ class PyTorchEstimator:
         else:
             self._core.load_weights(model_path)
 
+    load_checkpoint = load
+
     @as_orca
     def save_checkpoint(self, model_path: str) -> None:
         """Write all that training goes on from."""
         self._core.save_checkpoint(model_path)
-
-    load_checkpoint = load
-
-    @as_orca
-    def load_orca_checkpoint(
-        self, path: str, version: int | None = None, prefix: str | None = None
-    ) -> PyTorchEstimator:
-        """Go on from a checkpoint in a `model_dir`; `version` is the step after which it was written."""
-        self._core.load_checkpoint(checkpoints.find(path, version))
-        return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = True) -> None:
         """Take the weights of what `get_state_dict` returned."""
@@ -342,76 +309,92 @@ class PyTorchEstimator:
             torch.save(states, path)
             self._core.load_weights(path)
 
-    def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Write summaries to `<log_dir>/<app_name>/train` and `.../validation`."""
-        self._core.train_summary = TrainSummary(log_dir, app_name)
-        self._core.val_summary = ValidationSummary(log_dir, app_name)
-
-    def get_train_summary(self, tag: str | None = None) -> Any:
-        """(step, value, wall time) of "Loss", "LearningRate" or "Throughput"; None without a summary."""
-        summary = self._core.train_summary
-        return None if summary is None else _known(summary.read_scalar(tag or "Loss"))
-
-    def get_validation_summary(self, tag: str | None = None) -> Any:
-        """The same of a validation metric."""
-        summary = self._core.val_summary
-        if summary is None:
-            return None
-        return next(
-            (
-                found
-                for name in (tag or "Loss", tag_of(tag or "Loss"))
-                if (found := _known(summary.read_scalar(name))) is not None
-            ),
-            None,
-        )
-
     def clear_gradient_clipping(self) -> None:
         """Do not clip gradients any more."""
-        self._clip_norm = self._clip_value = None
-        self._rebuild()
+        self._clip(clip_norm=None, clip_value=None)
 
     @as_orca
     def set_constant_gradient_clipping(self, min: float, max: float) -> None:  # noqa: A002 - Orca's names
         """Clip every element of a gradient between -max and max; `min` must be -max."""
         if min != -max:
             raise InvalidInput(f"gradients are clipped between -c and c; received {min} and {max}.")
-        self._clip_value = float(max)
-        self._rebuild()
+        self._clip(clip_value=float(max))
 
     @as_orca
     def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
         """Clip the gradient of all parameters together to a norm."""
-        self._clip_norm = float(clip_norm)
-        self._rebuild()
+        self._clip(clip_norm=float(clip_norm))
 
-    def shutdown(self, force: bool = False) -> None:
-        """Release what the estimator holds: nothing."""
+    def _clip(self, **limits: float | None) -> None:
+        self._options.update(limits)
+        self._core = self._successor()
 
-    def _made(self, **changes: Any) -> ReportingEstimator:
-        made = ReportingEstimator.from_torch(
-            **{**self._given, **changes}, clip_norm=self._clip_norm, clip_value=self._clip_value
-        )
-        assert isinstance(made, ReportingEstimator)
-        return made
-
-    def _rebuild(self) -> None:
-        self._core = self._remade()
-
-    def _remade(self, **changes: Any) -> ReportingEstimator:
+    def _successor(self, **changes: Any) -> _ReportingEstimator:
         """Another estimator of the same model that goes on from where this one is."""
-        before, made = self._core, self._made(**changes)
-        made.train_summary, made.val_summary = before.train_summary, before.val_summary
-        made.continue_from(before)
+        made = self._make({**self._options, **changes})
+        made.train_summary, made.val_summary = self._core.train_summary, self._core.val_summary
+        made.continue_from(self._core)
+        return made
+
+    def _make(self, options: Mapping[str, Any]) -> _ReportingEstimator:
+        made = _ReportingEstimator.from_torch(**options)
+        assert isinstance(made, _ReportingEstimator)
         return made
 
 
-def _known(values: np.ndarray[Any, Any]) -> Any:
-    return values if len(values) else None
+class _Reports(RunObserver):
+    """What workers reported of a run: figures of each, and losses of their steps."""
+
+    def __init__(self) -> None:
+        self._figures: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+        self._losses: dict[int, dict[int, tuple[float, float]]] = {}
+        self._last_steps: dict[int, int] = {}
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        if fields["name"] == "worker":
+            key = (fields["part"], int(fields["epoch"]))
+            self._figures.setdefault(key, {})[int(fields["rank"])] = fields["figures"]
+        elif fields["name"] == "steps":
+            own = self._losses.setdefault(int(fields["rank"]), {})
+            pairs = zip(fields["loss"], fields["rows"], strict=True)
+            own.update({fields["first"] + place: pair for place, pair in enumerate(pairs)})
+        elif fields["name"] == "epoch":
+            self._last_steps[int(fields["row"]["epoch"])] = int(fields["step"])
+
+    def last_loss(self, row: Mapping[str, Any], rank: int | None = None) -> float | None:
+        """The loss of the last step of an epoch, of all workers or of one; None where it is not known."""
+        step = self._last_steps.get(row["epoch"])
+        ranks = self._losses if rank is None else {rank: self._losses.get(rank, {})}
+        parts = [own[step] for own in ranks.values() if step in own]
+        weight = sum(rows for _, rows in parts)
+        return sum(loss * rows for loss, rows in parts) / weight if weight else None
+
+    def by_worker(self, row: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The figures of an epoch, as rows of the history, of each worker."""
+        trained = self._figures.get(("train", row["epoch"]), {})
+        judged = self._figures.get(("validation", row["epoch"]), {})
+        for rank in sorted(trained):
+            own = {"epoch": row["epoch"], "steps": row["steps"], **trained[rank]}
+            yield rank, own | {f"val_{name}": value for name, value in judged.get(rank, {}).items()}
+
+    def judged(self) -> list[Mapping[str, Any]]:
+        """The figures of an evaluation, of each worker."""
+        (ranks,) = [ranks for (part, _), ranks in self._figures.items() if part == "validation"]
+        return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _judgement(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"val_loss" if name == "loss" else name: value for name, value in found.items()}
+class _ReportingEstimator(TFParkEstimator):
+    """Keeps the reports of its last run, for `reduce_results=False`."""
+
+    reports: _Reports
+
+    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+        self.reports = _Reports()
+        return [*super().observers(options), self.reports]
+
+
+def _judgement(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {"val_loss" if name == "loss" else name: value for name, value in scores.items()}
 
 
 def _metrics(given: Any, loss: Any) -> Any:

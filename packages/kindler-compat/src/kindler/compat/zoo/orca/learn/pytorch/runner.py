@@ -8,20 +8,16 @@ from typing import Any
 import torch
 
 from kindler.compat.zoo.orca.errors import InvalidInput
-from kindler.compat.zoo.orca.learn.pytorch.callbacks.base import Callback
-from kindler.compat.zoo.orca.learn.pytorch.callbacks.maincallback import MainCallback
+from kindler.compat.zoo.orca.learn.pytorch.callbacks import Callback, MainCallback
 from kindler.files import folder_at, split
 from kindler.frameworks.torch.loss import Judge, Judged
 from kindler.train import callbacks as core
-
-__all__ = ["OrcaHooks", "Runner", "epoch_stats", "refuse_fixed"]
 
 _FORWARD = ("on_iter_forward", "on_train_forward", "on_val_forward")
 _FIXED = ("on_pred_forward", "on_iter_backward", "on_lr_adjust")
 
 
 def epoch_stats(row: Mapping[str, Any], last_loss: float | None = None) -> dict[str, Any]:
-    """A row of the history under Orca's names."""
     stats: dict[str, Any] = {
         "epoch": row["epoch"],
         "batch_count": row["steps"],
@@ -65,12 +61,10 @@ class Runner:
 
     @property
     def rank(self) -> int:
-        """The number of this worker, from 0."""
         return self._run.rank
 
     @property
     def size(self) -> int:
-        """The number of workers."""
         return self._run.size
 
     @property
@@ -80,22 +74,18 @@ class Runner:
 
     @property
     def model(self) -> Any:
-        """This worker's replica of the model."""
         return self._run.model
 
     @property
     def models(self) -> list[Any]:
-        """The model, in a list."""
         return [self._run.model]
 
     @property
     def optimizer(self) -> Any:
-        """Its optimizer."""
         return self._run.optimizer
 
     @property
     def optimizers(self) -> list[Any]:
-        """The optimizer, in a list."""
         return [self._run.optimizer]
 
     @property
@@ -105,30 +95,24 @@ class Runner:
 
     @property
     def schedulers(self) -> list[Any]:
-        """The schedule, in a list that is empty where there is none."""
         return [] if self.scheduler is None else [self.scheduler]
 
     @property
     def criterion(self) -> Any:
-        """The loss."""
         return self._run.replica.loss.function
 
     def put(self, name: str, value: Any) -> None:
-        """Keep a value for other hooks."""
         if name in self._pocket:
             raise InvalidInput(f"runner.put: there is a value {name!r} already; use update.")
         self._pocket[name] = value
 
     def update(self, name: str, value: Any) -> None:
-        """Replace a value that was kept."""
         self._pocket[name] = value
 
     def get(self, name: str) -> Any:
-        """A value that was kept."""
         return self._pocket[name]
 
     def remove(self, name: str) -> None:
-        """Forget a value."""
         self._pocket.pop(name, None)
 
     def get_state_dict(self) -> dict[str, Any]:
@@ -149,55 +133,41 @@ class Runner:
 
 
 class OrcaHooks(core.Callback):
-    """Calls Orca's callbacks from those of Kindler.
-
-    Args:
-        callbacks: Orca's callbacks.
-        config: What creators are called with.
-        epochs: Epochs to train, if that is known.
-    """
+    """Calls Orca's callbacks from those of Kindler."""
 
     def __init__(self, callbacks: Sequence[Callback], config: Mapping[str, Any], epochs: int | None) -> None:
         self._callbacks, self._config, self._epochs = list(callbacks), dict(config), epochs
         self._runner: Runner | None = None
 
     def on_run_begin(self, run: core.Run) -> None:
-        """Look at batches from now on."""
         self._runner = Runner(run, self._config, self._epochs)
         self._watch(run.replica, self._runner)
         self._each("before_run", run)
 
     def on_epoch_begin(self, run: core.Run) -> None:
-        """An epoch begins."""
         self._known.epochs, self._known.batch_idx = run.epoch, 0
         self._each("before_train_epoch", run)
 
     def on_step_begin(self, run: core.Run) -> None:
-        """A step begins."""
         self._each("before_train_iter", run)
 
     def on_step_end(self, run: core.Run) -> None:
-        """A step is over."""
         self._each("after_train_iter", run)
         self._known.batch_idx += 1
 
     def on_validation_begin(self, run: core.Run) -> None:
-        """Validation begins."""
         self._known.batch_idx = 0
         self._each("before_val_epoch", run)
 
     def on_validation_end(self, run: core.Run, logs: dict[str, Any]) -> None:
-        """Validation is over."""
         self._known.metrics_stats = {name.lower(): value for name, value in logs.items()}
         self._each("after_val_epoch", run)
 
     def on_epoch_end(self, run: core.Run, logs: dict[str, Any]) -> None:
-        """An epoch and its validation are over."""
         self._known.epoch_stats = epoch_stats(logs)
         self._each("after_train_epoch", run)
 
     def on_run_end(self, run: core.Run) -> None:
-        """The run is over."""
         self._each("after_run", run)
 
     @property
@@ -253,11 +223,7 @@ class OrcaHooks(core.Callback):
 
 
 def refuse_fixed(callbacks: Sequence[Any]) -> None:
-    """Complain about what cannot be a callback.
-
-    Raises:
-        InvalidInput: One is no callback of Orca, there are two `MainCallback`s, or one overrides too much.
-    """
+    """Raise `InvalidInput` for what is not a callback of Orca, and for what cannot be overridden."""
     wrong = [item for item in callbacks if not isinstance(item, Callback)]
     if wrong:
         raise InvalidInput(f"callbacks must be those of orca.learn.pytorch.callbacks; received {wrong[0]!r}.")

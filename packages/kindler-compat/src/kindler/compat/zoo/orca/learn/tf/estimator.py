@@ -7,12 +7,11 @@ from os import PathLike
 from typing import Any
 
 from kindler.compat.bigdl.optim.methods import OptimMethod
-from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
 from kindler.compat.bigdl.optim.validation import Scores
 from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.orca.errors import as_orca
-from kindler.compat.zoo.tfpark import checkpoints
+from kindler.compat.zoo.orca.learn.base import SparkEstimator
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
@@ -25,7 +24,7 @@ from kindler.errors import ConfigError
 __all__ = ["Estimator"]
 
 
-class Estimator:
+class Estimator(SparkEstimator):
     """Trains, evaluates and scores a graph or a Keras model on Spark.
 
     Data is a Spark DataFrame, an XShards or, except to predict, a `tf.data.Dataset`.
@@ -33,10 +32,12 @@ class Estimator:
     Create one with `Estimator.from_graph` or `Estimator.from_keras`.
     """
 
+    _empty = "array"
+
     def __init__(
-        self, made: TFParkEstimator, *, model_dir: Any = None, counts: bool = False, labelled: bool = True
+        self, core: TFParkEstimator, *, model_dir: Any = None, counts: bool = False, labelled: bool = True
     ) -> None:
-        self._made = made
+        self._core = core
         self._model_dir = model_dir
         self._labelled = labelled  # whether the model has labels
         self._counts = counts  # whether epochs are those since the model was new
@@ -73,10 +74,9 @@ class Estimator:
             updates: Operations to run with every step.
             sess: The session with the variables' values.
             model_dir: A folder for checkpoints and summaries.
-            backend: Must be "bigdl"; without effect.
+            backend: Must be "bigdl".
         """
-        if backend != "bigdl":
-            raise ConfigError(f"backend={backend!r}: graphs of TensorFlow 1 have the backend 'bigdl'.")
+        _check_backend(backend)
         made = from_graph(
             TFParkEstimator,
             inputs=inputs,
@@ -111,10 +111,9 @@ class Estimator:
             metrics: For models in graphs: more metrics, a dict from names to scalar tensors.
             model_dir: A folder for checkpoints and summaries.
             optimizer: An optimizer of `bigdl.optim.optimizer` to use instead of the model's.
-            backend: Must be "bigdl"; without effect.
+            backend: Must be "bigdl".
         """
-        if backend != "bigdl":
-            raise ConfigError(f"backend={backend!r}: models of TensorFlow 1 have the backend 'bigdl'.")
+        _check_backend(backend)
         directory = None if model_dir is None else str(model_dir)
         options = {"metrics": metrics} if is_graph_model(keras_model) else {}
         made = keras_estimator(
@@ -145,25 +144,20 @@ class Estimator:
         auto_shard_files: bool = False,
         feed_dict: Any = None,
     ) -> Estimator:
-        """Train.
+        """Train; see `OrcaEstimator` for the arguments of data.
 
         With an optimizer of `bigdl.optim.optimizer`, and after `load_orca_checkpoint`, `epochs` counts from
-        when the
-        model was new, as in Orca: after a checkpoint of epoch 5, `epochs=5` trains nothing. Otherwise it is
-        how many more epochs to train.
+        when the model was new, as in Orca: after a checkpoint of epoch 5, `epochs=5` trains nothing.
+        Otherwise it is how many more epochs to train.
 
         Args:
-            data: A Spark DataFrame, an `XShards` of {"x": ..., "y": ...}, or a `tf.data.Dataset` of single
-                rows.
+            data: Also a `tf.data.Dataset` of single rows.
             epochs: Number of epochs.
             batch_size: Rows of a step over all workers.
-            feature_cols: Columns of a DataFrame for the inputs, in their order.
-            label_cols: Its columns for the labels.
-            validation_data: Data of the same kind, evaluated after each epoch.
-            session_config: Without effect: it changes speed only.
+            validation_data: Data of the same kind.
             checkpoint_trigger: When to write a checkpoint to `model_dir`; None is after every epoch.
-            auto_shard_files: Without effect: files are shared out where there are enough.
             feed_dict: Must be None; pass `tensor_with_value` to `kindler.Estimator.from_graph`.
+            session_config, auto_shard_files: Without effect.
         """
         if feed_dict is not None:
             raise ConfigError(
@@ -177,7 +171,7 @@ class Estimator:
             )
         rows = self._data(data, batch_size)
         checked = None if validation_data is None else self._data(validation_data, batch_size)
-        done, _ = self._made.counters
+        done, _ = self._core.counters
         more = epochs - done if self._counts or self._loaded else epochs
         if more < 1:
             return self
@@ -185,7 +179,7 @@ class Estimator:
         options: dict[str, Any] = (
             {} if self._model_dir is None else {"checkpoint_trigger": trigger, "keep_checkpoints": None}
         )
-        self._made.fit(
+        self._core.fit(
             rows,
             epochs=more,
             batch_size=batch_size,
@@ -193,19 +187,23 @@ class Estimator:
             **self._columns(data, feature_cols, label_cols),
             **options,
         )
-        self._made.get_model()
+        self._core.get_model()
         return self
 
     @as_orca
     def evaluate(
-        self, data: Any, batch_size: int = 32, feature_cols: Any = None, label_cols: Any = None,
+        self,
+        data: Any,
+        batch_size: int = 32,
+        feature_cols: Any = None,
+        label_cols: Any = None,
         auto_shard_files: bool = False,
-    ) -> Scores:  # fmt: skip
+    ) -> Scores:
         """The loss and the metrics by name; every row counts once."""
         self._require_columns(data, feature_cols, label_cols, "evaluation")
         columns = self._columns(data, feature_cols, label_cols)
-        found = self._made.evaluate(self._data(data, batch_size), batch_size=batch_size, verbose=0, **columns)
-        return renamed(found)
+        rows = self._data(data, batch_size)
+        return renamed(self._core.evaluate(rows, batch_size=batch_size, verbose=0, **columns))
 
     @as_orca
     def predict(
@@ -214,43 +212,14 @@ class Estimator:
         """The DataFrame or XShards with the outputs, as `prediction`."""
         self._require_columns(data, feature_cols, "", "prediction")
         columns = {} if feature_cols is None else {"feature_cols": feature_cols}
-        return self._made.predict(data, batch_size=batch_size, **columns)
+        return self._core.predict(data, batch_size=batch_size, **columns)
 
-    def get_model(self) -> Any:
-        """The Keras model; for a graph, the session."""
-        return self._made.get_model()
-
-    @as_orca
-    def load_orca_checkpoint(self, path: str | PathLike[str], version: int | None = None) -> Estimator:
-        """Go on from a checkpoint in a `model_dir`.
-
-        Args:
-            path: The folder, or the checkpoint itself.
-            version: The step after which it was written; None is the newest.
-        """
-        self._made.load_checkpoint(checkpoints.find(path, version))
+    def load_orca_checkpoint(
+        self, path: str | PathLike[str], version: int | None = None, prefix: str | None = None
+    ) -> Estimator:
+        super().load_orca_checkpoint(path, version)
         self._loaded = True
         return self
-
-    def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Write summaries to `<log_dir>/<app_name>/train` and `.../validation`."""
-        self._made.train_summary = TrainSummary(log_dir, app_name)
-        self._made.val_summary = ValidationSummary(log_dir, app_name)
-
-    def get_train_summary(self, tag: str | None = None) -> Any:
-        """(step, value, wall time) of "Loss", "LearningRate" or "Throughput"; needs `set_tensorboard`."""
-        summary = self._made.train_summary
-        return None if summary is None else summary.read_scalar(tag or "Loss")
-
-    def get_validation_summary(self, tag: str | None = None) -> Any:
-        """The same of a validation metric, such as "Top1Accuracy" or "Loss"."""
-        from kindler.compat.bigdl.optim.validation import tag_of
-
-        summary = self._made.val_summary
-        return None if summary is None else summary.read_scalar(tag_of(tag or "Loss"))
-
-    def shutdown(self) -> None:
-        """Release what the estimator holds: nothing."""
 
     def _require_columns(self, data: Any, features: Any, labels: Any, where: str) -> None:
         missing = {"feature": features is None, "label": labels is None and self._labelled}
@@ -265,8 +234,8 @@ class Estimator:
         return data
 
     def _columns(self, data: Any, features: Any, labels: Any) -> dict[str, Any]:
-        found = {"feature_cols": features, "label_cols": labels}
-        return {name: value for name, value in found.items() if value is not None}
+        columns = {"feature_cols": features, "label_cols": labels}
+        return {name: value for name, value in columns.items() if value is not None}
 
 
 class GraphEstimator(Estimator):
@@ -275,38 +244,36 @@ class GraphEstimator(Estimator):
     @property
     def sess(self) -> Any:
         """The session that holds the trained values."""
-        return self._made.get_model()
+        return self._core.get_model()
 
     def save_tf_checkpoint(self, path: str) -> None:
         """Write the session's variables as `tf.train.Saver` does."""
-        import tensorflow.compat.v1 as tf
-
-        session = self.sess
-        with session.graph.as_default():
-            tf.train.Saver().save(session, path)
+        self._saver("save", path)
 
     def load_tf_checkpoint(self, path: str) -> None:
         """Read the session's variables from what `tf.train.Saver` wrote."""
+        self._saver("restore", path)
+
+    save = save_tf_checkpoint
+    load = load_tf_checkpoint
+
+    def _saver(self, method: str, path: str) -> None:
         import tensorflow.compat.v1 as tf
 
         session = self.sess
         with session.graph.as_default():
-            tf.train.Saver().restore(session, path)
-
-    save = save_tf_checkpoint
-    load = load_tf_checkpoint
+            getattr(tf.train.Saver(), method)(session, path)
 
 
 class KerasEstimator(Estimator):
     """The estimator of a Keras model."""
 
-    def __init__(self, model: Any, made: TFParkEstimator, **options: Any) -> None:
-        super().__init__(made, **options)
+    def __init__(self, model: Any, core: TFParkEstimator, **options: Any) -> None:
+        super().__init__(core, **options)
         self.model = model
 
     def get_model(self) -> Any:
-        """The model, with its trained weights."""
-        self._made.get_model()
+        self._core.get_model()
         return self.model
 
     def save_keras_model(self, path: str, overwrite: bool = True) -> None:
@@ -347,6 +314,11 @@ class KerasEstimator(Estimator):
         if hasattr(data, "element_spec") and is_graph_model(self.model):
             return made.map(KerasGraph(self.model)._expanded)
         return made
+
+
+def _check_backend(backend: str) -> None:
+    if backend != "bigdl":
+        raise ConfigError(f"backend={backend!r}: TensorFlow 1 has the backend 'bigdl'.")
 
 
 def _scalar(data: Any, name: str) -> bool:

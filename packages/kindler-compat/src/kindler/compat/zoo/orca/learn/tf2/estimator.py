@@ -8,9 +8,14 @@ from os import PathLike
 from typing import Any
 
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca, refuse_given
-from kindler.compat.zoo.orca.learn.backends import check_backend
-from kindler.compat.zoo.orca.learn.limited import configured, first_steps
-from kindler.compat.zoo.orca.learn.nodes import workers_of
+from kindler.compat.zoo.orca.learn.base import (
+    OrcaEstimator,
+    check_backend,
+    check_config,
+    configured,
+    first_steps,
+    workers_of,
+)
 from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "TensorFlow2Estimator"]
@@ -42,23 +47,17 @@ class Estimator:
         Args:
             model_creator: Called with `config`; returns a compiled model.
             config: The argument of all creators; it must not contain "batch_size".
-            verbose: Without effect: `fit` has its own.
             workers_per_node: Workers of each node; a local session is one node.
             compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
                 is not compiled yet.
             backend: "tf2", "ray", "spark" or "horovod"; all compute the same.
-            cpu_binding: Without effect: it changes speed only.
-            log_to_driver: Without effect: what workers print is shown with `verbose=1`.
             model_dir: A folder for checkpoints.
+            verbose, cpu_binding, log_to_driver: Without effect: `fit` has its own `verbose`.
             kwargs: Must be empty.
         """
         check_backend(backend, _BACKENDS)
         refuse_given("from_keras", **kwargs)
-        if config is not None and "batch_size" in config:
-            raise InvalidInput(
-                "Please do not specify batch_size in config. Input batch_size in fit/evaluate function of the"
-                " estimator instead."
-            )
+        check_config(config, "fit/evaluate")
         if not callable(model_creator):
             raise InvalidInput(f"model_creator must be a function of config; received {model_creator!r}.")
         made = CoreEstimator.from_keras(
@@ -77,11 +76,11 @@ class Estimator:
         return CoreEstimator.latest_checkpoint(checkpoint_dir)
 
 
-class TensorFlow2Estimator:
+class TensorFlow2Estimator(OrcaEstimator):
     """Trains, evaluates and scores a Keras model. Made by `Estimator.from_keras`."""
 
-    def __init__(self, made: CoreEstimator) -> None:
-        self._made = made
+    def __init__(self, core: CoreEstimator) -> None:
+        self._core = core
 
     @as_orca
     def fit(
@@ -101,31 +100,29 @@ class TensorFlow2Estimator:
         feature_cols: Any = None,
         label_cols: Any = None,
     ) -> dict[str, Any]:
-        """Train.
+        """Train; see `OrcaEstimator` for the arguments of data.
 
         Args:
-            data: A Spark DataFrame, an `XShards`, or a function of `(config, batch_size)` that returns a
-                `tf.data.Dataset`; it gets its worker's share of `batch_size`.
+            data: Also a function of `(config, batch_size)` that returns a `tf.data.Dataset`; it gets its
+                worker's share of `batch_size`.
             epochs: Number of the last epoch.
             batch_size: Rows of a step over all workers.
             verbose: 0 shows no progress.
             callbacks: Callbacks of Keras.
-            validation_data: Data to judge after epochs.
+            validation_data: Data of the same kind.
             class_weight: The weight of a row by its label.
             initial_epoch: The epoch to start counting from.
             steps_per_epoch: Steps of an epoch; None is one pass over all rows.
             validation_steps: How many steps of the validation data are judged; None is every row.
             validation_freq: Validate every so many epochs.
             data_config: More entries of the config that functions which make data are called with.
-            feature_cols: Columns of a DataFrame for the inputs.
-            label_cols: Its columns for the labels.
 
         Returns:
             What Keras's history has: "epochs", "steps", "verbose", and a list of each metric, a value an
             epoch.
         """
         judged = first_steps(validation_data, validation_steps, batch_size, "validation_steps")
-        rows = self._made.fit(
+        rows = self._core.fit(
             configured(data, data_config),
             epochs=epochs,
             batch_size=batch_size,
@@ -158,23 +155,15 @@ class TensorFlow2Estimator:
     ) -> dict[str, Any]:
         """Judge rows, each once: "validation_loss", and "validation_" with the name of each metric.
 
-        Args:
-            data: Data as `fit` takes it.
-            batch_size: Rows of a step over all workers.
-            num_steps: How many steps are judged; None is every row.
-            verbose: 0 shows no progress.
-            sample_weight: Must be None.
-            callbacks: Must be empty.
-            data_config: More entries of the config that a function which makes data is called with.
-            feature_cols: Columns of a DataFrame for the inputs.
-            label_cols: Its columns for the labels.
+        `num_steps` is how many steps are judged; None is every row. `sample_weight` and `callbacks` must be
+        None. Other arguments are those of `fit`.
         """
         refuse_given("evaluate", sample_weight=sample_weight, callbacks=callbacks or None)
         judged = configured(first_steps(data, num_steps, batch_size, "num_steps"), data_config)
-        found = self._made.evaluate(
+        scores = self._core.evaluate(
             judged, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, label_cols=label_cols
         )
-        return {f"validation_{name}": value for name, value in found.items() if name != "num_samples"}
+        return {f"validation_{name}": value for name, value in scores.items() if name != "num_samples"}
 
     @as_orca
     def predict(
@@ -195,21 +184,18 @@ class TensorFlow2Estimator:
             data: A Spark DataFrame or an `XShards`.
             batch_size: Rows per call of the model.
             verbose: 0 shows no progress.
-            steps: Must be None: every row is scored.
-            callbacks: Must be empty.
-            data_config: Without effect: the data is not made by a function.
+            steps, callbacks: Must be None: every row is scored.
             feature_cols: Columns of a DataFrame for the inputs.
-            min_partition_num: Without effect: it changes speed only.
             output_cols: Names for several outputs.
+            data_config, min_partition_num: Without effect.
         """
         refuse_given("predict", steps=steps, callbacks=callbacks or None)
-        return self._made.predict(
+        return self._core.predict(
             data, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, output_cols=output_cols
         )
 
     def get_model(self, sample_input: Any = None) -> Any:
-        """The model with its trained weights."""
-        return self._made.get_model()
+        return self._core.get_model()
 
     @as_orca
     def save(
@@ -223,22 +209,15 @@ class TensorFlow2Estimator:
     ) -> str:
         """Write the model: ".keras" and ".h5" are files, a name without a suffix a SavedModel.
 
-        Args:
-            filepath: The file or folder.
-            overwrite: Whether it is replaced if it exists.
-            include_optimizer: Without effect: `load` takes the weights alone.
-            save_format: Must be None, or that of the suffix.
-            signatures: Must be None.
-            options: Must be None.
+        `include_optimizer` is without effect: `load` takes the weights alone. `save_format` must be None, or
+        that of the suffix.
         """
         refuse_given("save", signatures=signatures, options=options)
-        _refuse_format(filepath, save_format)
-        if not overwrite and os.path.exists(filepath):
-            raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
+        _check_file(filepath, overwrite, save_format)
         if filepath.endswith(".h5"):
-            self._made.get_model().save(filepath)
+            self._core.get_model().save(filepath)
         else:
-            self._made.save(filepath)
+            self._core.save(filepath)
         return filepath
 
     @as_orca
@@ -249,16 +228,9 @@ class TensorFlow2Estimator:
         compile: bool = True,  # noqa: A002 - Keras's name
         options: Any = None,
     ) -> None:
-        """Take the weights of a model in a file.
-
-        Args:
-            filepath: The file.
-            custom_objects: Without effect: the model is the one that `model_creator` makes.
-            compile: Without effect, for the same reason.
-            options: Must be None.
-        """
+        """Take the weights of a model in a file; the model stays the one that `model_creator` makes."""
         refuse_given("load", options=options)
-        self._made.load_weights(filepath)
+        self._core.load_weights(filepath)
 
     @as_orca
     def save_weights(
@@ -266,10 +238,8 @@ class TensorFlow2Estimator:
     ) -> str:
         """Write the weights to a ".weights.h5" file."""
         refuse_given("save_weights", options=options)
-        _refuse_format(filepath, save_format)
-        if not overwrite and os.path.exists(filepath):
-            raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
-        self._made.get_model().save_weights(filepath)
+        _check_file(filepath, overwrite, save_format)
+        self._core.get_model().save_weights(filepath)
         return filepath
 
     @as_orca
@@ -280,28 +250,26 @@ class TensorFlow2Estimator:
         refuse_given(
             "load_weights", by_name=by_name or None, skip_mismatch=skip_mismatch or None, options=options
         )
-        self._made.load_weights(filepath)
+        self._core.load_weights(filepath)
 
     @as_orca
     def save_checkpoint(self, checkpoint: str) -> str:
         """Write all that training goes on from, the optimizer included."""
-        self._made.save_checkpoint(checkpoint)
+        self._core.save_checkpoint(checkpoint)
         return checkpoint
 
     @as_orca
     def load_checkpoint(self, checkpoint: str, sample_input: Any = None) -> None:
         """Go on from what `save_checkpoint` wrote, the optimizer included."""
-        self._made.load_checkpoint(checkpoint)
-
-    def shutdown(self) -> None:
-        """Release what the estimator holds: nothing."""
+        self._core.load_checkpoint(checkpoint)
 
 
-def _refuse_format(filepath: str, save_format: str | None) -> None:
-    """Complain about a format that is not the one the name of the file says."""
+def _check_file(filepath: str, overwrite: bool, save_format: str | None) -> None:
     named = "h5" if filepath.endswith(".h5") else "keras" if filepath.endswith(".keras") else "tf"
     if save_format not in (None, named):
         raise InvalidInput(
             f"save_format={save_format!r}: the name {filepath!r} means the format {named!r}.\n"
             "Hint: .keras, .h5 or no suffix at all say the format."
         )
+    if not overwrite and os.path.exists(filepath):
+        raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
