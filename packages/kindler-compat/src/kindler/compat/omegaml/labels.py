@@ -13,18 +13,12 @@ from kindler.runtime.settings import TaskSettings
 from kindler.shelves.models import Models
 from kindler.store import Store
 
-__all__ = ["Runtime"]
-
 _DEFAULT = TaskSettings().label
 _REQUIRE = "require"
 
 
 class Runtime(runtime.Runtime):
-    """The runtime; a model that has a label runs on workers with that label, unless another is required.
-
-    Attributes:
-        always: Is told of a label that is required from now on.
-    """
+    """The runtime; a model that has a label runs on workers with that label, unless another is required."""
 
     def __init__(
         self,
@@ -47,9 +41,7 @@ class Runtime(runtime.Runtime):
     def require(self, label: str | None = None, *, always: bool = False) -> Runtime:
         """The same runtime on workers with this label; None means any worker.
 
-        Args:
-            label: The label.
-            always: Also for all that `om.runtime` runs from now on.
+        With `always` also all that `om.runtime` runs from now on.
         """
         if always and self.always is not None:
             self.always(label)
@@ -76,9 +68,7 @@ class _Model(RuntimeModel):
     def require(self, label: str | None = None, *, always: bool = False) -> RuntimeModel:
         """The same, on workers with this label; None means any worker.
 
-        Args:
-            label: The label.
-            always: Store it with the model, as a version that differs in nothing else.
+        With `always` it is stored with the model, as a version that differs in nothing else.
         """
         changed = replace(self._settings, label=label or _DEFAULT)
         if always:

@@ -150,9 +150,6 @@ class _Trusting(Shelf):
             asname: Its name there; the same if not given.
             bucket: The other bucket, instead.
             tag: A tag that moves to it.
-
-        Raises:
-            ConfigError: It would become the newest version of itself.
         """
         if to is None:
             return super().promote(name, bucket=bucket, tag=tag)

@@ -15,8 +15,6 @@ import numpy as np
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store import Version
 
-__all__ = ["MARK", "changed", "is_date", "marked", "moment", "picked"]
-
 MARK = "revisions"
 _WHEN = "revision_dt"
 
@@ -31,14 +29,7 @@ def changed(before: Any, changes: Any, *, delete: bool) -> Any:
     """The rows of a frame after changes by index: rows that are there are replaced, others are added.
 
     Columns that the changes do not have stay as they are, and new ones are empty in rows that do not change.
-
-    Args:
-        before: The frame; None for no rows yet.
-        changes: A frame of the changes. Rows whose column `_delete_` is true are taken away.
-        delete: Take all of these rows away.
-
-    Raises:
-        ConfigError: The changes are not a frame, or an index has a value twice.
+    Rows whose column `_delete_` is true are taken away, and all of these rows with `delete`.
     """
     import pandas as pd
 
@@ -65,16 +56,7 @@ def changed(before: Any, changes: Any, *, delete: bool) -> Any:
 
 
 def picked(versions: Sequence[Version], wanted: Any, name: str) -> Version:
-    """The revision that is meant.
-
-    Args:
-        versions: All revisions, oldest first.
-        wanted: A number, or a date, or text that is one of them.
-        name: The dataset.
-
-    Raises:
-        NotFoundError: There is no such revision.
-    """
+    """The revision that is meant."""
     if isinstance(wanted, str) and wanted.lstrip("-").isdigit():
         wanted = int(wanted)
     if isinstance(wanted, int) and not isinstance(wanted, bool):
@@ -90,11 +72,7 @@ def picked(versions: Sequence[Version], wanted: Any, name: str) -> Version:
 
 
 def moment(value: Any) -> datetime:
-    """A date or time, of text or of a datetime; without a time zone it is UTC.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """A date or time, of text or of a datetime; without a time zone it is UTC."""
     import pandas as pd
 
     try:

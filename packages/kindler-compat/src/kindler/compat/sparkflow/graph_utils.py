@@ -36,9 +36,6 @@ def build_graph(func: Callable[[], Any]) -> str:
 
     Returns:
         A `MetaGraphDef` as protobuf's JSON.
-
-    Raises:
-        ConfigError: The function made no loss and returned none.
     """
     with tf.Graph().as_default() as graph, speaking_v1():
         _settle_loss(graph, func())

@@ -13,17 +13,11 @@ from kindler.errors import ConfigError
 from kindler.models.kind import require_trust
 from kindler.models.safety.saved_model import graph_dangers
 
-__all__ = ["OpenGraph", "check_graph", "meta_graph_of"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def meta_graph_of(text: str) -> Any:
-    """The `MetaGraphDef` of a graph's text.
-
-    Raises:
-        ConfigError: It is not one.
-    """
+    """The `MetaGraphDef` of a graph's text."""
     if not text:
         raise ConfigError("there is no graph; build_graph(function) of graph_utils makes one.")
     try:
@@ -36,11 +30,7 @@ def meta_graph_of(text: str) -> Any:
 
 
 def check_graph(text: str, *, trusted: bool) -> None:
-    """Look through a graph that comes from a file.
-
-    Raises:
-        UntrustedError: It does more than compute, and is not trusted.
-    """
+    """Raise `UntrustedError` for a graph of a file that does more than compute, unless it is trusted."""
     found = graph_dangers(meta_graph_of(text).SerializeToString())
     if found:
         require_trust(trusted, what="the TensorFlow graph", reason=f"it has {', '.join(found)}")
@@ -48,12 +38,7 @@ def check_graph(text: str, *, trusted: bool) -> None:
 
 @dataclass(frozen=True)
 class OpenGraph:
-    """A graph in a session of its own.
-
-    Attributes:
-        graph: The graph.
-        sess: The session.
-    """
+    """A graph in a session of its own."""
 
     graph: Any
     sess: Any
@@ -75,11 +60,7 @@ class OpenGraph:
         return cls(graph, sess)
 
     def tensor(self, name: str, param: str) -> Any:
-        """A tensor by its name; "x" is "x:0".
-
-        Raises:
-            ConfigError: There is none; the message names the placeholders there are.
-        """
+        """A tensor by its name; "x" is "x:0"."""
         try:
             return self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
         except (KeyError, ValueError) as exc:
@@ -91,11 +72,7 @@ class OpenGraph:
             ) from exc
 
     def loss(self) -> Any:
-        """What is minimised: the first entry of the collection of losses.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """What is minimised: the first entry of the collection of losses."""
         losses = self.graph.get_collection(tf.GraphKeys.LOSSES)
         if not losses:
             raise ConfigError(
@@ -119,11 +96,7 @@ class OpenGraph:
         return {name: np.asarray(value) for name, value in self.sess.run(variables).items()}
 
     def assign(self, values: Mapping[str, Array]) -> None:
-        """Give variables these values.
-
-        Raises:
-            ConfigError: A variable is missing, or has another shape.
-        """
+        """Give variables these values."""
         variables = {v.name: v for v in self.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
         for name, value in values.items():
             if name not in variables:
@@ -131,11 +104,7 @@ class OpenGraph:
             _load(variables[name], value, self.sess)
 
     def assign_trained(self, weights: Sequence[Array]) -> None:
-        """Give the trained variables these values, in their order.
-
-        Raises:
-            ConfigError: There are more or fewer of them, or one has another shape.
-        """
+        """Give the trained variables these values, in their order."""
         trained = self.trained
         if len(weights) != len(trained):
             raise ConfigError(f"received {len(weights)} weights for {len(trained)} trained variables.")

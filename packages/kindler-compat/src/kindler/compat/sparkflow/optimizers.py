@@ -10,8 +10,6 @@ from typing import Any
 from kindler.compat.sparkflow.tensorflow_v1 import tf
 from kindler.errors import ConfigError
 
-__all__ = ["OPTIMIZERS", "build_optimizer", "options_of"]
-
 OPTIMIZERS = {
     "adam": "AdamOptimizer",
     "rmsprop": "RMSPropOptimizer",
@@ -28,16 +26,7 @@ _OLD_NAMES = {"initial_accumulator": "initial_accumulator_value"}
 
 
 def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options: Any = None) -> Any:
-    """An optimizer of `tf.train`.
-
-    Args:
-        optimizer_name: One of `OPTIMIZERS`.
-        learning_rate: Its rate, unless the options have one.
-        optimizer_options: Its other arguments, as a dict or as JSON.
-
-    Raises:
-        ConfigError: There is no such optimizer, or it has no such option.
-    """
+    """An optimizer of `tf.train`."""
     made = _class_of(optimizer_name)
     options = {"learning_rate": learning_rate, "use_locking": False, **options_of(optimizer_options)}
     options = {_OLD_NAMES.get(name, name): value for name, value in options.items()}
@@ -55,11 +44,7 @@ def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options
 
 
 def options_of(given: Any) -> dict[str, Any]:
-    """The options of `optimizerOptions`.
-
-    Raises:
-        ConfigError: It is not a JSON object.
-    """
+    """The options of `optimizerOptions`."""
     if given is None or isinstance(given, Mapping):
         return dict(given or {})
     try:

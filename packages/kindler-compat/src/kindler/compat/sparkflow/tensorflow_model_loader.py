@@ -36,10 +36,6 @@ def load_tensorflow_model(
         tfDropout: The tensor that is fed so that nothing is dropped.
         toKeepDropout: Whether that takes 1 (what is kept), not 0 (what is dropped).
         trusted: Whether a graph that does more than compute may be read.
-
-    Raises:
-        ConfigError: There is no such checkpoint.
-        UntrustedError: The graph does more than compute, and is not trusted.
     """
     if not tf.train.checkpoint_exists(path) or not tf.gfile.Exists(f"{path}.meta"):
         newest = tf.train.latest_checkpoint(path) or tf.train.latest_checkpoint(

@@ -16,8 +16,6 @@ from typing import Any
 from kindler.compat.frameworks.tf_graph.legacy_keras import LegacyModule, restore_legacy_keras
 from kindler.errors import MissingExtraError
 
-__all__ = ["V1", "json_format", "speaking_v1", "tf"]
-
 _IN_KERAS_2 = {
     "layers": LegacyModule("tf.layers", "tf_keras.api._v1.keras.__internal__.legacy.layers"),
     "keras": LegacyModule("tf.keras", "tf_keras"),

@@ -15,34 +15,12 @@ from kindler.estimator.estimator import Estimator
 from kindler.spark.executors import slots
 from kindler.train.callbacks import Callback
 
-__all__ = ["Job", "dropout_values", "train"]
-
 LossCallback = Callable[[float, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to train, and how; the names are those of `SparkAsyncDL`.
-
-    Attributes:
-        graph: The graph's text.
-        tf_input: The tensor that features are fed to.
-        tf_label: The tensor that labels are fed to; None for a loss without labels.
-        make_optimizer: Makes the optimizer, within the graph.
-        iters: Passes over the data.
-        partitions: The most workers.
-        mini_batch: Rows of a batch of each worker; all that it has, if it is not positive.
-        mini_stochastic_iters: If positive, so many batches a pass.
-        lock: Whether weights are read between updates only.
-        shuffle: Whether each pass takes the rows in another order.
-        dropout: The tensor that is fed at `transform`; in training it keeps its own value.
-        to_keep: Whether it is a probability to keep, not to drop.
-        verbose: 0 shows no progress.
-        partition_shuffles: How often the rows are dealt anew, for as many times the passes.
-        sync: "async", "rounds" or "allreduce".
-        seed: Decides first weights and the order of rows.
-        loss_callback: Called on workers after each pass with the loss, its number and the worker's.
-    """
+    """What to train, and how; the names are those of `SparkAsyncDL`."""
 
     graph: str
     tf_input: str
@@ -64,11 +42,7 @@ class Job:
 
 
 def train(job: Job, frame: DataFrame, features: str, labels: str | None) -> OpenGraph:
-    """Train; returns the graph with its trained values.
-
-    Raises:
-        ConfigError: The graph, the columns and the parameters do not go together.
-    """
+    """Train; returns the graph with its trained values."""
     _check(job, labels)
     opened = OpenGraph.of(job.graph, seed=job.seed)
     partitions = _partitions(frame, job.partitions)
@@ -104,11 +78,7 @@ def train(job: Job, frame: DataFrame, features: str, labels: str | None) -> Open
 
 
 def dropout_values(opened: OpenGraph, name: str | None, *, to_keep: bool) -> dict[Any, Any]:
-    """What the tensor of the dropout is fed with: its own value in training, no dropout otherwise.
-
-    Raises:
-        ConfigError: It is a placeholder without a value.
-    """
+    """What the tensor of the dropout is fed with: its own value in training, no dropout otherwise."""
     if not name:
         return {}
     tensor = opened.tensor(name, "tfDropout")

@@ -135,9 +135,6 @@ def run(
     """Start `map_fun(tf_args, ctx)` on `num_executors` nodes, parameter servers and evaluator included.
 
     Parameter servers run on executors also with `driver_ps_nodes`. TF_CONFIG is always set.
-
-    Raises:
-        ConfigError: An argument is invalid, or Spark has fewer slots than nodes. Nothing was started.
     """
     if master_node not in (None, "chief", "master"):
         raise ConfigError(f"master_node={master_node!r}: it is 'chief', 'master', or None for workers alone.")

@@ -73,15 +73,7 @@ class _FeedQueue:
         self._coming: Future[Any] | None = None  # a row that somebody has waited for in vain
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next row. None at the end.
-
-        Args:
-            block: Whether to wait for it.
-            timeout: How many seconds to wait at most; None is for ever.
-
-        Raises:
-            queue.Empty: None came in that time.
-        """
+        """The next row. None at the end."""
         if self._coming is None and block and timeout is None:
             rows = self._feed.next_batch(1)
             return rows[0] if rows else None

@@ -36,10 +36,8 @@ def run(
         tf_args: Its arguments.
         cluster_meta: "cluster_template" (role -> numbers of its nodes), "server_addr" of a
             `reservation.Server`, "default_fs", "working_dir".
-        tensorboard: Not here.
-        log_dir: Not here.
-        queues: Not needed.
-        background: Not here.
+        tensorboard, background: Must be False.
+        log_dir, queues: Without effect.
     """
     if background or tensorboard:
         raise ConfigError("TFSparkNode.run runs programs in the foreground.\nHint: TFCluster.run(...).")

@@ -115,11 +115,7 @@ class Server:
         return list(range(int(first), int(last or first) + 1))
 
     def start_listening_socket(self) -> socket.socket:
-        """The first of its ports that is free.
-
-        Raises:
-            ConfigError: None is.
-        """
+        """The first of its ports that is free."""
         place = "" if os.environ.get(_HOST) else util.get_ip_address()
         for port in self.get_server_ports():
             listener = socket.socket()
@@ -140,13 +136,9 @@ class Server:
         """Wait for all nodes.
 
         Args:
-            sc: Not needed.
             status: Looked at meanwhile: "error" in it ends the waiting.
             timeout: Seconds.
-
-        Raises:
-            TrainingError: There was an error.
-            StartTimeoutError: They have not all come.
+            sc: Without effect.
         """
         deadline = time.monotonic() + timeout
         while not self.reservations.wait(_LOOK_S):

@@ -149,8 +149,8 @@ class BaseOptimizer:
     def _made(self) -> Any:
         from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
         from kindler.compat.bigdl.optim.rules_torch import TorchRule
+        from kindler.compat.zoo.orca.learn.base import workers_of
         from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel
-        from kindler.compat.zoo.orca.learn.nodes import workers_of
         from kindler.compat.zoo.tfpark.training import TFParkEstimator
 
         return TFParkEstimator.from_torch(

@@ -31,7 +31,6 @@ class Preprocessing:
     """A step of preprocessing: called with an item, it returns the item to go on with."""
 
     def __call__(self, item: Any) -> Any:
-        """The item after this step."""
         raise NotImplementedError
 
 
@@ -45,7 +44,6 @@ class ChainedPreprocessing(Preprocessing):
         self.transformers = list(transformers)
 
     def __call__(self, item: Any) -> Any:
-        """The item after all steps."""
         for step in self.transformers:
             item = step(item)
         return item
@@ -63,7 +61,6 @@ class SeqToTensor(Preprocessing):
         self.size = tuple(int(length) for length in size)
 
     def __call__(self, item: Any) -> Any:
-        """The array."""
         array = np.asarray(item, dtype=np.float32)
         return array.reshape(self.size) if self.size else array
 
@@ -76,7 +73,6 @@ class MLlibVectorToTensor(SeqToTensor):
     """A vector of Spark ML as an array of a shape."""
 
     def __call__(self, item: Any) -> Any:
-        """The array."""
         return super().__call__(item.toArray() if hasattr(item, "toArray") else item)
 
 
@@ -99,7 +95,6 @@ class SeqToMultipleTensors(Preprocessing):
         self.sizes = [tuple(int(length) for length in shape) for shape in size]
 
     def __call__(self, item: Any) -> Any:
-        """The arrays."""
         flat, arrays, start = np.asarray(item, dtype=np.float32).reshape(-1), [], 0
         for shape in self.sizes:
             end = start + int(np.prod(shape))
@@ -120,7 +115,6 @@ class FeatureLabelPreprocessing(Preprocessing):
         self.feature_transformer, self.label_transformer = feature_transformer, label_transformer
 
     def __call__(self, item: Any) -> Sample:
-        """The sample of a pair."""
         features, labels = item
         return Sample(self.feature_transformer(features), self.label_transformer(labels))
 
@@ -131,7 +125,6 @@ class TensorToSample(Preprocessing):
     def __init__(self, bigdl_type: str = "float") -> None: ...
 
     def __call__(self, item: Any) -> Sample:
-        """The sample."""
         return Sample(item)
 
 

@@ -160,7 +160,6 @@ class ImagePreprocessing(Preprocessing):
     """A step of preprocessing that changes the image."""
 
     def __call__(self, item: Item) -> Item:
-        """The item with its new image."""
         opened = _mat(item)
         return {**opened, "mat": np.ascontiguousarray(self.change(opened["mat"]), np.float32)}
 
@@ -252,7 +251,6 @@ class ImageRandomPreprocessing(Preprocessing):
         self.step, self.prob = preprocessing, prob
 
     def __call__(self, item: Item) -> Item:
-        """The item, preprocessed or as it is."""
         return self.step(item) if random.random() < self.prob else item
 
 
@@ -297,7 +295,6 @@ class ImageMatToTensor(Preprocessing):
         self.to_rgb, self.key, self.format = to_RGB, tensor_key, format
 
     def __call__(self, item: Item) -> Item:
-        """The item with its tensor."""
         opened = _mat(item)
         image = opened["mat"][..., ::-1] if self.to_rgb else opened["mat"]
         tensor = image if self.format == "NHWC" else np.transpose(image, (2, 0, 1))
@@ -322,7 +319,6 @@ class ImageSetToSample(Preprocessing):
         self.inputs, self.targets, self.key = list(input_keys), list(target_keys or ()), sample_key
 
     def __call__(self, item: Item) -> Item:
-        """The item with its sample."""
         features = [np.asarray(item[key]) for key in self.inputs]
         labels = [np.atleast_1d(np.asarray(item[key])) for key in self.targets]
         return {**item, self.key: Sample(_one(features), _one(labels) if labels else None)}

@@ -47,18 +47,13 @@ def init_orca_context(
     Args:
         cluster_mode: "local" or None; "standalone" with `master="spark://..."`; or "spark-submit", for a
             program that spark-submit has started, on any cluster.
-        runtime: "spark"; "ray" starts nothing, and models are trained by processes of this machine.
-            Analytics Zoo has the cores in this place: a number is taken as that.
+        runtime: "spark"; "ray" starts nothing, and models are trained by processes of this machine. Analytics
+            Zoo has the cores in this place: a number is taken as that.
         cores: How many cores; None or "*" takes all.
         memory: The memory of Spark, such as "4g".
-        num_nodes: Without effect: a cluster has the nodes that it has.
-        init_ray_on_spark: Without effect: nothing here runs on Ray.
-        init_executor_gateway: Without effect: executors need no Java gateway.
         options: `conf` is passed on to Spark, `master` is that of "standalone"; others, which said how to
             start Spark on YARN and Kubernetes, and Ray, have no effect: spark-submit has them.
-
-    Raises:
-        InvalidInput: There is no such mode, or it needs spark-submit.
+        num_nodes, init_ray_on_spark, init_executor_gateway: Without effect.
     """
     if isinstance(runtime, int) or runtime == "*":
         runtime, cores, memory, num_nodes = "spark", runtime, cores, memory or num_nodes

@@ -98,11 +98,7 @@ class OrcaContext(metaclass=_Settings):
 
     @staticmethod
     def get_spark_session() -> Any:
-        """The running session.
-
-        Raises:
-            InvalidInput: There is none.
-        """
+        """The running session."""
         session = running()
         if session is None:
             raise InvalidInput(

@@ -8,8 +8,6 @@ from typing import Any, TypeVar, cast
 
 from kindler.errors import ConfigError
 
-__all__ = ["InvalidInput", "as_orca", "refuse_given"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -33,11 +31,7 @@ def as_orca(function: Function) -> Function:
 
 
 def refuse_given(function: str, **arguments: Any) -> None:
-    """Complain about arguments that would change what a program gets, and that nobody heeds here.
-
-    Raises:
-        InvalidInput: One of them is not None.
-    """
+    """Complain about arguments that would change what a program gets, and that nobody heeds here."""
     given = {name: value for name, value in arguments.items() if value is not None}
     if given:
         several = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())

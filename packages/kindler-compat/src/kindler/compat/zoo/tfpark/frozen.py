@@ -11,18 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from kindler.errors import ConfigError
 
-__all__ = ["FrozenGraph", "element_wise", "freeze", "load"]
-
 
 @dataclass
 class FrozenGraph:
-    """A graph without variables.
-
-    Attributes:
-        graph_def: The graph, serialized.
-        inputs: Names of the tensors that are fed.
-        outputs: Names of the tensors that are fetched.
-    """
+    """A graph without variables."""
 
     graph_def: bytes = field(repr=False)
     inputs: tuple[str, ...]
@@ -122,12 +114,7 @@ def load(graph_def: bytes) -> Any:
 
 
 def element_wise(frozen: FrozenGraph, metas: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Placeholders and outputs, in the default graph, of a graph that takes one element at a time.
-
-    Args:
-        frozen: A graph whose inputs are single elements, or have a first dimension of 1.
-        metas: The dtype and the shape of one row of each input.
-    """
+    """Placeholders and outputs, in the default graph, of a graph that takes one element at a time."""
     graph_def = tf.GraphDef.FromString(frozen.graph_def)
     fed = [tf.placeholder(meta.dtype, [None, *meta.shape]) for meta in metas]
     graph = load(frozen.graph_def)

@@ -12,8 +12,6 @@ from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
 from kindler.errors import ConfigError
 
-__all__ = ["KerasGraph", "is_graph_model"]
-
 
 def is_graph_model(model: Any) -> bool:
     """Whether the model lives in a graph, with a session, instead of executing eagerly."""
@@ -21,12 +19,7 @@ def is_graph_model(model: Any) -> bool:
 
 
 class KerasGraph:
-    """The graph of a model of `tf_keras`.
-
-    Args:
-        model: The model, compiled unless it only predicts.
-        optimizer: What to train it with instead of its own optimizer.
-    """
+    """The graph of a model of `tf_keras`."""
 
     def __init__(self, model: Any, optimizer: Any = None) -> None:
         self.model = model

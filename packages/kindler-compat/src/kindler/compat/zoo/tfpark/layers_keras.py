@@ -11,18 +11,11 @@ import tensorflow.compat.v1 as tf
 from kindler.compat.zoo.tfpark.frozen import FrozenGraph
 from kindler.errors import ConfigError
 
-__all__ = ["layer"]
-
 _CLASSES: dict[str, Any] = {}
 
 
 def layer(frozen: FrozenGraph, keras: Any = None) -> Any:
-    """A layer that computes the graph's outputs.
-
-    Args:
-        frozen: The graph.
-        keras: `keras`, which must be on TensorFlow, or `tf_keras`; None is `keras`.
-    """
+    """A layer that computes the graph's outputs."""
     library = keras if keras is not None else importlib.import_module("keras")
     name = library.__name__.partition(".")[0]
     if name == "keras" and library.backend.backend() != "tensorflow":

@@ -8,8 +8,6 @@ import torch
 
 from kindler.compat.zoo.tfpark.frozen import FrozenGraph
 
-__all__ = ["TFNetModule"]
-
 
 class _Run(torch.autograd.Function):
     @staticmethod

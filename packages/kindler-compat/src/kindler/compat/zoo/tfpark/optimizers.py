@@ -11,18 +11,9 @@ from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.rules_tf import graph_optimizer
 from kindler.errors import ConfigError
 
-__all__ = ["counted", "graph_optimizers", "methods_of"]
-
 
 def graph_optimizers(given: Any) -> Any:
-    """An optimizer of `tf.train`, or a dict of them by the prefix of variable names.
-
-    Args:
-        given: An optimizer of BigDL, of `tf.train` or of `tf_keras`, or a dict from prefixes to such.
-
-    Raises:
-        ConfigError: It is none of these.
-    """
+    """An optimizer of `tf.train`, or a dict of them by the prefix of variable names."""
     if isinstance(given, Mapping):
         return {prefix: graph_optimizers(part) for prefix, part in given.items()}
     if isinstance(given, OptimMethod):

@@ -11,8 +11,6 @@ import tensorflow.compat.v1 as tf
 from kindler.compat.zoo.tfpark.structures import TensorMeta
 from kindler.errors import ConfigError
 
-__all__ = ["dataset_of", "decoded", "enter_graph_mode", "make", "refuse_unfed", "remember", "unfed"]
-
 _LENGTH = 4
 _KNOWN = "_kindler_datasets"  # an attribute of graphs, so that datasets live as long as the graph
 
@@ -59,11 +57,7 @@ def remember(dataset: Any, tensors: Iterable[Any]) -> None:
 
 
 def dataset_of(*targets: Any) -> Any:
-    """The dataset that these tensors depend on.
-
-    Raises:
-        ConfigError: They depend on none, or on several.
-    """
+    """The dataset that these tensors depend on."""
     known = getattr(targets[0].graph, _KNOWN, {})
     found = {id(known[op.name]): known[op.name] for op in _placeholders(targets) if op.name in known}
     if len(found) == 1:

@@ -17,33 +17,12 @@ from kindler.errors import ConfigError, DataError
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 
-__all__ = [
-    "ArrayRows",
-    "Columns",
-    "FrameRows",
-    "LoaderRows",
-    "RddRows",
-    "Rows",
-    "TextRows",
-    "as_bytes",
-    "require_rdd",
-]
-
 _LENGTH = 4  # bytes before a string that say how long it is
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Data, and the options that say how `fit`, `evaluate` and `predict` read it.
-
-    Attributes:
-        data: What an `Estimator` takes.
-        features: Names of the feature columns.
-        labels: Names of the label columns.
-        dtypes: By column.
-        shapes: By column.
-        engine: Where workers run.
-    """
+    """Data, and the options that say how `fit`, `evaluate` and `predict` read it."""
 
     data: Any
     features: list[str] = field(default_factory=list)
@@ -191,11 +170,7 @@ def as_bytes(item: Any) -> bytes:
 
 
 def require_rdd(rdd: Any) -> Any:
-    """The session of an RDD.
-
-    Raises:
-        ConfigError: It is not an RDD, or the session has none.
-    """
+    """The session of an RDD."""
     session = running()
     if session is None or is_connect(session) or not hasattr(rdd, "mapPartitions"):
         connect = session is not None and is_connect(session)

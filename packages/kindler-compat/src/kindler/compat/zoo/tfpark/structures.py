@@ -10,18 +10,10 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["TensorMeta", "Unpack", "describe", "flatten", "metas_of", "pack"]
-
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What one tensor of a dataset is.
-
-    Attributes:
-        dtype: The TensorFlow dtype.
-        name: The name of its placeholder.
-        shape: The shape of one row; None where a size is not known.
-    """
+    """What one tensor of a dataset is."""
 
     dtype: Any
     name: str
@@ -59,13 +51,7 @@ def _packed(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def describe(tf: Any, given: Any, argument: str) -> Any:
-    """A structure of `TensorMeta` for (dtype, shape), or a list or dict of such pairs.
-
-    Args:
-        tf: TensorFlow.
-        given: What the user passed.
-        argument: Its name, for complaints.
-    """
+    """A structure of `TensorMeta` for (dtype, shape), or a list or dict of such pairs."""
     if isinstance(given, tuple):
         return _meta(tf, given, "input0", argument)
     if isinstance(given, list):
@@ -101,10 +87,8 @@ def _meta(tf: Any, pair: Any, name: str, argument: str) -> TensorMeta:
 class Unpack:
     """Turns an element of an RDD into one bytes object a tensor; runs on the executors.
 
-    Attributes:
-        structure: (features, labels), with names as leaves; labels is None where there are none.
-        leaves: The numpy dtype, shape and name of each leaf.
-        flat: Whether elements are flat lists of arrays, one a tensor.
+    `structure` is (features, labels) with names as leaves, and `leaves` the numpy dtype, shape and name of
+    each; with `flat`, elements are flat lists of arrays.
     """
 
     structure: Any
@@ -115,11 +99,7 @@ class Unpack:
         return tuple(array.tobytes() for array in self.arrays(element))
 
     def arrays(self, element: Any) -> list[np.ndarray[Any, Any]]:
-        """The element's values as arrays of the declared dtypes and shapes.
-
-        Raises:
-            DataError: It has another structure, dtype or shape.
-        """
+        """The element's values as arrays of the declared dtypes and shapes."""
         values = self._values(element)
         return [_array(value, *leaf) for value, leaf in zip(values, self.leaves, strict=True)]
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from kindler.errors import ConfigError
 
-__all__ = ["batched", "refuse_batched"]
-
 _BATCHING = ("BatchDataset", "PaddedBatchDataset", "ParallelBatchDataset", "MapAndBatchDataset")
 _REPEATING = ("RepeatDataset", "ShuffleAndRepeatDataset")
 

@@ -413,13 +413,9 @@ class TFDataset:
             batch_per_thread: Rows of one call of the model in evaluation.
             hard_code_batch_size: Whether the tensors' first dimension is fixed.
             validation_dataset: Rows to validate with.
-            sequential_order: Without effect: the dataset's own order counts.
-            shuffle: Without effect, for the same reason.
             remove_checking: Whether to take a dataset that looks batched.
             batch_outside: Must be False: elements are single rows.
-            inter_threads: Without effect: it changes speed only.
-            intra_threads: Without effect: it changes speed only.
-            auto_shard_files: Without effect: files are shared out where there are enough.
+            sequential_order, shuffle, inter_threads, intra_threads, auto_shard_files: Without effect.
         """
         if batch_outside:
             raise ConfigError(

@@ -118,9 +118,6 @@ class TFOptimizer:
             updates: Operations to run with every step; None takes those of `UPDATE_OPS`.
             freeze: Must be False: what is trained are the trainable variables.
             val_split: Must be 0; give validation rows to the dataset.
-
-        Raises:
-            ConfigError: The loss depends on no dataset or no variable, or on a placeholder that nobody feeds.
         """
         _require_scalar(loss)
         if freeze:
@@ -402,11 +399,7 @@ def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
 
 
 def without_loss(metrics: Mapping[str, Any], loss: Any) -> dict[str, Any]:
-    """Metrics other than the loss under its own name, which is reported anyway.
-
-    Raises:
-        ConfigError: Another tensor has the name of the loss.
-    """
+    """Metrics other than the loss under its own name, which is reported anyway."""
     other = metrics.get("loss", loss)
     if other is not loss:
         raise ConfigError(

@@ -10,8 +10,6 @@ from typing import Any
 from kindler.data.tfrecord.framing import blocks
 from kindler.errors import ConfigError
 
-__all__ = ["record_rdd", "records"]
-
 
 def record_rdd(sc: Any, path: str) -> Any:
     """The records of all files, as bytes."""

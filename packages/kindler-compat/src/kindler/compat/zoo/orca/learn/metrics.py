@@ -118,11 +118,7 @@ class Poisson(_Losses):
 
 
 class _OfCounts(ValidationMethod):
-    """A quotient of counts, which torchmetrics merges over workers.
-
-    Attributes:
-        counted: Its name in torchmetrics.
-    """
+    """A quotient of counts, which torchmetrics merges over workers."""
 
     counted: str
 

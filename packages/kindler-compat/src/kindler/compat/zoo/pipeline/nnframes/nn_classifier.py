@@ -56,8 +56,7 @@ class NNModel(Model, _NNParams, SavedStage):
     Args:
         model: A model of `bigdl.nn.layer`.
         feature_preprocessing: The shape of a row, or `SeqToTensor` and the like.
-        jvalue: Not needed.
-        bigdl_type: Not needed.
+        jvalue, bigdl_type: Without effect.
     """
 
     _public = f"{_MODULE}.NNModel"
@@ -127,8 +126,7 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
         criterion: A criterion of `bigdl.nn.criterion`.
         feature_preprocessing: The shape of a row, or `SeqToTensor` and the like.
         label_preprocessing: The shape of a label; labels take the shape that the criterion needs anyway.
-        jvalue: Not needed.
-        bigdl_type: Not needed.
+        jvalue, bigdl_type: Without effect.
     """
 
     maxEpoch = _param("maxEpoch", "epochs to train", TypeConverters.toInt)
@@ -293,8 +291,7 @@ class NNClassifier(NNEstimator):
         model: A model of `bigdl.nn.layer`.
         criterion: A criterion of `bigdl.nn.criterion`, such as `ClassNLLCriterion()`.
         feature_preprocessing: The shape of a row, or `SeqToTensor` and the like.
-        jvalue: Not needed.
-        bigdl_type: Not needed.
+        jvalue, bigdl_type: Without effect.
     """
 
     _model_class = NNClassifierModel

@@ -70,9 +70,6 @@ class ParquetDataset:
             block_size: Records of a file.
             write_mode: "overwrite", or "error" if there must not be such a folder yet.
             kwargs: Must be empty.
-
-        Raises:
-            InvalidInput: A record has other columns, or the folder exists.
         """
         refuse_given("ParquetDataset.write", **kwargs)
         if write_mode not in ("overwrite", "error", "errorifexists"):
@@ -117,13 +114,7 @@ class ParquetDataset:
 
 
 class _Records:
-    """The records of some chunks, one after the other.
-
-    Args:
-        path: The folder.
-        chunks: The folders of the chunks.
-        transforms: Applied to each record.
-    """
+    """The records of some chunks, one after the other."""
 
     def __init__(
         self, path: str, chunks: Sequence[str], transforms: Callable[[Any], Any] | None = None
@@ -164,9 +155,6 @@ def read_parquet(
         batch_size: Records of a batch of the DataLoader.
         output_types: For TensorFlow: the type of each column.
         output_shapes: For TensorFlow: the shape of each column.
-
-    Raises:
-        InvalidInput: There are fewer chunks than shards, or an argument is of the other format.
     """
     options = dict(config or {})
     chunks = _shard(_chunks(path), options.get("num_shards"), options.get("rank"))

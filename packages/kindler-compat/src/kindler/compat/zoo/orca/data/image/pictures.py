@@ -7,15 +7,9 @@ from typing import Any
 from kindler.errors import DataError, MissingExtraError
 from kindler.readers.files import opened
 
-__all__ = ["picture"]
-
 
 def picture(file: str) -> Any:
-    """The image, whole, so that it can travel.
-
-    Raises:
-        DataError: It is no image.
-    """
+    """The image, whole, so that it can travel."""
     try:
         from PIL import Image
     except ModuleNotFoundError as exc:

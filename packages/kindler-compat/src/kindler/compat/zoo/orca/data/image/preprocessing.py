@@ -36,9 +36,6 @@ def read_images(
         image_type: How names of images end.
         target_type: How names of masks end.
         backend: "pillow" or "spark"; both read alike.
-
-    Raises:
-        InvalidInput: There are no images, or more or fewer masks.
     """
     if backend.lower() not in ("pillow", "spark"):
         raise InvalidInput(f"backend of read_images must be either spark or pillow; received {backend!r}.")

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-__all__ = ["TorchRecords"]
-
 
 class TorchRecords(IterableDataset[Any]):
     """Records, of which each worker of a DataLoader reads every n-th."""

@@ -50,11 +50,7 @@ class SchemaField(NamedTuple):
 
 
 def ndarray_dtype_to_dtype(dtype: Any) -> DType:
-    """The `DType` of arrays.
-
-    Raises:
-        InvalidInput: There is none.
-    """
+    """The `DType` of arrays."""
     name = np.dtype(dtype).name.upper()
     if name not in ("INT32", "FLOAT32", "UINT8"):
         raise InvalidInput(f"{name.lower()} is not supported: arrays are int32, float32 or uint8.")

@@ -34,12 +34,9 @@ class Runner:
 
     Attributes:
         batch: The tensors of the current batch: features, then labels.
-        output: What the model returned for it.
-        target: Its labels.
-        loss: Its loss, of this worker's rows.
+        output, target, loss: What the model returned for it, its labels, and its loss of this worker's rows.
         batch_idx: Its number within the epoch, from 0.
-        epochs: The number of the epoch, from 1.
-        num_epochs: The number of the last epoch.
+        epochs, num_epochs: The number of the epoch, from 1, and of the last one.
         epoch_stats: The figures of the epoch, once it is over.
         config: What creators are called with.
         stop: Set it to True to end training after the epoch.
