@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from kindler.compat.zoo.tfpark.tfnet import TFNet as TFNet
     from kindler.compat.zoo.tfpark.zoo_optimizer import ZooOptimizer as ZooOptimizer
 
-__all__ = [
-    "GANEstimator",
-    "KerasModel",
-    "TFDataset",
-    "TFEstimator",
-    "TFEstimatorSpec",
-    "TFNet",
-    "TFOptimizer",
-    "TFPredictor",
-    "ZooOptimizer",
-]
-
 _MODULES = {
     "GANEstimator": "gan",
     "KerasModel": "model",
@@ -44,6 +32,8 @@ _MODULES = {
     "TFPredictor": "tf_predictor",
     "ZooOptimizer": "zoo_optimizer",
 }
+
+__all__ = [*_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

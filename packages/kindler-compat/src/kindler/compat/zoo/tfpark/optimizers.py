@@ -26,9 +26,8 @@ def graph_optimizers(given: Any) -> Any:
     if hasattr(given, "apply_gradients") and hasattr(given, "get_config"):
         return _KerasOptimizer(given)
     raise ConfigError(
-        "the optimizer must be one of bigdl.optim.optimizer, such as Adam(1e-3), or a"
-        " tf.train.Optimizer; received"
-        f" {type(given).__qualname__}."
+        "the optimizer must be one of bigdl.optim.optimizer, such as Adam(1e-3), or a tf.train.Optimizer;"
+        f" received {type(given).__qualname__}."
     )
 
 

@@ -20,8 +20,7 @@ def enter_graph_mode() -> None:
     if tf.executing_eagerly():
         warnings.warn(
             "TensorFlow executes eagerly, but TFDataset.tensors belong to a graph: eager execution is"
-            " turned off"
-            " for the rest of this program.\n"
+            " turned off for the rest of this program.\n"
             "Hint: call tf.disable_v2_behavior() at the start, or build the graph in `with"
             " tf.Graph().as_default():`.",
             stacklevel=4,
@@ -84,8 +83,7 @@ def refuse_unfed(targets: Iterable[Any], fed: Iterable[Any], values: Mapping[Any
         raise ConfigError(
             f"no value is fed to the placeholder {', '.join(map(repr, left))}.\n"
             "Hint: tensor_with_value={placeholder: (value in training, value otherwise)} gives it"
-            " constants, or"
-            " make it with tf.placeholder_with_default."
+            " constants, or make it with tf.placeholder_with_default."
         )
 
 

@@ -6,17 +6,22 @@ Strings become rows of bytes of equal length, because columns hold numbers; the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack
+from kindler.data.tfrecord.framing import blocks
 from kindler.errors import ConfigError, DataError
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 
+_BATCHING = ("BatchDataset", "PaddedBatchDataset", "ParallelBatchDataset", "MapAndBatchDataset")
+_REPEATING = ("RepeatDataset", "ShuffleAndRepeatDataset")
 _LENGTH = 4  # bytes before a string that say how long it is
 
 
@@ -141,15 +146,15 @@ class FrameRows(Rows):
 
 @dataclass(frozen=True)
 class LoaderRows(Rows):
-    """Batches that a function or a `tf.data.Dataset` makes on the workers."""
+    """Batches that a `tf.data.Dataset` of single rows makes on the workers."""
 
-    data: Callable[[int], Any]
+    dataset: Any
     batch_size: int
 
     predicts = False
 
     def columns(self, features: Sequence[TensorMeta], labels: Sequence[TensorMeta]) -> Columns:
-        return Columns(self.data(self.batch_size), has_columns=False)
+        return Columns(self.dataset.batch(self.batch_size), has_columns=False)
 
 
 def column_names(features: int, labels: int) -> list[str]:
@@ -188,3 +193,63 @@ def _padded(item: bytes, width: int) -> np.ndarray[Any, Any]:
     row[:_LENGTH] = np.frombuffer(np.uint32(len(item)).tobytes(), np.uint8)
     row[_LENGTH : _LENGTH + len(item)] = np.frombuffer(item, np.uint8)
     return row
+
+
+def refuse_batched(dataset: Any) -> None:
+    """Raise for a dataset that has batches already, or no end."""
+    for part in _chain(dataset):
+        name = type(part).__name__.strip("_")
+        if name in _BATCHING:
+            raise ConfigError(
+                "the tf.data.Dataset is batched; TFDataset makes the batches, from batch_size or"
+                " batch_per_thread.\n"
+                "Hint: leave out .batch(...), or put .unbatch() behind it."
+            )
+        if name in _REPEATING:
+            raise ConfigError(
+                "the tf.data.Dataset repeats; an epoch is one pass over it.\nHint: leave out .repeat()."
+            )
+
+
+def _chain(dataset: Any) -> list[Any]:
+    found, waiting = [], [dataset]
+    while waiting:
+        part = waiting.pop()
+        found.append(part)
+        if type(part).__name__.strip("_") == "UnbatchDataset":
+            continue
+        if hasattr(part, "_dataset"):
+            waiting.append(part._dataset)  # datasets of TensorFlow 1 wrap those of TensorFlow 2
+        else:
+            waiting += list(part._inputs())
+    return found
+
+
+def record_rdd(sc: Any, path: str) -> Any:
+    """The records of all files, as bytes."""
+    files = _files(path)
+    if not hasattr(sc, "parallelize"):
+        raise ConfigError(
+            f"from_tfrecord_file takes a SparkContext first; received {type(sc).__qualname__}.\n"
+            "Hint: with Spark Connect, kindler.read_tfrecord reads such files as XShards."
+        )
+    return sc.parallelize(files, len(files)).flatMap(records)
+
+
+def records(path: str) -> Iterator[bytes]:
+    """The records of a file."""
+    with open(path, "rb") as file:
+        for block in blocks(file, path):
+            for start, length in zip(block.starts.tolist(), block.sizes.tolist(), strict=True):
+                yield bytes(block.data[start : start + length])
+
+
+def _files(path: str) -> list[str]:
+    name = os.fspath(path).removeprefix("file://")
+    if os.path.isdir(name):
+        found = [os.path.join(name, one) for one in os.listdir(name) if not one.startswith((".", "_"))]
+    else:
+        found = glob.glob(name)
+    if not found:
+        raise ConfigError(f"from_tfrecord_file: there are no files at {path}.")
+    return sorted(os.path.abspath(one) for one in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,11 @@ from kindler.compat.zoo.tfpark.rows import (
     RddRows,
     Rows,
     TextRows,
+    record_rdd,
+    refuse_batched,
     require_rdd,
 )
 from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack, describe, flatten, metas_of, pack
-from kindler.compat.zoo.tfpark.tf_data import batched, refuse_batched
 from kindler.data.arrays import is_spark_frame
 from kindler.engine import local
 from kindler.errors import ConfigError
@@ -30,6 +31,7 @@ __all__ = ["TFDataset", "TensorMeta", "total_cores"]
 
 _FRAME_DTYPES = {"float": tf.float32, "double": tf.float64, "int": tf.int32, "bigint": tf.int64}
 _OTHER_SCALARS = {"smallint": tf.int16, "tinyint": tf.int8, "boolean": tf.bool}
+_TEXT = TensorMeta(tf.string, "input", ()), None
 
 
 def total_cores() -> int:
@@ -48,6 +50,10 @@ class TFDataset:
     Create one with one of the factories. `batch_size` is for training: the rows of a step over all workers, a
     multiple of the cores. `batch_per_thread` is for evaluation and prediction: the rows of one call of the
     model. With neither, tensors are single elements, without a dimension for rows.
+
+    In all factories, validation rows are evaluated after each epoch, each epoch has a new order of rows
+    unless `sequential_order` or `shuffle=False`, and `memory_type` is without effect: rows are in
+    memory-mapped files.
 
     Attributes:
         tensor_structure: (features, labels), each a structure of `TensorMeta`; labels may be None.
@@ -120,22 +126,21 @@ class TFDataset:
     @property
     def feature_tensors(self) -> Any:
         """The tensors of the features."""
-        if not isinstance(self.tensors, tuple):
-            raise ConfigError(
-                "feature_tensors: the elements of this dataset are not pairs of features and labels.\n"
-                "Hint: TFDataset.from_rdd(rdd, features=..., labels=...)."
-            )
-        return self.tensors[0]
+        return self._paired("feature_tensors", isinstance(self.tensors, tuple))[0]
 
     @property
     def label_tensors(self) -> Any:
         """The tensors of the labels; None where there are none."""
-        if not isinstance(self.tensors, tuple) or len(self.tensors) != 2:
+        pair = isinstance(self.tensors, tuple) and len(self.tensors) == 2
+        return self._paired("label_tensors", pair)[1]
+
+    def _paired(self, attribute: str, pair: bool) -> Any:
+        if not pair:
             raise ConfigError(
-                "label_tensors: the elements of this dataset are not pairs of features and labels.\n"
+                f"{attribute}: the elements of this dataset are not pairs of features and labels.\n"
                 "Hint: TFDataset.from_rdd(rdd, features=..., labels=...)."
             )
-        return self.tensors[1]
+        return self.tensors
 
     @property
     def fed_features(self) -> list[Any]:
@@ -156,9 +161,8 @@ class TFDataset:
 
     def validation_columns(self) -> Columns | None:
         """The rows to validate with, if any."""
-        return (
-            None if self.validation_rows is None else self.validation_rows.columns(self.features, self.labels)
-        )
+        rows = self.validation_rows
+        return None if rows is None else rows.columns(self.features, self.labels)
 
     def label_arrays(self) -> np.ndarray[Any, Any]:
         """The labels of all rows, on the driver."""
@@ -177,19 +181,14 @@ class TFDataset:
     @property
     def rows_per_call(self) -> int:
         """Rows of one call of the model where it is not trained."""
-        return (
-            self.batch_per_thread
-            if self.batch_per_thread > 0
-            else max(1, self.batch_size // self.total_core_num)
-        )
+        per_thread = self.batch_per_thread
+        return per_thread if per_thread > 0 else max(1, self.batch_size // self.total_core_num)
 
     def require_training(self, where: str = "used for training") -> None:
-        """Complain if there is no `batch_size`."""
         if not self.has_batch or self.batch_size <= 0:
             raise ConfigError(f"The batch_size of TFDataset must be specified when {where}.")
 
     def require_batch(self, where: str) -> None:
-        """Complain if there is neither `batch_per_thread` nor `batch_size`."""
         if not self.has_batch:
             raise ConfigError(f"The batch_per_thread of TFDataset must be specified when {where}.")
 
@@ -237,31 +236,17 @@ class TFDataset:
 
         Args:
             rdd: Elements are (features, labels), or features alone if `labels` is not given.
-            names: With `shapes` and `types`, the older form: elements are flat lists of arrays.
-            shapes: The shape of one row of each.
-            types: The dtype of each.
-            batch_size: Rows of a training step over all workers.
-            batch_per_thread: Rows of one call of the model in evaluation and prediction.
-            hard_code_batch_size: Whether the tensors' first dimension is fixed.
-            val_rdd: Rows to validate with after each epoch.
             features: (dtype, shape), or a list or dict of such pairs.
             labels: The same for labels.
-            memory_type: Accepted without effect: rows are kept in files that are mapped into memory.
-            sequential_order: Whether rows are taken in their order.
-            shuffle: Whether each epoch has a new order.
+            names, shapes, types: The older form: elements are flat lists of arrays.
+            val_rdd: Rows to validate with.
         """
         require_rdd(rdd)
         structure, flat = _declared(features, labels, names, shapes, types)
         unpack = _unpack(structure, flat)
-        return TFDataset(
-            structure,
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            rows=RddRows(rdd, unpack),
-            validation=None if val_rdd is None else RddRows(val_rdd, unpack),
-            shuffle=shuffle and not sequential_order,
-        )
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        ordered = sequential_order or not shuffle
+        return _dataset(structure, sizes, lambda one: RddRows(one, unpack), rdd, val_rdd, ordered)
 
     @staticmethod
     def from_ndarrays(
@@ -281,15 +266,8 @@ class TFDataset:
             _, checked = _arrays(val_tensors, "val_tensors")
             if len(checked) != len(arrays):
                 raise ConfigError(f"val_tensors has {len(checked)} arrays, tensors {len(arrays)}.")
-        return TFDataset(
-            structure,
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            rows=ArrayRows(arrays),
-            validation=None if checked is None else ArrayRows(checked),
-            shuffle=shuffle and not sequential_order,
-        )
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        return _dataset(structure, sizes, ArrayRows, arrays, checked, sequential_order or not shuffle)
 
     @staticmethod
     def from_dataframe(
@@ -316,17 +294,16 @@ class TFDataset:
         metas = {name: _frame_meta(df, name) for name in [*features, *labels]}
         dtypes = {name: metas[name].dtype.as_numpy_dtype().dtype.name for name in metas}
 
-        def structure(names: list[str]) -> Any:
+        def part(names: list[str]) -> Any:
             return metas[names[0]] if len(names) == 1 else [metas[name] for name in names] or None
 
-        return TFDataset(
-            (structure(features), structure(labels)),
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            rows=FrameRows(df, features, labels, dtypes),
-            validation=None if validation_df is None else FrameRows(validation_df, features, labels, dtypes),
-            shuffle=shuffle and not sequential_order,
+        return _dataset(
+            (part(features), part(labels)),
+            (batch_size, batch_per_thread, hard_code_batch_size),
+            lambda frame: FrameRows(frame, features, labels, dtypes),
+            df,
+            validation_df,
+            sequential_order or not shuffle,
         )
 
     @staticmethod
@@ -339,7 +316,8 @@ class TFDataset:
     ) -> TFDataset:
         """Make a dataset of an RDD of strings: one tensor of `tf.string`."""
         require_rdd(string_rdd)
-        return _texts(string_rdd, batch_size, batch_per_thread, hard_code_batch_size, validation_string_rdd)
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        return _dataset(_TEXT, sizes, TextRows, string_rdd, validation_string_rdd)
 
     @staticmethod
     def from_bytes_rdd(
@@ -351,7 +329,8 @@ class TFDataset:
     ) -> TFDataset:
         """Make a dataset of an RDD of bytes: one tensor of `tf.string`."""
         require_rdd(bytes_rdd)
-        return _texts(bytes_rdd, batch_size, batch_per_thread, hard_code_batch_size, validation_bytes_rdd)
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        return _dataset(_TEXT, sizes, TextRows, bytes_rdd, validation_bytes_rdd)
 
     @staticmethod
     def from_tfrecord_file(
@@ -369,24 +348,15 @@ class TFDataset:
         Args:
             sc: The Spark context; each of its tasks reads some of the files.
             file_path: A file, a folder or a glob pattern, under the same path on all machines.
-            batch_size: Rows of a training step over all workers.
-            batch_per_thread: Rows of one call of the model in evaluation and prediction.
-            hard_code_batch_size: Whether the tensors' first dimension is fixed.
             validation_file_path: Files to validate with.
-            sequential_order: Whether rows are taken in their order.
-            shuffle: Whether each epoch has a new order.
         """
-        from kindler.compat.zoo.tfpark.tfrecords import record_rdd
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        ordered = sequential_order or not shuffle
 
-        made = _texts(
-            record_rdd(sc, file_path),
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            None if validation_file_path is None else record_rdd(sc, validation_file_path),
-        )
-        made.shuffle = shuffle and not sequential_order
-        return made
+        def rows(path: str) -> Rows:
+            return TextRows(record_rdd(sc, path))
+
+        return _dataset(_TEXT, sizes, rows, file_path, validation_file_path, ordered)
 
     @staticmethod
     def from_tf_data_dataset(
@@ -409,9 +379,6 @@ class TFDataset:
 
         Args:
             dataset: Neither batched nor repeated, and without Python functions.
-            batch_size: Rows of a training step over all workers.
-            batch_per_thread: Rows of one call of the model in evaluation.
-            hard_code_batch_size: Whether the tensors' first dimension is fixed.
             validation_dataset: Rows to validate with.
             remove_checking: Whether to take a dataset that looks batched.
             batch_outside: Must be False: elements are single rows.
@@ -423,22 +390,16 @@ class TFDataset:
                 " its batch(), with batch_size."
             )
         structure = _element_structure(dataset)
-        for given in filter(lambda one: one is not None, (dataset, validation_dataset)):
-            if not remove_checking:
-                refuse_batched(given)
         cores = total_cores()
         size, per_thread, _ = _batches(batch_size, batch_per_thread, cores)
-        rows = size if size > 0 else per_thread * cores
-        return TFDataset(
-            structure,
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            rows=LoaderRows(lambda n: batched(dataset, n), rows),
-            validation=None
-            if validation_dataset is None
-            else LoaderRows(lambda n: batched(validation_dataset, n), rows),
-        )
+
+        def rows(one: Any) -> Rows:
+            if not remove_checking:
+                refuse_batched(one)
+            return LoaderRows(one, size if size > 0 else per_thread * cores)
+
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        return _dataset(structure, sizes, rows, dataset, validation_dataset)
 
     @staticmethod
     def from_image_set(
@@ -454,10 +415,9 @@ class TFDataset:
         shuffle: bool = True,
     ) -> TFDataset:
         """Make a dataset of an `ImageSet`; `image` and `label` are (dtype, shape)."""
-        return _of_feature_rows(
-            image_set, validation_image_set, image, label, batch_size, batch_per_thread, hard_code_batch_size,
-            shuffle and not sequential_order,
-        )  # fmt: skip
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        ordered = sequential_order or not shuffle
+        return _of_feature_rows(image_set, validation_image_set, image, label, sizes, ordered)
 
     @staticmethod
     def from_text_set(
@@ -475,10 +435,9 @@ class TFDataset:
         validation_text_set: Any = None,
     ) -> TFDataset:
         """Make a dataset of a `TextSet` whose texts are indices; `text` and `label` are (dtype, shape)."""
-        return _of_feature_rows(
-            text_set, validation_text_set or validation_image_set, text, label, batch_size, batch_per_thread,
-            hard_code_batch_size, shuffle and not sequential_order,
-        )  # fmt: skip
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        validation, ordered = validation_text_set or validation_image_set, sequential_order or not shuffle
+        return _of_feature_rows(text_set, validation, text, label, sizes, ordered)
 
     @staticmethod
     def from_feature_set(
@@ -491,16 +450,26 @@ class TFDataset:
         validation_dataset: Any = None,
     ) -> TFDataset:
         """Make a dataset of a `FeatureSet`; `features` and `labels` are (dtype, shape)."""
-        return _of_feature_rows(
-            dataset,
-            validation_dataset,
-            features,
-            labels,
-            batch_size,
-            batch_per_thread,
-            hard_code_batch_size,
-            getattr(dataset, "shuffled", True),
-        )
+        sizes = batch_size, batch_per_thread, hard_code_batch_size
+        ordered = not getattr(dataset, "shuffled", True)
+        return _of_feature_rows(dataset, validation_dataset, features, labels, sizes, ordered)
+
+
+def _dataset(
+    structure: Any,
+    sizes: tuple[int, int, bool],
+    rows: Callable[[Any], Rows],
+    data: Any,
+    validation: Any,
+    ordered: bool = False,
+) -> TFDataset:
+    return TFDataset(
+        structure,
+        *sizes,
+        rows=rows(data),
+        validation=None if validation is None else rows(validation),
+        shuffle=not ordered,
+    )
 
 
 def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, int, bool]:
@@ -513,8 +482,7 @@ def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, i
         near = max(cores, batch_size // cores * cores)
         raise ConfigError(
             f"batch_size should be a multiple of total core number, but got batch_size: {batch_size} where"
-            " total"
-            f" core number is {cores}.\nHint: batch_size={near} works here."
+            f" total core number is {cores}.\nHint: batch_size={near} works here."
         )
     if batch_size <= 0 and batch_per_thread <= 0:
         return cores, 1, False
@@ -549,12 +517,9 @@ def _unpack(structure: Any, flat: bool) -> Unpack:
         return np.dtype(meta.dtype.as_numpy_dtype).name, meta.shape, meta.name
 
     leaves = [leaf(meta) for meta in flatten(structure)]
-    return Unpack(structure=_marked(structure), leaves=tuple(leaves), flat=flat)
-
-
-def _marked(structure: Any) -> Any:
-    """The structure without TensorFlow's objects, which executors need not import."""
-    return pack(structure, [meta.name for meta in flatten(structure)])
+    # Without TensorFlow's objects, which executors need not import.
+    names = pack(structure, [meta.name for meta in flatten(structure)])
+    return Unpack(structure=names, leaves=tuple(leaves), flat=flat)
 
 
 def _arrays(tensors: Any, argument: str) -> tuple[tuple[Any, Any], list[np.ndarray[Any, Any]]]:
@@ -571,22 +536,9 @@ def _arrays(tensors: Any, argument: str) -> tuple[tuple[Any, Any], list[np.ndarr
     return pack(pair, metas_of(tf, arrays)), arrays
 
 
-def _texts(items: Any, batch_size: int, per_thread: int, hard_code: bool, validation: Any) -> TFDataset:
-    meta = TensorMeta(tf.string, "input", ())
-    return TFDataset(
-        (meta, None),
-        batch_size,
-        per_thread,
-        hard_code,
-        rows=TextRows(items),
-        validation=None if validation is None else TextRows(validation),
-    )
-
-
 def _of_feature_rows(
-    given: Any, validation: Any, features: Any, labels: Any, batch_size: int, per_thread: int,
-    hard_code: bool, shuffle: bool,
-) -> TFDataset:  # fmt: skip
+    source: Any, validation: Any, features: Any, labels: Any, sizes: tuple[int, int, bool], ordered: bool
+) -> TFDataset:
     structure, flat = _declared(features, labels, None, None, None)
     unpack = _unpack(structure, flat)
 
@@ -598,11 +550,8 @@ def _of_feature_rows(
         made: Rows = one.sample_rows(unpack, labelled=labels is not None)
         return made
 
-    made = TFDataset(
-        structure, batch_size, per_thread, hard_code,
-        rows=rows(given), validation=None if validation is None else rows(validation), shuffle=shuffle,
-    )  # fmt: skip
-    made.source = given
+    made = _dataset(structure, sizes, rows, source, validation, ordered)
+    made.source = source
     return made
 
 
@@ -612,11 +561,9 @@ def _element_structure(dataset: Any) -> tuple[Any, Any]:
             f"from_tf_data_dataset takes a tf.data.Dataset; received {type(dataset).__qualname__}."
         )
     spec = dataset.element_spec
-    pair = (
-        spec
-        if isinstance(spec, tuple) and len(spec) == 2
-        else (spec[0] if isinstance(spec, tuple) else spec, None)
-    )
+    pair = spec
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        pair = (spec[0] if isinstance(spec, tuple) else spec, None)
     metas = [
         TensorMeta(part.dtype, f"input_{number}", tuple(part.shape.as_list()))
         for number, part in enumerate(flatten(pair))

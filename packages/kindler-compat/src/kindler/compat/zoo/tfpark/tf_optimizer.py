@@ -31,13 +31,7 @@ class TFOptimizer:
     After `optimize` the session `sess` holds the trained values, so that
     `tf.train.Saver().save(optimizer.sess, ...)` and Keras's `save_weights` write them.
 
-    Args:
-        loss: A scalar tensor: the mean over the rows of a batch.
-        optim_method: An optimizer of `bigdl.optim.optimizer` or `tf.train`, or a dict from prefixes of
-            variable names to optimizers.
-        sess: The session with the variables' values. None makes one.
-        dataset: The dataset. None is the one whose tensors the loss depends on.
-        options: Those of `from_loss`.
+    The arguments are those of `from_loss`, whose `session` is `sess` here.
     """
 
     def __init__(
@@ -46,35 +40,27 @@ class TFOptimizer:
         other = TFOptimizer.from_loss(loss, optim_method, session=sess, dataset=dataset, **options)
         self.__dict__.update(other.__dict__)
 
-    @classmethod
-    def _new(cls, dataset: TFDataset, sess: Any, **parts: Any) -> TFOptimizer:
-        made = cls.__new__(cls)
-        made.dataset = dataset
-        made._sess = sess
-        made._parts = parts
-        made._keras = None
-        made._made = None
-        made._clip_norm = parts.pop("clip_norm", None)
-        made._clip_value = parts.pop("clip_value", None)
-        made._methods = parts.pop("methods", None)
-        made._base = counted(made._methods)
-        made.model_dir = parts.pop("model_dir", None)
-        made.train_summary = None
-        made.val_summary = None
-        return made
-
     dataset: TFDataset
     model_dir: str | PathLike[str] | None
-    train_summary: Summary | None
-    val_summary: Summary | None
+    train_summary: Summary | None = None
+    val_summary: Summary | None = None
     _sess: Any
     _parts: dict[str, Any]
-    _keras: KerasGraph | Any
-    _made: TFParkEstimator | None
+    _keras: KerasGraph | Any = None
+    _made: TFParkEstimator | None = None
     _clip_norm: float | None
     _clip_value: Any
     _methods: Any
     _base: tuple[int, int]
+
+    @classmethod
+    def _new(cls, dataset: TFDataset, sess: Any, **parts: Any) -> TFOptimizer:
+        made = cls.__new__(cls)
+        made.dataset, made._sess, made._parts = dataset, sess, parts
+        for name in ("model_dir", "clip_norm", "clip_value", "methods"):
+            setattr(made, name if name == "model_dir" else f"_{name}", parts.pop(name, None))
+        made._base = counted(made._methods)
+        return made
 
     @classmethod
     def from_loss(
@@ -122,19 +108,13 @@ class TFOptimizer:
         _require_scalar(loss)
         if freeze:
             raise ConfigError("from_loss: freeze=True is not supported.\nHint: make variables not trainable.")
-        if val_split:
-            raise ConfigError(
-                "val_split is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
-            )
+        _refuse_split("val_split", val_split)
         if optim_method is None:
             raise ConfigError("from_loss needs an optimizer, such as Adam(1e-3) of bigdl.optim.optimizer.")
         dataset, features, labels = _feeds([loss], dataset, inputs)
         dataset.require_training("used for training")
         judged = _validation(val_outputs, val_labels, val_method)
-        found = {
-            **without_loss(metrics or {}, loss),
-            **judged,
-        }
+        named = {**without_loss(metrics or {}, loss), **judged}
         refuse_unfed([loss], [*features, *labels], tensor_with_value)
         return cls._new(
             dataset,
@@ -147,7 +127,7 @@ class TFOptimizer:
             labels=labels or None,
             loss=loss,
             optimizer=graph_optimizers(optim_method),
-            metrics=found or None,
+            metrics=named or None,
             tensor_with_value=dict(tensor_with_value) if tensor_with_value else None,
             session_config=session_config,
             updates=None if updates is None else list(updates),
@@ -174,15 +154,9 @@ class TFOptimizer:
         Args:
             train_op: The operation. Its gradients are found in the graph and exchanged between workers.
             loss: The loss.
-            inputs: Placeholders of your own for the dataset's features.
-            labels: Placeholders of your own for its labels.
-            metrics: Metrics by name: scalar tensors that are means over the rows of a batch.
-            updates: Operations to run with every step; None takes those of `UPDATE_OPS`.
-            sess: The session with the variables' values.
-            dataset: The dataset. None is the one whose tensors the loss depends on.
-            tensor_with_value: A dict from tensors to a pair: the value in training, and the value otherwise.
-            session_config: A `tf.ConfigProto` for the sessions of the workers.
-            model_dir: A folder for checkpoints.
+            inputs, labels: Placeholders of your own for the dataset's features and labels.
+
+        Others are those of `from_loss`.
         """
         _require_scalar(loss)
         own = None if inputs is None else [*flatten(inputs), *flatten(labels)]
@@ -214,23 +188,14 @@ class TFOptimizer:
         optimizer: Any = None,
         val_spilt: float = 0.0,
     ) -> TFOptimizer:
-        """Train a compiled Keras model.
+        """Train a compiled Keras model, in a graph of TensorFlow 1 or not.
 
-        Args:
-            keras_model: The model, in a graph of TensorFlow 1 or not.
-            dataset: The dataset.
-            session_config: A `tf.ConfigProto` for the sessions of the workers, for models in graphs.
-            model_dir: A folder for checkpoints.
-            metrics: For models in graphs: more metrics by name, as scalar tensors.
-            optimizer: An optimizer of `bigdl.optim.optimizer` to use instead of the model's.
-            val_spilt: Must be 0; give validation rows to the dataset.
+        `metrics` and `session_config` are for models in graphs; `optimizer` is one of `bigdl.optim.optimizer`
+        to use instead of the model's. Others are those of `from_loss`.
         """
         from kindler.compat.zoo.tfpark.model import keras_estimator
 
-        if val_spilt:
-            raise ConfigError(
-                "val_spilt is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
-            )
+        _refuse_split("val_spilt", val_spilt)
         dataset.require_training("used in KerasModel fit")
         made = cls._new(dataset, None, model_dir=model_dir, methods=optimizer)
         options = (
@@ -368,8 +333,7 @@ def _feeds(
     if len(own) not in (features, features + labels):
         raise ConfigError(
             f"inputs has {len(own)} tensors, and the dataset {features} features and {labels} labels; it"
-            " needs one"
-            " for each."
+            " needs one for each."
         )
     return dataset, own[:features], own[features:]
 
@@ -407,6 +371,13 @@ def without_loss(metrics: Mapping[str, Any], loss: Any) -> dict[str, Any]:
             "Hint: give the metric another name."
         )
     return {str(name): tensor for name, tensor in metrics.items() if name != "loss"}
+
+
+def _refuse_split(argument: str, share: float) -> None:
+    if share:
+        raise ConfigError(
+            f"{argument} is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
+        )
 
 
 def _require_scalar(loss: Any) -> None:

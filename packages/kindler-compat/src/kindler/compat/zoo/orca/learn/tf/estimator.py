@@ -15,7 +15,7 @@ from kindler.compat.zoo.orca.learn.base import SparkEstimator
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
-from kindler.compat.zoo.tfpark.tf_data import batched, refuse_batched
+from kindler.compat.zoo.tfpark.rows import refuse_batched
 from kindler.compat.zoo.tfpark.tf_optimizer import without_loss
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
 from kindler.data.arrays import is_spark_frame
@@ -230,7 +230,7 @@ class Estimator(SparkEstimator):
     def _data(self, data: Any, batch_size: int) -> Any:
         if hasattr(data, "element_spec"):
             refuse_batched(data)
-            return batched(data, batch_size)
+            return data.batch(batch_size)
         return data
 
     def _columns(self, data: Any, features: Any, labels: Any) -> dict[str, Any]:
