@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 from kindler.compat.sparkflow.tensorflow_v1 import json_format, speaking_v1, tf
@@ -69,63 +70,29 @@ def generate_config(**kwargs: Any) -> str:
     return json.dumps(kwargs)
 
 
-def build_adam_config(
-    learning_rate: float = 0.001,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    use_locking: bool = False,
-) -> str:
-    """Options of `tf.train.AdamOptimizer`."""
-    return generate_config(
-        learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, use_locking=use_locking
-    )
+def _builder(name: str, **defaults: Any) -> Callable[..., str]:
+    """A function that writes the options of an optimizer of `tf.train` as text."""
+    names = {"initial_accumulator": "initial_accumulator_value"}
+    takes = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=v) for n, v in defaults.items()])
+
+    def build(*args: Any, **kwargs: Any) -> str:
+        bound = takes.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return generate_config(**{names.get(name, name): value for name, value in bound.arguments.items()})
+
+    build.__name__ = build.__qualname__ = name
+    build.__signature__ = takes  # type: ignore[attr-defined]
+    return build
 
 
-def build_rmsprop_config(
-    learning_rate: float = 0.001,
-    decay: float = 0.9,
-    momentum: float = 0.0,
-    epsilon: float = 1e-10,
-    use_locking: bool = False,
-    centered: bool = False,
-) -> str:
-    """Options of `tf.train.RMSPropOptimizer`."""
-    return generate_config(
-        learning_rate=learning_rate,
-        decay=decay,
-        momentum=momentum,
-        epsilon=epsilon,
-        use_locking=use_locking,
-        centered=centered,
-    )
-
-
-def build_momentum_config(
-    learning_rate: float = 0.001, momentum: float = 0.9, use_locking: bool = False, use_nesterov: bool = False
-) -> str:
-    """Options of `tf.train.MomentumOptimizer`."""
-    return generate_config(
-        learning_rate=learning_rate, momentum=momentum, use_locking=use_locking, use_nesterov=use_nesterov
-    )
-
-
-def build_adadelta_config(
-    learning_rate: float = 0.001, rho: float = 0.95, epsilon: float = 1e-8, use_locking: bool = False
-) -> str:
-    """Options of `tf.train.AdadeltaOptimizer`."""
-    return generate_config(learning_rate=learning_rate, rho=rho, epsilon=epsilon, use_locking=use_locking)
-
-
-def build_adagrad_config(
-    learning_rate: float = 0.001, initial_accumulator: float = 0.1, use_locking: bool = False
-) -> str:
-    """Options of `tf.train.AdagradOptimizer`."""
-    return generate_config(
-        learning_rate=learning_rate, initial_accumulator_value=initial_accumulator, use_locking=use_locking
-    )
-
-
-def build_gradient_descent(learning_rate: float = 0.001, use_locking: bool = False) -> str:
-    """Options of `tf.train.GradientDescentOptimizer`."""
-    return generate_config(learning_rate=learning_rate, use_locking=use_locking)
+_RATE, _LOCKING = {"learning_rate": 0.001}, {"use_locking": False}
+build_adam_config = _builder("build_adam_config", **_RATE, beta1=0.9, beta2=0.999, epsilon=1e-8, **_LOCKING)
+build_rmsprop_config = _builder(
+    "build_rmsprop_config", **_RATE, decay=0.9, momentum=0.0, epsilon=1e-10, **_LOCKING, centered=False
+)
+build_momentum_config = _builder(
+    "build_momentum_config", **_RATE, momentum=0.9, **_LOCKING, use_nesterov=False
+)
+build_adadelta_config = _builder("build_adadelta_config", **_RATE, rho=0.95, epsilon=1e-8, **_LOCKING)
+build_adagrad_config = _builder("build_adagrad_config", **_RATE, initial_accumulator=0.1, **_LOCKING)
+build_gradient_descent = _builder("build_gradient_descent", **_RATE, **_LOCKING)

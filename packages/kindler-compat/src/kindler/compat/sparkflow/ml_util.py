@@ -114,18 +114,8 @@ def predict_func(
 ) -> list[Any]:
     """Rows of Spark with a prediction each: a float, or a vector.
 
-    `SparkAsyncDLModel.transform` does this in batches and without going through rows.
-
-    Args:
-        rows: The rows of a partition.
-        graph_json: The graph.
-        prediction: The name of the new column.
-        graph_weights: The trained weights, as JSON.
-        inp: The column of features.
-        activation: The tensor that is evaluated.
-        tf_input: The tensor that features are fed to.
-        tf_dropout: The tensor that is fed so that nothing is dropped.
-        to_keep_dropout: Whether that takes 1 (what is kept), not 0 (what is dropped).
+    `SparkAsyncDLModel.transform` does this in batches and without going through rows; `prediction` is the new
+    column, `inp` that of features, `activation` the tensor that is evaluated.
     """
     from pyspark.ml.linalg import Vectors
     from pyspark.sql import Row

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pyspark.ml.base import Estimator as SparkEstimator
 from pyspark.ml.base import Model
-from pyspark.ml.param import Param, TypeConverters
+from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasPredictionCol
 from pyspark.sql import DataFrame
 
@@ -34,46 +34,45 @@ from kindler.ml.trust import is_trusted
 __all__ = ["SparkAsyncDL", "SparkAsyncDLModel", "build_optimizer", "handle_data", "predict_func"]
 
 _GRAPH, _WEIGHTS = "graph.json", "weights.npz"
+_TEXT, _INT, _FLAG = TypeConverters.toString, TypeConverters.toInt, TypeConverters.toBoolean
+
+
+def _getter(name: str) -> Any:
+    return lambda stage: stage.getOrDefault(name)
 
 
 class _Graphs(HasInputCol, HasPredictionCol):
-    """What the estimator and the model have in common."""
+    """What the estimator and the model have in common. Arguments are the params, by keyword."""
 
-    tfInput: Param[str] = declared(
-        "tfInput", "The tensor that features are fed to, such as 'x:0'.", TypeConverters.toString
-    )
-    tfOutput: Param[str] = declared(
-        "tfOutput", "The tensor that transform evaluates, such as 'out:0'.", TypeConverters.toString
-    )
-    tfDropout: Param[str] = declared(
+    _defaults: ClassVar[dict[str, Any]]
+
+    tfInput = declared("tfInput", "The tensor that features are fed to, such as 'x:0'.", _TEXT)
+    tfOutput = declared("tfOutput", "The tensor that transform evaluates, such as 'out:0'.", _TEXT)
+    tfDropout = declared(
         "tfDropout",
         "The tensor of the dropout, which has a value of its own in training; transform drops nothing.",
-        TypeConverters.toString,
+        _TEXT,
     )
-    toKeepDropout: Param[bool] = declared(
-        "toKeepDropout",
-        "Whether tfDropout is the share that is kept, not the one that is dropped.",
-        TypeConverters.toBoolean,
+    toKeepDropout = declared(
+        "toKeepDropout", "Whether tfDropout is the share that is kept, not the one that is dropped.", _FLAG
     )
+    getTfInput = _getter("tfInput")
+    getTfOutput = _getter("tfOutput")
+    getTfDropout = _getter("tfDropout")
+    getToKeepDropout = _getter("toKeepDropout")
 
-    def getTfInput(self) -> Any:
-        """The tensor that features are fed to."""
-        return self.getOrDefault(self.tfInput)
-
-    def getTfOutput(self) -> Any:
-        """The tensor that transform evaluates."""
-        return self.getOrDefault(self.tfOutput)
-
-    def getTfDropout(self) -> Any:
-        """The tensor of the dropout."""
-        return self.getOrDefault(self.tfDropout)
-
-    def getToKeepDropout(self) -> Any:
-        """Whether it is the share that is kept."""
-        return self.getOrDefault(self.toKeepDropout)
-
-    def _set_given(self, params: Mapping[str, Any]) -> Any:
+    def setParams(self, **params: Any) -> Any:
+        """Set parameters by name; None leaves one as it is."""
         return self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def _start(self, params: Mapping[str, Any]) -> None:
+        unknown = sorted(set(params) - set(self._defaults))
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} has no argument {unknown[0]}; it has {[*self._defaults]}."
+            )
+        self._setDefault(**self._defaults)
+        self.setParams(**params)
 
 
 class SparkAsyncDLModel(Model, _Graphs, SavedStage):
@@ -81,54 +80,25 @@ class SparkAsyncDLModel(Model, _Graphs, SavedStage):
 
     _public = "kindler.compat.sparkflow.tensorflow_async.SparkAsyncDLModel"
     _in_files = ("modelJson", "modelWeights")
+    _defaults: ClassVar = {
+        "inputCol": "encoded",
+        "modelJson": None,
+        "modelWeights": None,
+        "tfInput": None,
+        "tfOutput": None,
+        "tfDropout": None,
+        "toKeepDropout": False,
+        "predictionCol": "predicted",
+    }
 
-    modelJson: Param[str] = declared(
-        "modelJson", "The graph, as build_graph returns it.", TypeConverters.toString
-    )
-    modelWeights: Param[str] = declared(
-        "modelWeights", "The trained weights, as JSON.", TypeConverters.toString
-    )
+    modelJson = declared("modelJson", "The graph, as build_graph returns it.", _TEXT)
+    modelWeights = declared("modelWeights", "The trained weights, as JSON.", _TEXT)
 
-    def __init__(
-        self,
-        *,
-        inputCol: str | None = None,
-        modelJson: str | None = None,
-        modelWeights: str | None = None,
-        tfInput: str | None = None,
-        tfOutput: str | None = None,
-        tfDropout: str | None = None,
-        toKeepDropout: bool | None = None,
-        predictionCol: str | None = None,
-    ) -> None:
+    def __init__(self, **params: Any) -> None:
         super().__init__()
         self._values: dict[str, Array] | None = None
         self._opened: tuple[Any, Estimator] | None = None
-        self._setDefault(
-            inputCol="encoded",
-            modelJson=None,
-            modelWeights=None,
-            tfInput=None,
-            tfOutput=None,
-            tfDropout=None,
-            toKeepDropout=False,
-            predictionCol="predicted",
-        )
-        self.setParams(
-            inputCol=inputCol,
-            modelJson=modelJson,
-            modelWeights=modelWeights,
-            tfInput=tfInput,
-            tfOutput=tfOutput,
-            tfDropout=tfDropout,
-            toKeepDropout=toKeepDropout,
-            predictionCol=predictionCol,
-        )
-
-    def setParams(self, **params: Any) -> SparkAsyncDLModel:
-        """Set parameters by name; None leaves one as it is."""
-        set_: SparkAsyncDLModel = self._set_given(params)
-        return set_
+        self._start(params)
 
     def with_values(self, values: Mapping[str, Array]) -> SparkAsyncDLModel:
         """Set the values of the graph's variables, by their names; returns this model."""
@@ -213,169 +183,77 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
     _public = "kindler.compat.sparkflow.tensorflow_async.SparkAsyncDL"
     _in_files = ("tensorflowGraph",)
 
-    tensorflowGraph: Param[str] = declared(
-        "tensorflowGraph", "The graph, as build_graph returns it.", TypeConverters.toString
-    )
-    tfLabel: Param[str] = declared(
-        "tfLabel",
-        "The tensor that labels are fed to; none for a loss without labels.",
-        TypeConverters.toString,
-    )
-    tfOptimizer: Param[str] = declared("tfOptimizer", "The optimizer's name.", TypeConverters.toString)
-    tfLearningRate: Param[float] = declared(
+    _defaults: ClassVar = {
+        "inputCol": "transformed",
+        "tensorflowGraph": "",
+        "tfInput": "x:0",
+        "tfLabel": None,
+        "tfOutput": "out/Sigmoid:0",
+        "tfOptimizer": "adam",
+        "tfLearningRate": 0.01,
+        "iters": 1000,
+        "predictionCol": "predicted",
+        "partitions": 5,
+        "miniBatchSize": 128,
+        "miniStochasticIters": -1,
+        "acquireLock": False,
+        "shufflePerIter": True,
+        "tfDropout": None,
+        "toKeepDropout": False,
+        "verbose": 0,
+        "labelCol": None,
+        "partitionShuffles": 1,
+        "optimizerOptions": None,
+        "port": 5000,
+        "sync": "async",
+        "seed": 0,
+    }
+
+    tensorflowGraph = declared("tensorflowGraph", "The graph, as build_graph returns it.", _TEXT)
+    tfLabel = declared("tfLabel", "The tensor that labels are fed to; none for a loss without labels.", _TEXT)
+    tfOptimizer = declared("tfOptimizer", "The optimizer's name.", _TEXT)
+    tfLearningRate = declared(
         "tfLearningRate", "The learning rate, unless optimizerOptions has one.", TypeConverters.toFloat
     )
-    iters: Param[int] = declared("iters", "Passes over the data.", TypeConverters.toInt)
-    partitions: Param[int] = declared(
-        "partitions", "The most workers; the DataFrame's partitions are not increased.", TypeConverters.toInt
+    iters = declared("iters", "Passes over the data.", _INT)
+    partitions = declared(
+        "partitions", "The most workers; the DataFrame's partitions are not increased.", _INT
     )
-    miniBatchSize: Param[int] = declared(
-        "miniBatchSize", "Rows of a worker's batch; -1 is all that it has.", TypeConverters.toInt
+    miniBatchSize = declared("miniBatchSize", "Rows of a worker's batch; -1 is all that it has.", _INT)
+    miniStochasticIters = declared(
+        "miniStochasticIters", "Batches of a pass; -1 is as many as it takes.", _INT
     )
-    miniStochasticIters: Param[int] = declared(
-        "miniStochasticIters", "Batches of a pass; -1 is as many as it takes.", TypeConverters.toInt
+    verbose = declared("verbose", "0 shows no progress.", _INT)
+    acquireLock = declared(
+        "acquireLock", "Whether updates are applied one at a time; False is Hogwild.", _FLAG
     )
-    verbose: Param[int] = declared("verbose", "0 shows no progress.", TypeConverters.toInt)
-    acquireLock: Param[bool] = declared(
-        "acquireLock",
-        "Whether updates are applied one at a time; False is Hogwild.",
-        TypeConverters.toBoolean,
+    shufflePerIter = declared("shufflePerIter", "Whether each pass takes the rows in a new order.", _FLAG)
+    partitionShuffles = declared("partitionShuffles", "How often all is repeated with rows dealt anew.", _INT)
+    optimizerOptions = declared(
+        "optimizerOptions", "Arguments of the optimizer, as JSON; see graph_utils.", _TEXT
     )
-    shufflePerIter: Param[bool] = declared(
-        "shufflePerIter", "Whether each pass takes the rows in a new order.", TypeConverters.toBoolean
-    )
-    partitionShuffles: Param[int] = declared(
-        "partitionShuffles", "How often all is repeated with rows dealt anew.", TypeConverters.toInt
-    )
-    optimizerOptions: Param[str] = declared(
-        "optimizerOptions", "Arguments of the optimizer, as JSON; see graph_utils.", TypeConverters.toString
-    )
-    port: Param[int] = declared("port", "Accepted without effect: no port is fixed.", TypeConverters.toInt)
-    sync: Param[str] = declared(
-        "sync", "How workers agree: 'async', 'rounds' or 'allreduce'.", TypeConverters.toString
-    )
-    seed: Param[int] = declared(
-        "seed", "Decides first weights that the graph draws, and the order of rows.", TypeConverters.toInt
-    )
+    port = declared("port", "Accepted without effect: no port is fixed.", _INT)
+    sync = declared("sync", "How workers agree: 'async', 'rounds' or 'allreduce'.", _TEXT)
+    seed = declared("seed", "Decides first weights that the graph draws, and the order of rows.", _INT)
 
-    def __init__(
-        self,
-        *,
-        inputCol: str | None = None,
-        tensorflowGraph: str | None = None,
-        tfInput: str | None = None,
-        tfLabel: str | None = None,
-        tfOutput: str | None = None,
-        tfOptimizer: str | None = None,
-        tfLearningRate: float | None = None,
-        iters: int | None = None,
-        predictionCol: str | None = None,
-        partitions: int | None = None,
-        miniBatchSize: int | None = None,
-        miniStochasticIters: int | None = None,
-        acquireLock: bool | None = None,
-        shufflePerIter: bool | None = None,
-        tfDropout: str | None = None,
-        toKeepDropout: bool | None = None,
-        verbose: int | None = None,
-        labelCol: str | None = None,
-        partitionShuffles: int | None = None,
-        optimizerOptions: str | None = None,
-        port: int | None = None,
-        sync: str | None = None,
-        seed: int | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+    getTensorflowGraph = _getter("tensorflowGraph")
+    getIters = _getter("iters")
+    getTfLabel = _getter("tfLabel")
+    getTfOptimizer = _getter("tfOptimizer")
+    getTfLearningRate = _getter("tfLearningRate")
+    getPartitions = _getter("partitions")
+    getMiniBatchSize = _getter("miniBatchSize")
+    getMiniStochasticIters = _getter("miniStochasticIters")
+    getVerbose = _getter("verbose")
+    getAcquireLock = getAqcuireLock = _getter("acquireLock")  # the second as SparkFlow spells it
+    getShufflePerIter = _getter("shufflePerIter")
+    getPartitionShuffles = _getter("partitionShuffles")
+    getOptimizerOptions = _getter("optimizerOptions")
+    getPort = _getter("port")
+
+    def __init__(self, **params: Any) -> None:
         super().__init__()
-        self._setDefault(
-            inputCol="transformed",
-            tensorflowGraph="",
-            tfInput="x:0",
-            tfLabel=None,
-            tfOutput="out/Sigmoid:0",
-            tfOptimizer="adam",
-            tfLearningRate=0.01,
-            iters=1000,
-            predictionCol="predicted",
-            partitions=5,
-            miniBatchSize=128,
-            miniStochasticIters=-1,
-            acquireLock=False,
-            shufflePerIter=True,
-            tfDropout=None,
-            toKeepDropout=False,
-            verbose=0,
-            labelCol=None,
-            partitionShuffles=1,
-            optimizerOptions=None,
-            port=5000,
-            sync="async",
-            seed=0,
-        )
-        self.setParams(**given)
-
-    def setParams(self, **params: Any) -> SparkAsyncDL:
-        """Set parameters by name; None leaves one as it is."""
-        set_: SparkAsyncDL = self._set_given(params)
-        return set_
-
-    def getTensorflowGraph(self) -> str:
-        """The graph."""
-        return str(self.getOrDefault(self.tensorflowGraph))
-
-    def getIters(self) -> int:
-        """Passes over the data."""
-        return int(self.getOrDefault(self.iters))
-
-    def getTfLabel(self) -> Any:
-        """The tensor that labels are fed to."""
-        return self.getOrDefault(self.tfLabel)
-
-    def getTfOptimizer(self) -> str:
-        """The optimizer's name."""
-        return str(self.getOrDefault(self.tfOptimizer))
-
-    def getTfLearningRate(self) -> float:
-        """The learning rate."""
-        return float(self.getOrDefault(self.tfLearningRate))
-
-    def getPartitions(self) -> int:
-        """The most workers."""
-        return int(self.getOrDefault(self.partitions))
-
-    def getMiniBatchSize(self) -> int:
-        """Rows of a worker's batch."""
-        return int(self.getOrDefault(self.miniBatchSize))
-
-    def getMiniStochasticIters(self) -> int:
-        """Batches of a pass."""
-        return int(self.getOrDefault(self.miniStochasticIters))
-
-    def getVerbose(self) -> int:
-        """0 shows no progress."""
-        return int(self.getOrDefault(self.verbose))
-
-    def getAcquireLock(self) -> bool:
-        """Whether updates are applied one at a time."""
-        return bool(self.getOrDefault(self.acquireLock))
-
-    getAqcuireLock = getAcquireLock  # as SparkFlow spells it
-
-    def getShufflePerIter(self) -> bool:
-        """Whether each pass takes the rows in a new order."""
-        return bool(self.getOrDefault(self.shufflePerIter))
-
-    def getPartitionShuffles(self) -> int:
-        """How often all is repeated."""
-        return int(self.getOrDefault(self.partitionShuffles))
-
-    def getOptimizerOptions(self) -> Any:
-        """Arguments of the optimizer."""
-        return self.getOrDefault(self.optimizerOptions)
-
-    def getPort(self) -> int:
-        """The port, which is not used."""
-        return int(self.getOrDefault(self.port))
+        self._start(params)
 
     def _fit(self, dataset: DataFrame) -> SparkAsyncDLModel:
         name, rate, options = self.getTfOptimizer(), self.getTfLearningRate(), self.getOptimizerOptions()
@@ -395,21 +273,15 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
             to_keep=self.getToKeepDropout(),
             verbose=self.getVerbose(),
             partition_shuffles=self.getPartitionShuffles(),
-            sync=str(self.getOrDefault(self.sync)),
-            seed=int(self.getOrDefault(self.seed)),
+            sync=self.getOrDefault(self.sync),
+            seed=self.getOrDefault(self.seed),
         )
         opened = train(job, dataset, self.getInputCol(), self.getOrDefault(self.labelCol))
         own = OpenGraph.of(job.graph).values()  # without the optimizer's, which training added to the graph
         trained = opened.values()
-        model = SparkAsyncDLModel(
-            inputCol=self.getInputCol(),
-            modelJson=job.graph,
-            tfInput=self.getTfInput(),
-            tfOutput=self.getTfOutput(),
-            tfDropout=self.getTfDropout(),
-            toKeepDropout=self.getToKeepDropout(),
-            predictionCol=self.getPredictionCol(),
-        ).with_values({name: trained[name] for name in own})
+        shared = ("inputCol", "tfInput", "tfOutput", "tfDropout", "toKeepDropout", "predictionCol")
+        model = SparkAsyncDLModel(modelJson=job.graph, **{name: self.getOrDefault(name) for name in shared})
+        model.with_values({name: trained[name] for name in own})
         model._resetUid(self.uid)
         return model
 
