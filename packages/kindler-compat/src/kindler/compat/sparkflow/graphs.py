@@ -17,7 +17,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def meta_graph_of(text: str) -> Any:
-    """The `MetaGraphDef` of a graph's text."""
     if not text:
         raise ConfigError("there is no graph; build_graph(function) of graph_utils makes one.")
     try:
@@ -87,7 +86,6 @@ class OpenGraph:
 
     @property
     def trained(self) -> list[Any]:
-        """The trained variables."""
         return list(self.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
 
     def values(self) -> dict[str, Array]:
@@ -96,7 +94,6 @@ class OpenGraph:
         return {name: np.asarray(value) for name, value in self.sess.run(variables).items()}
 
     def assign(self, values: Mapping[str, Array]) -> None:
-        """Give variables these values."""
         variables = {v.name: v for v in self.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
         for name, value in values.items():
             if name not in variables:

@@ -50,7 +50,6 @@ def convert_weights_to_json(weights: Iterable[Array]) -> str:
 
 
 def convert_json_to_weights(json_weights: str) -> list[Array]:
-    """The weights of such text."""
     return [np.asarray(weight) for weight in json.loads(json_weights)]
 
 

@@ -26,7 +26,6 @@ _OLD_NAMES = {"initial_accumulator": "initial_accumulator_value"}
 
 
 def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options: Any = None) -> Any:
-    """An optimizer of `tf.train`."""
     made = _class_of(optimizer_name)
     options = {"learning_rate": learning_rate, "use_locking": False, **options_of(optimizer_options)}
     options = {_OLD_NAMES.get(name, name): value for name, value in options.items()}
@@ -44,7 +43,6 @@ def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options
 
 
 def options_of(given: Any) -> dict[str, Any]:
-    """The options of `optimizerOptions`."""
     if given is None or isinstance(given, Mapping):
         return dict(given or {})
     try:

@@ -94,5 +94,4 @@ def _compat() -> Any:
 
 
 def json_format() -> Any:
-    """What makes text of protobuf's messages, and messages of text."""
     return importlib.import_module("google.protobuf.json_format")

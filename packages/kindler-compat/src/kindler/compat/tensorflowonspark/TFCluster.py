@@ -109,7 +109,6 @@ class TFCluster:
         self.cluster.shutdown(None if timeout < 0 else timeout)
 
     def tensorboard_url(self) -> str | None:
-        """Where TensorBoard is."""
         return self.cluster.tensorboard_url()
 
     def _check_mode(self, what: str) -> None:

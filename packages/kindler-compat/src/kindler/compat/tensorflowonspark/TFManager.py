@@ -40,12 +40,10 @@ class TFManager(BaseManager):
         return served._queue(name) if name in self.get("queues") else None
 
     def get(self, key: str) -> Any:
-        """What was set; None where nothing was."""
         served: Any = self
         return served._table().get(key)
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value for whoever asks."""
         served: Any = self
         served._table().update({key: value})
 
@@ -70,7 +68,6 @@ def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManag
 
 
 def connect(address: Any, authkey: bytes) -> TFManager:
-    """Connect to a manager that another process has started."""
     manager = TFManager(address, authkey=bytes(authkey))
     manager.connect()
     return manager

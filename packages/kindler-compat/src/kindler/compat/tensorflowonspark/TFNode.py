@@ -61,7 +61,6 @@ class NodeManager:
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value."""
         self._values[key] = value
 
 
@@ -138,7 +137,6 @@ class DataFeed:
         return {name: [row[place] for row in rows] for place, name in enumerate(self.input_tensors)}
 
     def should_stop(self) -> bool:
-        """Whether there are no more rows."""
         self.done_feeding = self.done_feeding or self._rows.has_ended()
         return self.done_feeding
 

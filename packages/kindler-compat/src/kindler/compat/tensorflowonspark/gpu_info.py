@@ -16,7 +16,6 @@ AS_LIST = "list"
 
 
 def is_gpu_available() -> bool:
-    """Whether this machine has a GPU."""
     return bool(machine_gpus())
 
 

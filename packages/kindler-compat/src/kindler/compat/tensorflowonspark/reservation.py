@@ -43,7 +43,6 @@ class Reservations:
         self._changed = threading.Condition()
 
     def add(self, meta: Mapping[str, Any]) -> None:
-        """One more."""
         with self._changed:
             self._all.append(dict(meta))
             self._changed.notify_all()
@@ -64,12 +63,10 @@ class Reservations:
         return self.remaining() <= 0
 
     def remaining(self) -> int:
-        """How many are missing."""
         with self._changed:
             return self.required - len(self._all)
 
     def get(self) -> list[Reservation]:
-        """All that have registered."""
         with self._changed:
             return [dict(known) for known in self._all]
 
@@ -150,7 +147,6 @@ class Server:
         return self.reservations.get()
 
     def stop(self) -> None:
-        """Listen no more."""
         self.done = True
         if self._listener is not None:
             with suppress(OSError):
@@ -204,7 +200,6 @@ class Client:
         return str(self._ask("REG", dict(reservation)))
 
     def get_reservations(self) -> list[Reservation]:
-        """Those that have registered."""
         known: list[Reservation] = self._ask("QINFO")
         return known
 
@@ -215,11 +210,9 @@ class Client:
         return self.get_reservations()
 
     def request_stop(self) -> str:
-        """Have the server stop."""
         return str(self._ask("STOP"))
 
     def close(self) -> None:
-        """Hang up."""
         self._lines.close()
         self._socket.close()
 

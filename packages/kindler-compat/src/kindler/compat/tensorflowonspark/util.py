@@ -30,12 +30,10 @@ def find_in_path(path: str, file_name: str) -> str | bool:
 
 
 def write_executor_id(num: int) -> None:
-    """Note a number in the working folder."""
     Path(_EXECUTOR_ID).write_text(str(num))
 
 
 def read_executor_id() -> int:
-    """The number that was noted in the working folder."""
     return int(Path(_EXECUTOR_ID).read_text())
 
 

@@ -52,7 +52,6 @@ def init_spark_on_local(cores: int | str = 2, conf: Any = None, **options: Any) 
 
 
 def getOrCreateSparkContext(conf: Any = None, appName: str | None = None) -> Any:
-    """The same as `init_nncontext`."""
     return init_nncontext(conf if conf is not None else appName)
 
 

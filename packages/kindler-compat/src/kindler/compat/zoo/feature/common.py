@@ -172,7 +172,6 @@ class FeatureSet:
         return self
 
     def sample_rows(self, unpack: Unpack, *, labelled: bool) -> Rows:
-        """The elements, as rows of a `TFDataset`."""
         return RddRows(self._rdd.map(ToPair(ChainedPreprocessing(self._steps), labelled)), unpack)
 
 

@@ -122,7 +122,6 @@ class ImageSet:
         return self._done().map(image)
 
     def get_label(self) -> Any:
-        """An RDD of the labels."""
         return self._done().map(lambda item: np.array([item["label"]], np.float32))
 
     def get_predict(self, key: str = "predict") -> Any:
@@ -136,11 +135,9 @@ class ImageSet:
         return self
 
     def get_label_map(self) -> dict[str, int] | None:
-        """The label of each folder."""
         return self.label_map
 
     def with_predictions(self, rdd: Any) -> ImageSet:
-        """The same images with predictions."""
         made = ImageSet(self.rdd, self.steps, self.label_map)
         rows, parts = rdd.collect(), self.rdd.glom().map(len).collect()
         starts = np.cumsum([0, *parts])
@@ -149,7 +146,6 @@ class ImageSet:
         return made
 
     def sample_rows(self, unpack: Unpack, *, labelled: bool) -> Rows:
-        """The images, as rows of a `TFDataset`."""
         return RddRows(self.rdd.map(ToPair(ChainedPreprocessing(self.steps), labelled)), unpack)
 
     def _done(self) -> Any:
@@ -164,7 +160,6 @@ class ImagePreprocessing(Preprocessing):
         return {**opened, "mat": np.ascontiguousarray(self.change(opened["mat"]), np.float32)}
 
     def change(self, image: Any) -> Any:
-        """The new image."""
         raise NotImplementedError
 
 

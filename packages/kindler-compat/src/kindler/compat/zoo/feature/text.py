@@ -107,11 +107,9 @@ class TextSet:
         return TextSet([transformer(text) for text in self._texts], self._labels)
 
     def get_word_index(self) -> dict[str, int] | None:
-        """The number of each word."""
         return self._word_index
 
     def get_texts(self) -> list[str]:
-        """The texts."""
         return list(self._texts)
 
     def get_labels(self) -> list[int]:
@@ -119,13 +117,11 @@ class TextSet:
         return [-1] * len(self._texts) if self._labels is None else list(self._labels)
 
     def get_samples(self) -> list[Sample]:
-        """Sequences with their labels."""
         labels: Sequence[Any] = self._labels if self._labels is not None else [None] * len(self._texts)
         rows = self._need("_indices", "word2idx")
         return [Sample(np.array(row), label) for row, label in zip(rows, labels, strict=True)]
 
     def sample_rows(self, unpack: Unpack, *, labelled: bool) -> Rows:
-        """The sequences, as rows of a `TFDataset`."""
         if labelled and self._labels is None:
             raise ConfigError("the TextSet has no labels.")
         rows = self._need("_indices", "word2idx")

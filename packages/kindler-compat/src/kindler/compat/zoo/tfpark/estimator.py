@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.validation import Scores, named_all
-from kindler.compat.estimators import EstimatorSpec, ModeKeys, from_graph
+from kindler.compat.estimators import EstimatorSpec, ModeKeys
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
-from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
+from kindler.compat.zoo.tfpark.training import graph_estimator, stacked
 from kindler.errors import ConfigError
 
 __all__ = ["Estimator", "EstimatorSpec", "ModeKeys", "TFEstimator", "TFEstimatorSpec"]
@@ -58,7 +57,6 @@ class Estimator:
     warm_start_from: str | None = None
 
     def latest_checkpoint(self) -> str | None:
-        """The newest checkpoint in `model_dir`."""
         found: str | None = tf.train.latest_checkpoint(self.model_dir) if self.model_dir else None
         return found
 
@@ -114,11 +112,9 @@ class TFEstimator:
 
     @property
     def model_dir(self) -> str:
-        """The folder of checkpoints."""
         return str(self.estimator.model_dir)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Use another optimizer."""
         self.optimizer = optimizer
 
     def set_train_summary(self, summary: Summary) -> None:
@@ -130,19 +126,15 @@ class TFEstimator:
         self.val_summary = summary
 
     def clear_gradient_clipping(self) -> None:
-        """Do not clip gradients."""
         self._clip_norm = self._clip_value = None
 
     def set_constant_gradient_clipping(self, min: float, max: float) -> None:  # noqa: A002 - TFPark's names
-        """Clip each element of the gradient."""
         self._clip_value = (min, max)
 
     def set_gradient_clipping_by_l2_norm(self, clip_norm: float) -> None:
-        """Clip the gradient to a norm."""
         self._clip_norm = clip_norm
 
     def latest_checkpoint(self) -> str | None:
-        """The newest checkpoint in `model_dir`."""
         found: str | None = tf.train.latest_checkpoint(self.model_dir)
         return found
 
@@ -167,31 +159,20 @@ class TFEstimator:
                 raise ConfigError("model_fn returned no loss in training.")
             with tf.Session(graph=graph) as sess:
                 sess.run(tf.global_variables_initializer())
-                made = from_graph(
-                    TFParkEstimator,
+                made = graph_estimator(
                     inputs=dataset.fed_features,
                     labels=dataset.fed_labels or None,
                     loss=spec.loss,
                     sess=sess,
-                    engine=engine(),
                     session_config=session_config,
                     global_step=counter,
                     **self._training(spec),
                 )
-                assert isinstance(made, TFParkEstimator)
                 made.train_summary, made.val_summary = self.train_summary, self.val_summary
                 self._restore(sess, self.latest_checkpoint(), partial=True)
                 before = int(sess.run(counter))
-                columns, checked = dataset.columns(), dataset.validation_columns()
-                limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
-                made.fit(
-                    columns.data,
-                    batch_size=dataset.batch_size,
-                    validation_data=None if checked is None else checked.data,
-                    shuffle=dataset.shuffle,
-                    **limits,
-                    **columns.options(),
-                )
+                limits = {"epochs": 1} if steps is None else {"max_steps": steps}
+                made.fit_dataset(dataset, **limits)
                 _, made_steps = made.counters
                 if int(sess.run(counter)) == before:  # the model function's train_op does not count
                     counter.load(before + made_steps, sess)
@@ -241,7 +222,7 @@ class TFEstimator:
                     raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
                 rest = [m for m in methods if m.tag not in inside]
                 if rest:
-                    outputs = _stacked(predict_graph(sess, dataset, [output]))
+                    outputs = stacked(predict_graph(sess, dataset, [output]))
                     if not dataset.has_batch and outputs.ndim > 1:  # each element has a row of its own
                         outputs = outputs.reshape(len(outputs), *outputs.shape[2:])
                     labels = dataset.label_arrays()
@@ -327,19 +308,15 @@ class TFEstimator:
         """The means over rows that the graph computes."""
         if spec.loss is None:
             raise ConfigError("model_fn returned no loss in evaluation.")
-        made = from_graph(
-            TFParkEstimator,
+        made = graph_estimator(
             inputs=dataset.fed_features,
             labels=dataset.fed_labels or None,
             loss=spec.loss,
             metrics=tensors or None,
             sess=sess,
-            engine=engine(),
         )
-        columns = dataset.columns()
-        rows = dataset.rows_per_call * dataset.total_core_num
-        found = made.evaluate(columns.data, batch_size=rows, verbose=0, **columns.options())
-        return {**{tag: float(found[tag]) for tag in tensors}, "Loss": float(found["loss"])}
+        scores = made.evaluate_dataset(dataset)
+        return {**{tag: float(scores[tag]) for tag in tensors}, "Loss": float(scores["loss"])}
 
     def _open(self, sess: Any, checkpoint_path: str | None) -> None:
         """Initialize everything, then take the values of a checkpoint."""
@@ -396,10 +373,6 @@ def _called(function: Callable[..., Any], **arguments: Any) -> Any:
     if not known and parameters:  # its one parameter has a name of its own
         return function(next(iter(arguments.values())))
     return function(**known)
-
-
-def _stacked(rows: Any) -> np.ndarray[Any, Any]:
-    return np.stack(rows if isinstance(rows, list) else rows.collect())
 
 
 def _wants_loss(methods: Any) -> bool:

@@ -26,7 +26,6 @@ class FrozenGraph:
         return {**self.__dict__, "_held": None}
 
     def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        """The outputs for these inputs."""
         if len(arrays) != len(self.inputs):
             raise ConfigError(
                 f"the graph takes {len(self.inputs)} inputs ({self.inputs}); received {len(arrays)}."
@@ -106,7 +105,6 @@ def _inlined(graph_def: Any, kept: Sequence[str]) -> Any:
 
 
 def load(graph_def: bytes) -> Any:
-    """A new graph out of serialized bytes."""
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(tf.GraphDef.FromString(graph_def), name="")

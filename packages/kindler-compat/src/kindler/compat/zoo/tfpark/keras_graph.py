@@ -7,9 +7,8 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.rows import Columns
-from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine
+from kindler.compat.zoo.tfpark.training import TFParkEstimator, graph_estimator
 from kindler.errors import ConfigError
 
 
@@ -27,7 +26,6 @@ class KerasGraph:
 
     @property
     def compiled(self) -> bool:
-        """Whether it has a loss and an optimizer."""
         return getattr(self.model, "optimizer", None) is not None and bool(
             getattr(self.model, "_is_compiled", False)
         )
@@ -40,7 +38,6 @@ class KerasGraph:
     def estimator(
         self, *, model_dir: str | None = None, metrics: Any = None, **options: Any
     ) -> TFParkEstimator:
-        """An estimator of the graph."""
         from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 
         model = self.model
@@ -54,18 +51,15 @@ class KerasGraph:
                 "metrics": {**self._metrics(), **(metrics or {})},
                 "updates": list(model.updates),
             }
-        made = from_graph(
-            TFParkEstimator,
+        return graph_estimator(
             inputs=list(model.inputs),
             outputs=list(model.outputs),
             sess=self.session,
             tensor_with_value=self._phase(),
             model_dir=model_dir,
             **training,
-            **{"engine": engine(), **options},
+            **options,
         )
-        assert isinstance(made, TFParkEstimator)
-        return made
 
     def columns(self, columns: Columns) -> Columns:
         """Columns with labels of the shape that Keras's targets have: a scalar becomes (1,)."""

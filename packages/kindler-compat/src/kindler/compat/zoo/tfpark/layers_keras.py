@@ -26,7 +26,6 @@ def layer(frozen: FrozenGraph, keras: Any = None) -> Any:
 
 
 def layer_class(name: str) -> Any:
-    """The layer's class, of the Keras of this name."""
     if name not in _CLASSES:
         _CLASSES[name] = _define(importlib.import_module(name))
     return _CLASSES[name]

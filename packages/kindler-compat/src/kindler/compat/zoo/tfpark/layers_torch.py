@@ -32,5 +32,4 @@ class TFNetModule(torch.nn.Module):
         self.frozen = frozen
 
     def forward(self, *inputs: Any) -> Any:
-        """The graph's outputs."""
         return _Run.apply(self.frozen, *inputs)  # type: ignore[no-untyped-call]

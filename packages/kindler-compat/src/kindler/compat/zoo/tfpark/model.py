@@ -11,18 +11,19 @@ import numpy as np
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.validation import Scores, tag_of
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
-from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine, predicted_rdd
+from kindler.compat.zoo.tfpark.training import Arranged, TFParkEstimator, engine, predicted_rdd, stacked
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.backends import flavour_of
 
-__all__ = ["KerasModel", "evaluate_keras", "fit_keras", "keras_estimator"]
+__all__ = ["KerasModel"]
 
 
 class KerasModel:
-    """A Keras model on Spark.
+    """A Keras model on Spark. Data is a `TFDataset`, or arrays as Keras takes them.
+
+    Arrays are for Keras itself in this process, unless `distributed`.
 
     Args:
         model: A compiled model: of `tf_keras` (in a graph of TensorFlow 1 or not), or of Keras 3.
@@ -50,28 +51,22 @@ class KerasModel:
 
     @property
     def metrics_names(self) -> list[str]:
-        """The names of the loss and the metrics."""
         return list(self.model.metrics_names)
 
     def get_weights(self) -> list[Any]:
-        """The weights as arrays."""
         return list(self.model.get_weights())
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Replace the weights."""
         self.model.set_weights(weights)
 
     def save_weights(self, filepath: str, overwrite: bool = True, save_format: str | None = None) -> None:
-        """Write the weights to a file."""
         options = {} if save_format is None else {"save_format": save_format}
         self.model.save_weights(filepath, overwrite=overwrite, **options)
 
     def load_weights(self, filepath: str, by_name: bool = False) -> None:
-        """Read the weights from a file."""
         self.model.load_weights(filepath, **({"by_name": True} if by_name else {}))
 
     def save_model(self, path: str, overwrite: bool = True) -> None:
-        """Write the whole model to a file."""
         self.model.save(path, overwrite=overwrite)
 
     @staticmethod
@@ -95,12 +90,11 @@ class KerasModel:
         """Train the model.
 
         Args:
-            x: A `TFDataset`, or arrays as Keras takes them.
-            y: Labels, for arrays.
+            x, y: A `TFDataset`, or arrays of rows and labels.
             batch_size: Rows of a step, for arrays; default 32.
             epochs: How many more epochs to train.
             validation_data: (x, y), for arrays; a dataset has its own.
-            distributed: Whether to train on all workers, for arrays; otherwise Keras trains here.
+            distributed: Whether arrays are divided among all workers.
             kwargs: Arguments of Keras's own `fit`, for arrays; `session_config` for graphs.
         """
         if not isinstance(x, TFDataset) and not distributed:
@@ -126,14 +120,7 @@ class KerasModel:
     def evaluate(
         self, x: Any = None, y: Any = None, batch_per_thread: int | None = None, distributed: bool = False
     ) -> Scores:
-        """The loss and the metrics, by name.
-
-        Args:
-            x: A `TFDataset` with `batch_per_thread`, or arrays.
-            y: Labels, for arrays.
-            batch_per_thread: Rows of one call of the model.
-            distributed: Whether arrays are evaluated by all workers.
-        """
+        """The loss and the metrics, by name. For arrays, `batch_per_thread` is the rows of one call."""
         if isinstance(x, TFDataset):
             x.require_batch("used in KerasModel evaluate")
             return evaluate_keras(self.model, self.estimator, x)
@@ -144,13 +131,7 @@ class KerasModel:
         return evaluate_keras(self.model, self.estimator, dataset)
 
     def predict(self, x: Any, batch_per_thread: int | None = None, distributed: bool = False) -> Any:
-        """The model's outputs: an RDD for a `TFDataset`, arrays for arrays.
-
-        Args:
-            x: A `TFDataset` with `batch_per_thread`, or arrays.
-            batch_per_thread: Rows of one call of the model.
-            distributed: Whether arrays are scored by all workers.
-        """
+        """The model's outputs: an RDD for a `TFDataset`, arrays for arrays; see `evaluate`."""
         if isinstance(x, TFDataset):
             x.require_batch("used in KerasModel predict")
             return predict_keras(self.estimator, x)
@@ -159,13 +140,16 @@ class KerasModel:
         rows = predict_keras(
             self.estimator, TFDataset.from_ndarrays((x, None), batch_per_thread=batch_per_thread or 32)
         )
-        found = rows if isinstance(rows, list) else rows.collect()
-        if found and isinstance(found[0], list):
-            return [np.stack(parts) for parts in zip(*found, strict=True)]
-        return np.stack(found)
+        return stacked(rows)
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None,
-                       reset_metrics: bool = True) -> Any:  # fmt: skip
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        reset_metrics: bool = True,
+    ) -> Any:
         """One step of Keras, here; `reset_metrics` must be True."""
         _refuse_kept_metrics(reset_metrics)
         return self.model.train_on_batch(x, y, sample_weight=sample_weight, class_weight=class_weight)
@@ -212,16 +196,7 @@ def fit_keras(
             "the dataset has no labels to train a Keras model with.\nHint: from_rdd(..., labels=...)."
         )
     options.pop("session_config", None)  # threads of workers are Kindler's to choose
-    columns, checked = _arranged(model, dataset.columns()), dataset.validation_columns()
-    history = estimator.fit(
-        columns.data,
-        epochs=epochs,
-        batch_size=dataset.batch_size,
-        validation_data=None if checked is None else _arranged(model, checked).data,
-        shuffle=dataset.shuffle,
-        **columns.options(),
-        **options,
-    )
+    history = estimator.fit_dataset(dataset, _arranged(model), epochs=epochs, **options)
     estimator.get_model()
     return history
 
@@ -230,10 +205,7 @@ def evaluate_keras(model: Any, estimator: TFParkEstimator, dataset: TFDataset) -
     """The loss and the metrics under TFPark's names."""
     if not dataset.labels:
         raise ConfigError("the dataset has no labels to evaluate with.\nHint: from_rdd(..., labels=...).")
-    columns = _arranged(model, dataset.columns())
-    rows = dataset.rows_per_call * dataset.total_core_num
-    found = estimator.evaluate(columns.data, batch_size=rows, verbose=0, **columns.options())
-    return renamed(found)
+    return renamed(estimator.evaluate_dataset(dataset, _arranged(model)))
 
 
 def renamed(figures: dict[str, Any]) -> Scores:
@@ -243,7 +215,6 @@ def renamed(figures: dict[str, Any]) -> Scores:
 
 
 def predict_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Any:
-    """The outputs for a dataset."""
     if dataset.rows is None or not dataset.rows.predicts:
         raise ConfigError(
             "a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe."
@@ -253,9 +224,9 @@ def predict_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Any:
     return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
 
 
-def _arranged(model: Any, columns: Columns) -> Columns:
-    """The columns, with labels as the targets of a model in a graph take them."""
-    return KerasGraph(model).columns(columns) if is_graph_model(model) else columns
+def _arranged(model: Any) -> Arranged:
+    """What gives labels the shape that the targets of a model in a graph have."""
+    return KerasGraph(model).columns if is_graph_model(model) else None
 
 
 def _shown(name: str) -> str:

@@ -56,7 +56,6 @@ class _KerasOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], global_step: Any = None, name: str | None = None
     ) -> Any:
-        """One step of Keras's optimizer."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         applied = self._optimizer.apply_gradients(pairs)
         decayed = getattr(self._optimizer, "_decayed_lr", None)
@@ -68,5 +67,4 @@ class _KerasOptimizer(tf.train.Optimizer):  # type: ignore[misc]
             return tf.assign_add(global_step, tf.ones_like(global_step)).op
 
     def variables(self) -> Any:
-        """Its variables."""
         return self._optimizer.weights

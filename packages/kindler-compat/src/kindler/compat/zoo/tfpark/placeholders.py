@@ -48,7 +48,6 @@ def decoded(rows: Any, name: str | None = None) -> Any:
 
 
 def remember(dataset: Any, tensors: Iterable[Any]) -> None:
-    """Note which dataset placeholders belong to."""
     for tensor in tensors:
         known = getattr(tensor.graph, _KNOWN, {})
         known[tensor.op.name] = dataset
@@ -77,7 +76,6 @@ def unfed(targets: Iterable[Any], fed: Iterable[Any]) -> list[str]:
 
 
 def refuse_unfed(targets: Iterable[Any], fed: Iterable[Any], values: Mapping[Any, Any] | None = None) -> None:
-    """Complain about placeholders that nobody feeds."""
     left = unfed(targets, [*fed, *(values or {})])
     if left:
         raise ConfigError(

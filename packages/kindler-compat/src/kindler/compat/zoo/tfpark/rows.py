@@ -37,7 +37,6 @@ class Columns:
     has_columns: bool = True
 
     def options(self, *, labels: bool = True) -> dict[str, Any]:
-        """Keywords of `fit`, `evaluate` or `predict`."""
         if not self.has_columns:
             return {}
         names = {*self.features, *(self.labels if labels else ())}
@@ -166,7 +165,6 @@ def column_names(features: int, labels: int) -> list[str]:
 
 
 def as_bytes(item: Any) -> bytes:
-    """A string as bytes."""
     if isinstance(item, str):
         return item.encode()
     if isinstance(item, bytes | bytearray | memoryview):
@@ -175,7 +173,6 @@ def as_bytes(item: Any) -> bytes:
 
 
 def require_rdd(rdd: Any) -> Any:
-    """The session of an RDD."""
     session = running()
     if session is None or is_connect(session) or not hasattr(rdd, "mapPartitions"):
         connect = session is not None and is_connect(session)
@@ -237,7 +234,6 @@ def record_rdd(sc: Any, path: str) -> Any:
 
 
 def records(path: str) -> Iterator[bytes]:
-    """The records of a file."""
     with open(path, "rb") as file:
         for block in blocks(file, path):
             for start, length in zip(block.starts.tolist(), block.sizes.tolist(), strict=True):

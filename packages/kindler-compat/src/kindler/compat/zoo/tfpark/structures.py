@@ -36,7 +36,6 @@ def _leaves(structure: Any) -> Iterator[Any]:
 
 
 def pack(structure: Any, leaves: Sequence[Any]) -> Any:
-    """The same structure with other leaves."""
     return _packed(structure, iter(leaves))
 
 
@@ -64,7 +63,6 @@ def describe(tf: Any, given: Any, argument: str) -> Any:
 
 
 def metas_of(tf: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> list[TensorMeta]:
-    """What arrays are, rows first."""
     return [
         TensorMeta(tf.as_dtype(array.dtype), f"input_{number}", tuple(array.shape[1:]))
         for number, array in enumerate(arrays)

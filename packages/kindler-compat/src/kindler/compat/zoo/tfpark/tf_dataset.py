@@ -87,12 +87,10 @@ class TFDataset:
 
     @property
     def features(self) -> list[TensorMeta]:
-        """What the feature tensors are."""
         return flatten(self._pair[0])
 
     @property
     def labels(self) -> list[TensorMeta]:
-        """What the label tensors are."""
         return flatten(self._pair[1])
 
     @property
@@ -103,7 +101,6 @@ class TFDataset:
 
     @property
     def input_names(self) -> Any:
-        """The names of the tensors."""
         return pack(self.tensor_structure, [meta.name for meta in flatten(self.tensor_structure)])
 
     @property
@@ -125,7 +122,6 @@ class TFDataset:
 
     @property
     def feature_tensors(self) -> Any:
-        """The tensors of the features."""
         return self._paired("feature_tensors", isinstance(self.tensors, tuple))[0]
 
     @property
@@ -144,13 +140,11 @@ class TFDataset:
 
     @property
     def fed_features(self) -> list[Any]:
-        """The placeholders of the features."""
         _ = self.tensors
         return self._fed[: len(self.features)]
 
     @property
     def fed_labels(self) -> list[Any]:
-        """The placeholders of the labels."""
         _ = self.tensors
         return self._fed[len(self.features) :]
 
@@ -160,7 +154,6 @@ class TFDataset:
         return self.rows.columns(self.features, self.labels)
 
     def validation_columns(self) -> Columns | None:
-        """The rows to validate with, if any."""
         rows = self.validation_rows
         return None if rows is None else rows.columns(self.features, self.labels)
 

@@ -11,14 +11,12 @@ import tensorflow.compat.v1 as tf
 from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch
 from kindler.compat.bigdl.optim.validation import named_all
-from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
 from kindler.compat.zoo.tfpark.optimizers import counted, graph_optimizers, methods_of
 from kindler.compat.zoo.tfpark.placeholders import dataset_of, refuse_unfed
-from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, engine, find_checkpoint
+from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, find_checkpoint, graph_estimator
 from kindler.errors import ConfigError
 from kindler.train.triggers import Progress, Trigger
 
@@ -208,7 +206,6 @@ class TFOptimizer:
 
     @property
     def sess(self) -> Any:
-        """The session that holds the variables' values."""
         if isinstance(self._keras, KerasGraph):
             return self._keras.session
         if self._keras is not None:
@@ -221,17 +218,8 @@ class TFOptimizer:
     def estimator(self) -> TFParkEstimator:
         """The estimator behind it, made on first use."""
         if self._made is None:
-            made = from_graph(
-                TFParkEstimator,
-                sess=self._sess,
-                clip_norm=self._clip_norm,
-                clip_value=self._clip_value,
-                model_dir=self.model_dir,
-                engine=engine(),
-                **self._parts,
-            )
-            assert isinstance(made, TFParkEstimator)
-            self._made = made
+            clipping = {"clip_norm": self._clip_norm, "clip_value": self._clip_value}
+            self._made = graph_estimator(sess=self._sess, model_dir=self.model_dir, **clipping, **self._parts)
         return self._made
 
     def set_train_summary(self, summary: Summary) -> TFOptimizer:
@@ -287,26 +275,15 @@ class TFOptimizer:
         epochs, steps = estimator.counters
         if steps + self._base[1] and trigger(Progress(epoch=epochs + 1, step=steps)):
             return self
-        columns, checked = self._columns(self.dataset.columns()), self.dataset.validation_columns()
         options: dict[str, Any] = {}
         if self.model_dir is not None:
             options = {"checkpoint_trigger": checkpoint_trigger or EveryEpoch(), "keep_checkpoints": None}
-        estimator.fit(
-            columns.data,
-            batch_size=self.dataset.batch_size,
-            validation_data=None if checked is None else self._columns(checked).data,
-            shuffle=self.dataset.shuffle,
-            end_trigger=trigger,
-            **columns.options(),
-            **options,
-        )
+        arranged = self._keras.columns if isinstance(self._keras, KerasGraph) else None
+        estimator.fit_dataset(self.dataset, arranged, end_trigger=trigger, **options)
         if self._keras is not None and not isinstance(self._keras, KerasGraph):
             estimator.get_model()
         self._count()
         return self
-
-    def _columns(self, columns: Columns) -> Columns:
-        return self._keras.columns(columns) if isinstance(self._keras, KerasGraph) else columns
 
     def _count(self) -> None:
         epochs, steps = self.estimator.counters

@@ -6,12 +6,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.frozen import element_wise, freeze
 from kindler.compat.zoo.tfpark.placeholders import dataset_of, decoded, refuse_unfed
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import TFParkEstimator, engine, predicted_rdd
+from kindler.compat.zoo.tfpark.training import graph_estimator, predicted_rdd
 from kindler.errors import ConfigError
 
 __all__ = ["TFPredictor", "predict_graph"]
@@ -43,7 +42,6 @@ class TFPredictor:
 
     @classmethod
     def from_keras(cls, keras_model: Any, dataset: TFDataset) -> TFPredictor:
-        """Compute the outputs of a Keras model."""
         made = cls.__new__(cls)
         made.sess, made.outputs, made.inputs, made.dataset = None, [], None, dataset
         made._keras = keras_model
@@ -74,8 +72,7 @@ def predict_graph(sess: Any, dataset: TFDataset, outputs: list[Any], inputs: lis
     by_rows = dataset.has_batch or (inputs is not None and _has_rows(inputs, dataset))
     if not by_rows or any(tensor.dtype == tf.string for tensor in fed):
         return _predict_frozen(sess, dataset, outputs, fed, by_rows=by_rows)
-    made = from_graph(TFParkEstimator, inputs=list(fed), outputs=list(outputs), sess=sess, engine=engine())
-    assert isinstance(made, TFParkEstimator)
+    made = graph_estimator(inputs=list(fed), outputs=list(outputs), sess=sess)
     return predicted_rdd(made, dataset.columns(), dataset.rows_per_call)
 
 
@@ -93,12 +90,13 @@ def _predict_frozen(
     frozen = freeze(sess, fed, outputs)
     with tf.Graph().as_default():
         if by_rows:
-            given = [
-                tf.placeholder(tf.uint8, [None, None]) if t.dtype == tf.string else _like(t) for t in fed
+            texts = [tensor.dtype == tf.string for tensor in fed]
+            like = [
+                (tf.uint8, [None, None]) if text else (t.dtype, t.shape)
+                for t, text in zip(fed, texts, strict=True)
             ]
-            mapped = [
-                decoded(new) if t.dtype == tf.string else new for new, t in zip(given, fed, strict=True)
-            ]
+            given = [tf.placeholder(*part) for part in like]
+            mapped = [decoded(new) if text else new for new, text in zip(given, texts, strict=True)]
             names = dict(zip(frozen.inputs, mapped, strict=True))
             graph_def = tf.GraphDef.FromString(frozen.graph_def)
             found = tf.import_graph_def(
@@ -107,13 +105,8 @@ def _predict_frozen(
         else:
             given, found = element_wise(frozen, dataset.features)
         with tf.Session() as own:
-            made = from_graph(TFParkEstimator, inputs=given, outputs=list(found), sess=own, engine=engine())
-            assert isinstance(made, TFParkEstimator)
+            made = graph_estimator(inputs=given, outputs=list(found), sess=own)
             return predicted_rdd(made, dataset.columns(), max(1, dataset.rows_per_call))
-
-
-def _like(tensor: Any) -> Any:
-    return tf.placeholder(tensor.dtype, tensor.shape)
 
 
 def _require_batch(dataset: TFDataset) -> None:

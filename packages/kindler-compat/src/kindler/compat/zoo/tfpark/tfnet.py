@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from kindler.compat.zoo.tfpark.frozen import FrozenGraph, freeze, load
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
+from kindler.compat.zoo.tfpark.training import stacked
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 
@@ -45,7 +45,6 @@ class TFNet:
 
     @classmethod
     def of(cls, frozen: FrozenGraph) -> TFNet:
-        """A net of a graph that is frozen already."""
         made = cls.__new__(cls)
         made.frozen = frozen
         return made
@@ -122,9 +121,14 @@ class TFNet:
         return found[0] if len(found) == 1 else found
 
     def predict(
-        self, x: Any, batch_per_thread: int = 1, distributed: bool = True, mini_batch: bool = False,
-        feature_cols: Any = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        x: Any,
+        batch_per_thread: int = 1,
+        distributed: bool = True,
+        mini_batch: bool = False,
+        feature_cols: Any = None,
+        **options: Any,
+    ) -> Any:
         """The outputs for many rows.
 
         Args:
@@ -137,7 +141,8 @@ class TFNet:
             options: Those of `Estimator.predict`, for a DataFrame.
         """
         if isinstance(x, TFDataset):
-            with self._opened() as (sess, inputs, outputs):
+            graph, inputs, outputs = self._loaded()
+            with graph.as_default(), tf.Session(graph=graph) as sess:
                 return predict_graph(sess, x, outputs, inputs)
         if is_spark_frame(x):
             return self.estimator().predict(
@@ -146,32 +151,23 @@ class TFNet:
         if not distributed:
             return self.forward(x)
         dataset = TFDataset.from_ndarrays((list(_several(x)), None), batch_per_thread=batch_per_thread)
-        rows = self.predict(dataset)
-        found = rows if isinstance(rows, list) else rows.collect()
-        if found and isinstance(found[0], list):
-            return [np.stack(parts) for parts in zip(*found, strict=True)]
-        return np.stack(found)
+        return stacked(self.predict(dataset))
 
     def evaluate(self, dataset: Any, batch_size: int = 32, val_methods: Any = None) -> Scores:
         """Validation methods over a dataset with labels, or over a pair of arrays."""
         if not isinstance(dataset, TFDataset):
             dataset = TFDataset.from_ndarrays(tuple(dataset), batch_per_thread=batch_size)
-        rows = self.predict(dataset)
-        outputs = np.stack(rows if isinstance(rows, list) else rows.collect())
-        labels = dataset.label_arrays()
+        outputs, labels = stacked(self.predict(dataset)), dataset.label_arrays()
         return Scores({method.tag: method.score(outputs, labels) for method in named_all(val_methods)})
 
     def estimator(self, **options: Any) -> Any:
         """A Kindler `Estimator` that predicts with the graph."""
         from kindler.estimator.estimator import Estimator
 
-        graph = load(self.frozen.graph_def)
+        graph, inputs, outputs = self._loaded()
         with graph.as_default():
-            inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
-            outputs = [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
-            return from_graph(
-                Estimator, inputs=inputs, outputs=outputs, sess=tf.Session(graph=graph), **options
-            )
+            session = tf.Session(graph=graph)
+            return from_graph(Estimator, inputs=inputs, outputs=outputs, sess=session, **options)
 
     def as_torch(self) -> Any:
         """The net as a `torch.nn.Module` without parameters; gradients flow through it to its inputs."""
@@ -198,13 +194,11 @@ class TFNet:
             return self.as_keras(importlib.import_module(type(first).__module__.partition(".")[0]))(x)
         return self.forward(x)
 
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[Any, list[Any], list[Any]]]:
-        """A session, with the graph's inputs and outputs."""
+    def _loaded(self) -> tuple[Any, list[Any], list[Any]]:
+        """The graph, with its inputs and outputs."""
         graph = load(self.frozen.graph_def)
-        with graph.as_default(), tf.Session(graph=graph) as sess:
-            inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
-            yield sess, inputs, [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
+        inputs = [graph.get_tensor_by_name(name) for name in self.frozen.inputs]
+        return graph, inputs, [graph.get_tensor_by_name(name) for name in self.frozen.outputs]
 
 
 def _read(path: str, inputs: Sequence[str] | None, outputs: Sequence[str] | None) -> FrozenGraph:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
+from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
@@ -20,7 +23,18 @@ from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions
 from kindler.train.triggers import Progress, Trigger
 
+_NUMPY_DTYPES = {
+    "double": "float64",
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+}
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)-epoch-\d+-step-(\d+)\.kindler")
+
+
+Arranged = Callable[[Columns], Columns] | None
 
 
 class TFParkEstimator(Estimator):
@@ -31,7 +45,6 @@ class TFParkEstimator(Estimator):
 
     @property
     def counters(self) -> tuple[int, int]:
-        """Epochs and steps since the model was new."""
         return int(self.replica.epoch), int(self.replica.step)
 
     @property
@@ -40,9 +53,34 @@ class TFParkEstimator(Estimator):
         return self.replica.optimizer
 
     def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
-        """The summaries, of training alone."""
         recorded = isinstance(options, FitOptions) and (self.train_summary or self.val_summary)
         return [Recorder(self.train_summary, self.val_summary)] if recorded else []
+
+    def fit_dataset(self, dataset: Any, arranged: Arranged = None, **options: Any) -> Any:
+        """Train over a `TFDataset`, whose columns `arranged` changes."""
+        columns, checked = dataset.columns(), dataset.validation_columns()
+        if arranged is not None:
+            columns, checked = arranged(columns), None if checked is None else arranged(checked)
+        return self.fit(
+            columns.data,
+            batch_size=dataset.batch_size,
+            validation_data=None if checked is None else checked.data,
+            shuffle=dataset.shuffle,
+            **columns.options(),
+            **options,
+        )
+
+    def evaluate_dataset(self, dataset: Any, arranged: Arranged = None) -> dict[str, Any]:
+        columns = dataset.columns() if arranged is None else arranged(dataset.columns())
+        rows = dataset.rows_per_call * dataset.total_core_num
+        return self.evaluate(columns.data, batch_size=rows, verbose=0, **columns.options())
+
+
+def graph_estimator(**options: Any) -> TFParkEstimator:
+    """An estimator of tensors of a graph; see `kindler.Estimator.from_graph`."""
+    made = from_graph(TFParkEstimator, **{"engine": engine(), **options})
+    assert isinstance(made, TFParkEstimator)
+    return made
 
 
 class Since(Trigger):
@@ -84,8 +122,6 @@ def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbo
     Without Spark, a list. With Spark Connect, which has no RDDs, a list for arrays and a DataFrame with the
     outputs alone for a DataFrame.
     """
-    import numpy as np
-
     options, data = columns.options(labels=False), columns.data
     if not isinstance(data, dict):  # other columns may have names that outputs get
         data = data.select(*map(_quoted, columns.features))
@@ -109,6 +145,14 @@ def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbo
     return chosen.rdd.map(arrays)
 
 
+def stacked(rows: Any) -> Any:
+    """What `predicted_rdd` returns as an array, or a list of arrays for several outputs."""
+    elements = rows if isinstance(rows, list) else rows.collect()
+    if elements and isinstance(elements[0], list):
+        return [np.stack(parts) for parts in zip(*elements, strict=True)]
+    return np.stack(elements)
+
+
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
@@ -121,10 +165,4 @@ def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
 
 def _numpy_dtype(kind: str) -> str:
     inner = kind.replace("array<", "").rstrip(">")
-    return {
-        "float": "float32",
-        "double": "float64",
-        "int": "int32",
-        "bigint": "int64",
-        "boolean": "bool",
-    }.get(inner, {"tinyint": "int8", "smallint": "int16"}.get(inner, "float32"))
+    return _NUMPY_DTYPES.get(inner, "float32")

@@ -30,21 +30,16 @@ class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         self._optimizer = optimizer
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradients, each with its variable."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The operation that applies gradients."""
         return self._optimizer.apply_gradients(*args, **kwargs)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """A slot of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """The names of its slots."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """Its variables."""
         return self._optimizer.variables(*args, **kwargs)

@@ -10,10 +10,9 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.structures import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, engine
+from kindler.compat.zoo.tfpark.training import Since, graph_estimator
 from kindler.errors import ConfigError
 from kindler.train.triggers import Progress, Trigger
 
@@ -98,18 +97,15 @@ class GANEstimator:
             turns = self._built(dataset, counter)
             with tf.Session(graph=graph) as sess:
                 sess.run(tf.global_variables_initializer())
-                made = from_graph(
-                    TFParkEstimator,
+                made = graph_estimator(
                     inputs=dataset.fed_features,
                     labels=dataset.fed_labels,
                     loss=turns.loss,
                     optimizer=turns,
                     sess=sess,
-                    engine=engine(),
                     global_step=counter,
                     session_config=self._session_config,
                 )
-                assert isinstance(made, TFParkEstimator)
                 saver = tf.train.Saver()
                 newest = tf.train.latest_checkpoint(self.model_dir)
                 if newest is not None:

@@ -54,7 +54,6 @@ def read_images(
 
 
 def read_images_pil(file_path: str, *args: Any, **options: Any) -> XShards:
-    """The same as `read_images`."""
     return read_images(file_path, *args, **options)
 
 

@@ -50,7 +50,6 @@ class SchemaField(NamedTuple):
 
 
 def ndarray_dtype_to_dtype(dtype: Any) -> DType:
-    """The `DType` of arrays."""
     name = np.dtype(dtype).name.upper()
     if name not in ("INT32", "FLOAT32", "UINT8"):
         raise InvalidInput(f"{name.lower()} is not supported: arrays are int32, float32 or uint8.")
@@ -58,7 +57,6 @@ def ndarray_dtype_to_dtype(dtype: Any) -> DType:
 
 
 def encode_schema(schema: Mapping[str, SchemaField]) -> str:
-    """A schema as text."""
     return json.dumps(
         {name: field._asdict() for name, field in schema.items()},
         default=lambda value: {"__enum__": str(value)},

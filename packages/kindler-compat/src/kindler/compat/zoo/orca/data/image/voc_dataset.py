@@ -47,7 +47,6 @@ class VOCDatasets:
 
     @property
     def classes_label(self) -> list[str]:
-        """The names of classes."""
         return list(self._numbers)
 
     def __len__(self) -> int:

@@ -108,11 +108,9 @@ class MXNetEstimator(OrcaEstimator):
 
     @as_orca
     def save(self, checkpoint: str) -> str:
-        """Write the weights to a file."""
         self._core.save(checkpoint)
         return checkpoint
 
     @as_orca
     def load(self, checkpoint: str) -> None:
-        """Read the weights of a file."""
         self._core.load_weights(checkpoint)

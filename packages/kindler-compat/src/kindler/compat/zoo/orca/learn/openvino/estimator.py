@@ -73,7 +73,6 @@ class OpenvinoEstimator(OrcaEstimator):
         raise InvalidInput("save: not implemented; the model is in its own files.")
 
     def load(self, model_path: str) -> None:
-        """Go on with another model."""
         self._path, self._core = model_path, CoreEstimator.from_openvino(model_path)
 
 

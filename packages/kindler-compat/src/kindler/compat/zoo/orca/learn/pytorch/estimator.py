@@ -378,7 +378,6 @@ class _Reports(RunObserver):
             yield rank, own | {f"val_{name}": value for name, value in judged.get(rank, {}).items()}
 
     def judged(self) -> list[Mapping[str, Any]]:
-        """The figures of an evaluation, of each worker."""
         (ranks,) = [ranks for (part, _), ranks in self._figures.items() if part == "validation"]
         return [ranks[rank] for rank in sorted(ranks)]
 

@@ -87,7 +87,6 @@ class Runner:
 
     @property
     def scheduler(self) -> Any:
-        """Its schedule of learning rates, or None."""
         return self._run.replica.scheduler
 
     @property
@@ -113,7 +112,6 @@ class Runner:
         self._pocket.pop(name, None)
 
     def get_state_dict(self) -> dict[str, Any]:
-        """Epoch, model and optimizer as state dicts."""
         return {
             "epoch": self.epochs,
             "models": [self.model.state_dict()],

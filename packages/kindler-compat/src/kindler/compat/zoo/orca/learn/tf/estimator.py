@@ -9,7 +9,6 @@ from typing import Any
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
 from kindler.compat.bigdl.optim.validation import Scores
-from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.orca.errors import as_orca
 from kindler.compat.zoo.orca.learn.base import SparkEstimator
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
@@ -17,7 +16,7 @@ from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 from kindler.compat.zoo.tfpark.rows import refuse_batched
 from kindler.compat.zoo.tfpark.tf_optimizer import without_loss
-from kindler.compat.zoo.tfpark.training import TFParkEstimator
+from kindler.compat.zoo.tfpark.training import TFParkEstimator, graph_estimator
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 
@@ -77,8 +76,8 @@ class Estimator(SparkEstimator):
             backend: Must be "bigdl".
         """
         _check_backend(backend)
-        made = from_graph(
-            TFParkEstimator,
+        made = graph_estimator(
+            engine="auto",
             inputs=inputs,
             outputs=outputs,
             labels=labels,
@@ -91,7 +90,6 @@ class Estimator(SparkEstimator):
             sess=sess,
             model_dir=model_dir,
         )
-        assert isinstance(made, TFParkEstimator)
         counts = isinstance(optimizer, OptimMethod)
         return GraphEstimator(made, model_dir=model_dir, counts=counts, labelled=labels is not None)
 
@@ -243,7 +241,6 @@ class GraphEstimator(Estimator):
 
     @property
     def sess(self) -> Any:
-        """The session that holds the trained values."""
         return self._core.get_model()
 
     def save_tf_checkpoint(self, path: str) -> None:
@@ -277,18 +274,15 @@ class KerasEstimator(Estimator):
         return self.model
 
     def save_keras_model(self, path: str, overwrite: bool = True) -> None:
-        """Write the whole model to a file."""
         self.model.save(path, overwrite=overwrite)
 
     def save_keras_weights(
         self, filepath: str, overwrite: bool = True, save_format: str | None = None
     ) -> None:
-        """Write the weights to a file."""
         options = {} if save_format is None else {"save_format": save_format}
         self.model.save_weights(filepath, overwrite=overwrite, **options)
 
     def load_keras_weights(self, filepath: str, by_name: bool = False) -> None:
-        """Read the weights from a file."""
         self.model.load_weights(filepath, **({"by_name": True} if by_name else {}))
 
     save = save_keras_model

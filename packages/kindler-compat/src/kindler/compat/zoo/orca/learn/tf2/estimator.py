@@ -72,7 +72,6 @@ class Estimator:
     @staticmethod
     @as_orca
     def latest_checkpoint(checkpoint_dir: str) -> str | None:
-        """The newest checkpoint in a folder."""
         return CoreEstimator.latest_checkpoint(checkpoint_dir)
 
 
@@ -254,7 +253,6 @@ class TensorFlow2Estimator(OrcaEstimator):
 
     @as_orca
     def save_checkpoint(self, checkpoint: str) -> str:
-        """Write all that training goes on from, the optimizer included."""
         self._core.save_checkpoint(checkpoint)
         return checkpoint
 
