@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 from kindler.cluster.feed import DataFeed as ClusterFeed
 from kindler.compat.tensorflowonspark.marker import Marker
@@ -72,7 +72,7 @@ class _FeedQueue:
         self._coming: Future[Any] | None = None  # a row that somebody has waited for in vain
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next row. None at the end."""
+        """The next row, None at the end; `queue.Empty` if none came in time."""
         if self._coming is None and block and timeout is None:
             rows = self._feed.next_batch(1)
             return rows[0] if rows else None
@@ -122,7 +122,7 @@ class DataFeed:
         self.mgr = mgr
         self.train_mode = train_mode
         self.input_tensors = [name for _, name in sorted(input_mapping.items())] if input_mapping else None
-        self._rows: _Rows = (
+        self._rows: _NodeRows | _QueuedRows = (
             _NodeRows(mgr.feed(qname_in))
             if isinstance(mgr, NodeManager)
             else _QueuedRows(mgr, qname_in, qname_out, train_mode)
@@ -149,17 +149,6 @@ class DataFeed:
         self.done_feeding = True
         self.mgr.set("state", "terminating")
         self._rows.stop()
-
-
-class _Rows(Protocol):
-    """Where a feed's rows come from."""
-
-    ended: bool
-
-    def take(self, count: int) -> list[Any]: ...
-    def has_ended(self) -> bool: ...
-    def answer(self, results: Any) -> None: ...
-    def stop(self) -> None: ...
 
 
 class _NodeRows:

@@ -89,10 +89,8 @@ class ImageSet:
         items = [
             (file, labels[os.path.basename(os.path.dirname(file))] if with_label else None) for file in files
         ]
-        rdd = context.parallelize(
-            items, max(min_partitions, min(len(items), context.defaultParallelism))
-        ).map(_read)
-        made = cls(rdd, label_map=labels or None)
+        partitions = max(min_partitions, min(len(items), context.defaultParallelism))
+        made = cls(context.parallelize(items, partitions).map(_read), label_map=labels or None)
         if resize_height > 0 and resize_width > 0:
             made = made.transform(ImageResize(resize_height, resize_width))
         return made
@@ -104,20 +102,15 @@ class ImageSet:
     def get_image(self, key: str = "floats", to_chw: bool = True) -> Any:
         """An RDD of the images as arrays; channels first, if `to_chw`.
 
-        Args:
-            key: What of an image; "floats" are its present pixels, other keys are those that steps gave.
-            to_chw: Whether channels come first.
+        `key` is what of an image; "floats" are its present pixels, other keys are those that steps gave.
         """
 
         def image(item: Item) -> Any:
             if key != "floats":
                 return item[key]
             mat = item["imageTensor"] if "imageTensor" in item else _mat(item)["mat"]
-            return (
-                np.transpose(mat, (2, 0, 1))
-                if to_chw and mat.ndim == 3 and "imageTensor" not in item
-                else mat
-            )
+            turned = to_chw and mat.ndim == 3 and "imageTensor" not in item
+            return np.transpose(mat, (2, 0, 1)) if turned else mat
 
         return self._done().map(image)
 
@@ -257,9 +250,9 @@ class ImageChannelNormalize(ImagePreprocessing):
         mean_r: float,
         mean_g: float,
         mean_b: float,
-        std_r: float = 1.0,
-        std_g: float = 1.0,
-        std_b: float = 1.0,
+        std_r: float = 1,
+        std_g: float = 1,
+        std_b: float = 1,
     ) -> None:
         self.mean = np.array([mean_b, mean_g, mean_r], np.float32)
         self.std = np.array([std_b, std_g, std_r], np.float32)

@@ -69,11 +69,13 @@ class BinaryAccuracy(Accuracy):
         return float(np.mean((output.reshape(-1) >= 0.5) == (label.reshape(-1) > 0.5)))
 
 
-class _Losses(ValidationMethod):
-    """The mean over rows of a loss of probabilities."""
-
+class _Named(ValidationMethod):
     def __init__(self, bigdl_type: str = "float") -> None:
         self.tag = type(self).__name__
+
+
+class _Losses(_Named):
+    """The mean over rows of a loss of probabilities."""
 
 
 class BinaryCrossEntropy(_Losses):
@@ -117,13 +119,10 @@ class Poisson(_Losses):
         return float(np.mean(output - label.reshape(output.shape) * np.log(output + _TINY)))
 
 
-class _OfCounts(ValidationMethod):
-    """A quotient of counts, which torchmetrics merges over workers."""
+class _OfCounts(_Named):
+    """A quotient of counts, which torchmetrics merges over workers; `counted` is its name there."""
 
     counted: str
-
-    def __init__(self, bigdl_type: str = "float") -> None:
-        self.tag = type(self).__name__
 
 
 class Precision(_OfCounts):

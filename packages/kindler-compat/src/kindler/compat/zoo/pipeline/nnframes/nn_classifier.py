@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pyspark.ml import Estimator, Model
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol
 from torch import nn
 
@@ -22,6 +22,7 @@ from kindler.compat.zoo.orca.learn.bigdl.estimator import BigDLEstimator
 from kindler.compat.zoo.orca.learn.bigdl.shapes import shapes_of
 from kindler.errors import ConfigError
 from kindler.ml import KindlerModel
+from kindler.ml.params import declared
 from kindler.ml.persistence import SavedStage
 from kindler.train.triggers import MaxEpoch
 
@@ -30,24 +31,18 @@ __all__ = ["NNClassifier", "NNClassifierModel", "NNEstimator", "NNModel"]
 _MODULE = "kindler.compat.zoo.pipeline.nnframes"
 
 
-def _param(name: str, doc: str, convert: Any) -> Any:
-    return Param(Params._dummy(), name, doc, convert)
+def _setter(name: str) -> Any:
+    return lambda stage, value: stage._set(**{name: value})
+
+
+def _getter(name: str) -> Any:
+    return lambda stage: stage.getOrDefault(name)
 
 
 class _NNParams(HasFeaturesCol, HasLabelCol, HasPredictionCol):
-    batchSize = _param("batchSize", "rows of a step, or of a call of the model", TypeConverters.toInt)
-
-    def setFeaturesCol(self, value: str) -> Any:
-        return self._set(featuresCol=value)
-
-    def setPredictionCol(self, value: str) -> Any:
-        return self._set(predictionCol=value)
-
-    def setBatchSize(self, value: int) -> Any:
-        return self._set(batchSize=value)
-
-    def getBatchSize(self) -> int:
-        return int(self.getOrDefault("batchSize"))
+    batchSize = declared("batchSize", "rows of a step, or of a call of the model", TypeConverters.toInt)
+    setFeaturesCol, setPredictionCol = _setter("featuresCol"), _setter("predictionCol")
+    setBatchSize, getBatchSize = _setter("batchSize"), _getter("batchSize")
 
 
 class NNModel(Model, _NNParams, SavedStage):
@@ -129,10 +124,12 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
         jvalue, bigdl_type: Without effect.
     """
 
-    maxEpoch = _param("maxEpoch", "epochs to train", TypeConverters.toInt)
-    learningRate = _param("learningRate", "instead of the optimizer's own", TypeConverters.toFloat)
-    learningRateDecay = _param("learningRateDecay", "instead of the optimizer's own", TypeConverters.toFloat)
-    cachingSample = _param("cachingSample", "not needed", TypeConverters.toBoolean)
+    maxEpoch = declared("maxEpoch", "epochs to train", TypeConverters.toInt)
+    learningRate = declared("learningRate", "instead of the optimizer's own", TypeConverters.toFloat)
+    learningRateDecay = declared(
+        "learningRateDecay", "instead of the optimizer's own", TypeConverters.toFloat
+    )
+    cachingSample = declared("cachingSample", "not needed", TypeConverters.toBoolean)
     _model_class: type[NNModel] = NNModel
 
     def __init__(
@@ -158,32 +155,11 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
             maxEpoch=50, learningRate=1e-3, learningRateDecay=0.0, batchSize=1, cachingSample=True
         )
 
-    def setLabelCol(self, value: str) -> Any:
-        return self._set(labelCol=value)
-
-    def setMaxEpoch(self, value: int) -> Any:
-        return self._set(maxEpoch=value)
-
-    def getMaxEpoch(self) -> int:
-        return int(self.getOrDefault("maxEpoch"))
-
-    def setLearningRate(self, value: float) -> Any:
-        return self._set(learningRate=value)
-
-    def getLearningRate(self) -> float:
-        return float(self.getOrDefault("learningRate"))
-
-    def setLearningRateDecay(self, value: float) -> Any:
-        return self._set(learningRateDecay=value)
-
-    def getLearningRateDecay(self) -> float:
-        return float(self.getOrDefault("learningRateDecay"))
-
-    def setCachingSample(self, value: bool) -> Any:
-        return self._set(cachingSample=value)
-
-    def isCachingSample(self) -> bool:
-        return bool(self.getOrDefault("cachingSample"))
+    setLabelCol = _setter("labelCol")
+    setMaxEpoch, getMaxEpoch = _setter("maxEpoch"), _getter("maxEpoch")
+    setLearningRate, getLearningRate = _setter("learningRate"), _getter("learningRate")
+    setLearningRateDecay, getLearningRateDecay = _setter("learningRateDecay"), _getter("learningRateDecay")
+    setCachingSample, isCachingSample = _setter("cachingSample"), _getter("cachingSample")
 
     def setOptimMethod(self, value: Any) -> Any:
         """An optimizer of `bigdl.optim.optimizer`; `setLearningRate` changes its rate."""
