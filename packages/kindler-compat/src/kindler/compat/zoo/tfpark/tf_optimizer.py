@@ -109,26 +109,21 @@ class TFOptimizer:
         _refuse_split("val_split", val_split)
         if optim_method is None:
             raise ConfigError("from_loss needs an optimizer, such as Adam(1e-3) of bigdl.optim.optimizer.")
-        dataset, features, labels = _feeds([loss], dataset, inputs)
-        dataset.require_training("used for training")
         judged = _validation(val_outputs, val_labels, val_method)
-        named = {**without_loss(metrics or {}, loss), **judged}
-        refuse_unfed([loss], [*features, *labels], tensor_with_value)
-        return cls._new(
+        return cls._of_graph(
+            loss,
             dataset,
+            inputs,
             session,
             clip_norm=clip_norm,
             clip_value=clip_value,
             methods=optim_method,
             model_dir=model_dir,
-            inputs=features,
-            labels=labels or None,
-            loss=loss,
             optimizer=graph_optimizers(optim_method),
-            metrics=named or None,
-            tensor_with_value=dict(tensor_with_value) if tensor_with_value else None,
+            metrics={**without_loss(metrics or {}, loss), **judged},
+            tensor_with_value=tensor_with_value,
             session_config=session_config,
-            updates=None if updates is None else list(updates),
+            updates=updates,
         )
 
     @classmethod
@@ -157,22 +152,45 @@ class TFOptimizer:
         Others are those of `from_loss`.
         """
         _require_scalar(loss)
-        own = None if inputs is None else [*flatten(inputs), *flatten(labels)]
-        dataset, features, targets = _feeds([loss], dataset, own)
+        return cls._of_graph(
+            loss,
+            dataset,
+            None if inputs is None else [*flatten(inputs), *flatten(labels)],
+            sess,
+            model_dir=model_dir,
+            train_op=train_op,
+            metrics=metrics,
+            tensor_with_value=tensor_with_value,
+            session_config=session_config,
+            updates=updates,
+        )
+
+    @classmethod
+    def _of_graph(
+        cls,
+        loss: Any,
+        dataset: TFDataset | None,
+        inputs: Any,
+        sess: Any,
+        *,
+        metrics: Any,
+        tensor_with_value: Any,
+        updates: Any,
+        **parts: Any,
+    ) -> TFOptimizer:
+        dataset, features, labels = _feeds([loss], dataset, inputs)
         dataset.require_training("used for training")
-        refuse_unfed([loss], [*features, *targets], tensor_with_value)
+        refuse_unfed([loss], [*features, *labels], tensor_with_value)
         return cls._new(
             dataset,
             sess,
-            model_dir=model_dir,
             inputs=features,
-            labels=targets or None,
+            labels=labels or None,
             loss=loss,
-            train_op=train_op,
             metrics=dict(metrics) if metrics else None,
             tensor_with_value=dict(tensor_with_value) if tensor_with_value else None,
-            session_config=session_config,
             updates=None if updates is None else list(updates),
+            **parts,
         )
 
     @classmethod

@@ -11,6 +11,10 @@ from kindler.errors import ConfigError
 __all__ = ["ZooOptimizer"]
 
 
+def _passed(method: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self._optimizer, method)(*args, **kwargs)
+
+
 class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
     """An optimizer of `tf.train` that makes its usual steps, with the gradients of all workers.
 
@@ -29,17 +33,8 @@ class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         super().__init__(use_locking=False, name=name or f"Zoo{type(optimizer).__name__}")
         self._optimizer = optimizer
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.compute_gradients(*args, **kwargs)
-
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.apply_gradients(*args, **kwargs)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.variables(*args, **kwargs)
+    compute_gradients = _passed("compute_gradients")
+    apply_gradients = _passed("apply_gradients")
+    get_slot = _passed("get_slot")
+    get_slot_names = _passed("get_slot_names")
+    variables = _passed("variables")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,46 +57,16 @@ class Runner:
         self.stop = False
         self._pocket: dict[str, Any] = {}
 
-    @property
-    def rank(self) -> int:
-        return self._run.rank
-
-    @property
-    def size(self) -> int:
-        return self._run.size
-
-    @property
-    def global_step(self) -> int:
-        """Steps since the model was new."""
-        return self._run.step
-
-    @property
-    def model(self) -> Any:
-        return self._run.model
-
-    @property
-    def models(self) -> list[Any]:
-        return [self._run.model]
-
-    @property
-    def optimizer(self) -> Any:
-        return self._run.optimizer
-
-    @property
-    def optimizers(self) -> list[Any]:
-        return [self._run.optimizer]
-
-    @property
-    def scheduler(self) -> Any:
-        return self._run.replica.scheduler
-
-    @property
-    def schedulers(self) -> list[Any]:
-        return [] if self.scheduler is None else [self.scheduler]
-
-    @property
-    def criterion(self) -> Any:
-        return self._run.replica.loss.function
+    rank = property(attrgetter("_run.rank"))
+    size = property(attrgetter("_run.size"))
+    global_step = property(attrgetter("_run.step"), doc="Steps since the model was new.")
+    model = property(attrgetter("_run.model"))
+    models = property(lambda self: [self.model])
+    optimizer = property(attrgetter("_run.optimizer"))
+    optimizers = property(lambda self: [self.optimizer])
+    scheduler = property(attrgetter("_run.replica.scheduler"), doc="Its schedule of learning rates, or None.")
+    schedulers = property(lambda self: [] if self.scheduler is None else [self.scheduler])
+    criterion = property(attrgetter("_run.replica.loss.function"))
 
     def put(self, name: str, value: Any) -> None:
         if name in self._pocket:

@@ -47,48 +47,36 @@ class Estimator(SparkEstimator):
     def from_graph(
         *,
         inputs: Any,
-        outputs: Any = None,
         labels: Any = None,
         loss: Any = None,
         optimizer: Any = None,
         metrics: Any = None,
-        clip_norm: float | None = None,
-        clip_value: Any = None,
-        updates: Any = None,
-        sess: Any = None,
         model_dir: str | PathLike[str] | None = None,
         backend: str = "bigdl",
+        **options: Any,
     ) -> Estimator:
-        """Create an estimator from tensors of a graph; see `kindler.Estimator.from_graph`.
+        """Create an estimator from tensors of a graph.
 
         Args:
             inputs: The placeholders of the features.
-            outputs: What `predict` returns.
             labels: The placeholders of the labels.
             loss: A scalar tensor.
             optimizer: Of `tf.train`, or of `bigdl.optim.optimizer`.
             metrics: A dict from names to scalar tensors; "loss" may be the loss itself.
-            clip_norm: Clip the gradient to this norm.
-            clip_value: Clip each element of the gradient to this absolute value, or between a pair.
-            updates: Operations to run with every step.
-            sess: The session with the variables' values.
             model_dir: A folder for checkpoints and summaries.
             backend: Must be "bigdl".
+            options: `outputs`, `clip_norm`, `clip_value`, `updates`, `sess` and others of
+                `kindler.Estimator.from_graph`.
         """
         _check_backend(backend)
         made = graph_estimator(
-            engine="auto",
             inputs=inputs,
-            outputs=outputs,
             labels=labels,
             loss=loss,
             optimizer=None if optimizer is None else graph_optimizers(optimizer),
             metrics=without_loss(metrics, loss) or None if metrics else None,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            updates=updates,
-            sess=sess,
             model_dir=model_dir,
+            **{"engine": "auto", **options},
         )
         counts = isinstance(optimizer, OptimMethod)
         return GraphEstimator(made, model_dir=model_dir, counts=counts, labelled=labels is not None)

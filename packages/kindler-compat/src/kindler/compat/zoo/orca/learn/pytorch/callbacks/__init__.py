@@ -17,6 +17,11 @@ for _module in ("base", "maincallback", "maxsteps", "model_checkpoint", "tensorb
     alias(f"{__name__}.{_module}", __name__)
 
 
+def _calls(hook: str) -> Any:
+    """A hook that by default calls the one of any kind."""
+    return lambda self, runner: getattr(self, hook)(runner)
+
+
 class Callback:
     """Base class of Orca's callbacks. See `runner.Runner` for their argument.
 
@@ -39,41 +44,10 @@ class Callback:
     def after_iter(self, runner: Any) -> None:
         """After each batch of any kind."""
 
-    def before_train_epoch(self, runner: Any) -> None:
-        self.before_epoch(runner)
-
-    def after_train_epoch(self, runner: Any) -> None:
-        self.after_epoch(runner)
-
-    def before_val_epoch(self, runner: Any) -> None:
-        self.before_epoch(runner)
-
-    def after_val_epoch(self, runner: Any) -> None:
-        self.after_epoch(runner)
-
-    def before_pred_epoch(self, runner: Any) -> None:
-        self.before_epoch(runner)
-
-    def after_pred_epoch(self, runner: Any) -> None:
-        self.after_epoch(runner)
-
-    def before_train_iter(self, runner: Any) -> None:
-        self.before_iter(runner)
-
-    def after_train_iter(self, runner: Any) -> None:
-        self.after_iter(runner)
-
-    def before_val_iter(self, runner: Any) -> None:
-        self.before_iter(runner)
-
-    def after_val_iter(self, runner: Any) -> None:
-        self.after_iter(runner)
-
-    def before_pred_iter(self, runner: Any) -> None:
-        self.before_iter(runner)
-
-    def after_pred_iter(self, runner: Any) -> None:
-        self.after_iter(runner)
+    before_train_epoch = before_val_epoch = before_pred_epoch = _calls("before_epoch")
+    after_train_epoch = after_val_epoch = after_pred_epoch = _calls("after_epoch")
+    before_train_iter = before_val_iter = before_pred_iter = _calls("before_iter")
+    after_train_iter = after_val_iter = after_pred_iter = _calls("after_iter")
 
     def every_n_epoch(self, runner: Any, n: int) -> bool:
         """Whether this is the n-th, 2n-th, ... epoch."""
@@ -98,11 +72,7 @@ class MainCallback(Callback):
         outputs = runner.output if isinstance(runner.output, tuple | list) else [runner.output]
         runner.loss = runner.criterion(*outputs, target)
 
-    def on_train_forward(self, runner: Any) -> None:
-        self.on_iter_forward(runner)
-
-    def on_val_forward(self, runner: Any) -> None:
-        self.on_iter_forward(runner)
+    on_train_forward = on_val_forward = _calls("on_iter_forward")
 
     def on_pred_forward(self, runner: Any) -> None:
         """Cannot be overridden: change what the model returns, or the result of `predict`."""
