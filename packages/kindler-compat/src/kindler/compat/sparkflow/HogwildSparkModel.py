@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from kindler.compat.sparkflow.training import Job, train
 __all__ = ["HogwildSparkModel"]
 
 
+@dataclass(eq=False)
 class HogwildSparkModel:
     """Trains a graph on an RDD, asynchronously.
 
@@ -24,38 +26,21 @@ class HogwildSparkModel:
     be stopped. `master_url`, `serverStartup` and `port` are accepted without effect.
     """
 
-    def __init__(
-        self,
-        tensorflowGraph: str | None = None,
-        iters: int = 1000,
-        tfInput: str | None = None,
-        tfLabel: str | None = None,
-        optimizer: Any = None,
-        master_url: str | None = None,
-        serverStartup: int = 8,
-        acquire_lock: bool = False,
-        mini_batch: int = -1,
-        mini_stochastic_iters: int = -1,
-        shuffle: bool = True,
-        verbose: int = 0,
-        partition_shuffles: int = 1,
-        loss_callback: Callable[[float, int, int], None] | None = None,
-        port: int = 5000,
-    ) -> None:
-        self.tensorflowGraph = tensorflowGraph
-        self.iters = iters
-        self.tfInput = tfInput
-        self.tfLabel = tfLabel
-        self.optimizer = optimizer
-        self.master_url = master_url
-        self.acquire_lock = acquire_lock
-        self.mini_batch = mini_batch
-        self.mini_stochastic_iters = mini_stochastic_iters
-        self.shuffle = shuffle
-        self.verbose = verbose
-        self.partition_shuffles = partition_shuffles
-        self.loss_callback = loss_callback
-        self.port = port
+    tensorflowGraph: str | None = None
+    iters: int = 1000
+    tfInput: str | None = None
+    tfLabel: str | None = None
+    optimizer: Any = None
+    master_url: str | None = None
+    serverStartup: int = 8
+    acquire_lock: bool = False
+    mini_batch: int = -1
+    mini_stochastic_iters: int = -1
+    shuffle: bool = True
+    verbose: int = 0
+    partition_shuffles: int = 1
+    loss_callback: Callable[[float, int, int], None] | None = None
+    port: int = 5000
 
     @staticmethod
     def determine_master(port: int = 5000) -> str:
@@ -72,14 +57,10 @@ class HogwildSparkModel:
         """Without effect."""
 
     def train(self, rdd: Any) -> list[np.ndarray[Any, Any]]:
-        """Train on rows of features, or of features and a label.
+        """The trained weights, in the order of `tf.trainable_variables()`.
 
-        Args:
-            rdd: Features are arrays or vectors; a label is a number, an array or a vector. Each partition is
-                one worker's.
-
-        Returns:
-            The trained weights, in the order of `tf.trainable_variables()`.
+        Rows of the RDD are features, or features and a label: numbers, arrays or vectors. Each partition is
+        one worker's.
         """
         supervised = self.tfLabel is not None
 

@@ -27,15 +27,8 @@ def load_tensorflow_model(
 ) -> SparkAsyncDLModel:
     """Read exactly the checkpoint that `path` names, with its graph.
 
-    Args:
-        path: What was given to `tf.train.Saver.save`, with the number of the step if it had one.
-        inputCol: The column of features.
-        tfInput: The tensor that features are fed to.
-        tfOutput: The tensor that is evaluated.
-        predictionCol: The column that `transform` adds.
-        tfDropout: The tensor that is fed so that nothing is dropped.
-        toKeepDropout: Whether that takes 1 (what is kept), not 0 (what is dropped).
-        trusted: Whether a graph that does more than compute may be read.
+    `path` is what was given to `tf.train.Saver.save`, with the number of the step if it had one. Other
+    arguments are the params of `SparkAsyncDLModel`; a graph that does more than compute must be `trusted`.
     """
     if not tf.train.checkpoint_exists(path) or not tf.gfile.Exists(f"{path}.meta"):
         newest = tf.train.latest_checkpoint(path) or tf.train.latest_checkpoint(

@@ -6,7 +6,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -24,18 +24,14 @@ from kindler.errors import ConfigError
 __all__ = ["Estimator", "EstimatorSpec", "ModeKeys", "TFEstimator", "TFEstimatorSpec"]
 
 
+@dataclass(eq=False)
 class TFEstimatorSpec:
-    """What a model function returns.
+    """What a model function returns: predictions, a tensor or a dict of them, and the loss, a scalar."""
 
-    Args:
-        mode: One of `ModeKeys`.
-        predictions: A tensor, or a dict of tensors.
-        loss: A scalar tensor, in training and evaluation.
-    """
-
-    def __init__(self, mode: str, predictions: Any = None, loss: Any = None) -> None:
-        self.mode, self.predictions, self.loss = mode, predictions, loss
-        self.train_op: Any = None
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = field(default=None, init=False)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from kindler.compat.zoo.orca.data.image.pictures import picture
+from kindler.compat.zoo.orca.data.image.utils import picture
 from kindler.compat.zoo.orca.data.image.voc_dataset import VOCDatasets
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
 from kindler.data.paths import hidden

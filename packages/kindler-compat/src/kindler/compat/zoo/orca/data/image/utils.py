@@ -1,4 +1,4 @@
-"""What a column of a `ParquetDataset` is, and the file that says so, as Orca writes it."""
+"""What a column of a `ParquetDataset` is, the file that says so, as Orca writes it, and images of files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kindler.compat.zoo.orca.errors import InvalidInput
+from kindler.errors import DataError, MissingExtraError
+from kindler.readers.files import opened
 
 __all__ = ["DType", "FeatureType", "SchemaField", "decode_schema", "encode_schema", "ndarray_dtype_to_dtype"]
 
@@ -73,3 +75,18 @@ def _enum(given: dict[str, Any]) -> Any:
         return given
     kind, _, member = given["__enum__"].partition(".")
     return _ENUMS[kind][member]
+
+
+def picture(file: str) -> Any:
+    """The image, whole, so that it can travel."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(what="images", package="Pillow", extra="images") from exc
+    try:
+        with opened(file) as raw:
+            image = Image.open(raw)
+            image.load()
+    except (OSError, SyntaxError, ValueError) as exc:
+        raise DataError(f"{file} cannot be read as an image: {exc}") from exc
+    return image

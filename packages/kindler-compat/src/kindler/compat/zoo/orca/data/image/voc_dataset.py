@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from kindler.compat.zoo.orca.data.image.pictures import picture
+from kindler.compat.zoo.orca.data.image.utils import picture
 from kindler.compat.zoo.orca.errors import InvalidInput
 
 __all__ = ["CLASSES", "VOCDatasets"]
