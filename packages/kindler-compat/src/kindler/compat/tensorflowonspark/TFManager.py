@@ -53,13 +53,7 @@ TFManager.register("_table", callable=_table, proxytype=DictProxy)
 
 
 def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManager:
-    """Start a manager with these queues.
-
-    Args:
-        authkey: What others prove themselves with when they connect.
-        queues: Their names.
-        mode: "local" for this machine, "remote" to be reached over the network.
-    """
+    """Start a manager with these queues; "local" to this machine, or "remote" for others of the network."""
     # Not "spawn": that would run the user's program again.
     context: Any = multiprocessing.get_context("fork")
     manager = TFManager(("", 0) if mode == "remote" else None, authkey=bytes(authkey), ctx=context)

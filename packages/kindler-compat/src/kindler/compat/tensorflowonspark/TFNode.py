@@ -41,11 +41,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
 
 
 class NodeManager:
-    """What `ctx.mgr` is: the feeds of this node, and values that the program keeps, with a manager's names.
-
-    Args:
-        feed: Gives a feed of the node by its name.
-    """
+    """What `ctx.mgr` is: the feeds of this node, and values of the program, with a manager's names."""
 
     def __init__(self, feed: Callable[[str], ClusterFeed]) -> None:
         self.feed = feed
@@ -102,12 +98,8 @@ class DataFeed:
     Args:
         mgr: `ctx.mgr`, or a manager that `TFManager.start` gave.
         train_mode: Whether nothing is answered: batches go over the ends of partitions then.
-        qname_in: The feed, or the queue of the manager.
-        qname_out: The queue of the manager for results.
+        qname_in, qname_out: The feed, or the queues of the manager for rows and results.
         input_mapping: Column -> tensor.
-
-    Attributes:
-        done_feeding: Whether the end of the data was read.
     """
 
     def __init__(

@@ -35,12 +35,7 @@ class _Instance(_Main):
 def run(sc: Any, map_fn: Any, tf_args: Any, num_executors: int, use_barrier: bool = True) -> list[Any]:
     """Run `map_fn(tf_args, ctx)` `num_executors` times and wait; gives what each returned.
 
-    Args:
-        sc: The SparkContext.
-        map_fn: The program.
-        tf_args: Its arguments.
-        num_executors: How many instances.
-        use_barrier: Whether all run at the same time; otherwise as many at a time as there are slots.
+    All run at the same time; without `use_barrier` as many at a time as there are slots.
     """
     spark = session_of(sc)
     at_once = num_executors if use_barrier else min(num_executors, max(1, slots(spark)))

@@ -29,12 +29,7 @@ Reservation = dict[str, Any]
 
 
 class Reservations:
-    """The nodes that have registered.
-
-    Args:
-        required: How many there must be.
-        primary_keys: The fields that tell them apart.
-    """
+    """The nodes that have registered; `primary_keys` are the fields that tell them apart."""
 
     def __init__(self, required: int, primary_keys: Sequence[str] = ()) -> None:
         self.required = required
@@ -79,15 +74,7 @@ class Reservations:
 
 
 class Server:
-    """Where nodes register.
-
-    Args:
-        count: How many there will be.
-        primary_keys: The fields that tell them apart.
-
-    Attributes:
-        done: Whether a client has asked it to stop.
-    """
+    """Where so many nodes register, which `primary_keys` tell apart; `done` once a client stopped it."""
 
     def __init__(self, count: int, primary_keys: Sequence[str] = ()) -> None:
         if count < 1:
@@ -130,13 +117,7 @@ class Server:
     def await_reservations(
         self, sc: Any = None, status: Mapping[str, Any] | None = None, timeout: float = 600
     ) -> list[Reservation]:
-        """Wait for all nodes.
-
-        Args:
-            status: Looked at meanwhile: "error" in it ends the waiting.
-            timeout: Seconds.
-            sc: Without effect.
-        """
+        """Wait for all nodes, so many seconds; an "error" in `status` ends the waiting."""
         deadline = time.monotonic() + timeout
         while not self.reservations.wait(_LOOK_S):
             if status and "error" in status:
@@ -183,11 +164,7 @@ class Server:
 
 
 class Client:
-    """A connection to a `Server`.
-
-    Args:
-        server_addr: What `Server.start` gave.
-    """
+    """A connection to a `Server`, at what its `start` returned."""
 
     def __init__(self, server_addr: Sequence[Any]) -> None:
         host, port = server_addr

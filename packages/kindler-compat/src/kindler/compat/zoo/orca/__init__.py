@@ -16,19 +16,9 @@ from kindler.spark.versions import is_connect
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
-_MODES = (
-    "local",
-    "spark-submit",
-    "bigdl-submit",
-    "standalone",
-    "yarn",
-    "yarn-client",
-    "yarn-cluster",
-    "k8s",
-    "k8s-client",
-    "k8s-cluster",
-)
 _STARTED_ELSEWHERE = ("spark-submit", "bigdl-submit")
+_CLUSTERS = ("yarn", "yarn-client", "yarn-cluster", "k8s", "k8s-client", "k8s-cluster")
+_MODES = ("local", *_STARTED_ELSEWHERE, "standalone", *_CLUSTERS)
 
 
 @as_orca

@@ -31,7 +31,7 @@ def as_orca(function: Function) -> Function:
 
 
 def refuse_given(function: str, **arguments: Any) -> None:
-    """Complain about arguments that would change what a program gets, and that nobody heeds here."""
+    """Raise `InvalidInput` for arguments that would change a result and are not supported."""
     given = {name: value for name, value in arguments.items() if value is not None}
     if given:
         several = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())

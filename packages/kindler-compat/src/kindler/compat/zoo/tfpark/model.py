@@ -20,7 +20,23 @@ from kindler.frameworks.keras.backends import flavour_of
 __all__ = ["KerasModel"]
 
 
-class KerasModel:
+class KerasFiles:
+    """Writes and reads a Keras model, and its weights alone."""
+
+    model: Any
+
+    def save_weights(self, filepath: str, overwrite: bool = True, save_format: str | None = None) -> None:
+        options = {} if save_format is None else {"save_format": save_format}
+        self.model.save_weights(filepath, overwrite=overwrite, **options)
+
+    def load_weights(self, filepath: str, by_name: bool = False) -> None:
+        self.model.load_weights(filepath, **({"by_name": True} if by_name else {}))
+
+    def save_model(self, path: str, overwrite: bool = True) -> None:
+        self.model.save(path, overwrite=overwrite)
+
+
+class KerasModel(KerasFiles):
     """A Keras model on Spark. Data is a `TFDataset`, or arrays as Keras takes them.
 
     Arrays are for Keras itself in this process, unless `distributed`.
@@ -58,16 +74,6 @@ class KerasModel:
 
     def set_weights(self, weights: list[Any]) -> None:
         self.model.set_weights(weights)
-
-    def save_weights(self, filepath: str, overwrite: bool = True, save_format: str | None = None) -> None:
-        options = {} if save_format is None else {"save_format": save_format}
-        self.model.save_weights(filepath, overwrite=overwrite, **options)
-
-    def load_weights(self, filepath: str, by_name: bool = False) -> None:
-        self.model.load_weights(filepath, **({"by_name": True} if by_name else {}))
-
-    def save_model(self, path: str, overwrite: bool = True) -> None:
-        self.model.save(path, overwrite=overwrite)
 
     @staticmethod
     def load_model(path: str) -> KerasModel:

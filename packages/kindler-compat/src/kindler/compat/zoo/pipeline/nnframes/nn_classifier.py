@@ -39,6 +39,16 @@ def _getter(name: str) -> Any:
     return lambda stage: stage.getOrDefault(name)
 
 
+def _attribute(name: str) -> Any:
+    """A setter of an attribute, which returns the stage, and its getter."""
+
+    def change(stage: Any, value: Any) -> Any:
+        setattr(stage, name, value)
+        return stage
+
+    return change, lambda stage: getattr(stage, name)
+
+
 class _NNParams(HasFeaturesCol, HasLabelCol, HasPredictionCol):
     batchSize = declared("batchSize", "rows of a step, or of a call of the model", TypeConverters.toInt)
     setFeaturesCol, setPredictionCol = _setter("featuresCol"), _setter("predictionCol")
@@ -161,13 +171,11 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
     setLearningRateDecay, getLearningRateDecay = _setter("learningRateDecay"), _getter("learningRateDecay")
     setCachingSample, isCachingSample = _setter("cachingSample"), _getter("cachingSample")
 
-    def setOptimMethod(self, value: Any) -> Any:
-        """An optimizer of `bigdl.optim.optimizer`; `setLearningRate` changes its rate."""
-        self._optim_method = value
-        return self
-
-    def getOptimMethod(self) -> Any:
-        return self._optim_method
+    setOptimMethod, getOptimMethod = _attribute("_optim_method")  # of `bigdl.optim.optimizer`
+    setTrainSummary, getTrainSummary = _attribute("train_summary")
+    setValidationSummary, getValidationSummary = _attribute("validation_summary")
+    setGradientClippingByL2Norm = _attribute("_clip_norm")[0]
+    getValidation = _attribute("validation_config")[1]
 
     def setEndWhen(self, trigger: Any) -> Any:
         """`MaxEpoch(n)`; other triggers are refused."""
@@ -180,23 +188,6 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
         self.validation_config = [trigger, val_df, val_method, batch_size]
         return self
 
-    def getValidation(self) -> list[Any] | None:
-        return self.validation_config
-
-    def setTrainSummary(self, value: TrainSummary) -> Any:
-        self.train_summary = value
-        return self
-
-    def getTrainSummary(self) -> TrainSummary | None:
-        return self.train_summary
-
-    def setValidationSummary(self, value: ValidationSummary) -> Any:
-        self.validation_summary = value
-        return self
-
-    def getValidationSummary(self) -> ValidationSummary | None:
-        return self.validation_summary
-
     def setCheckpoint(self, path: str, trigger: Any, isOverWrite: bool = True) -> Any:
         """A folder for checkpoints, and when they are written."""
         self._checkpoint = (path, trigger)
@@ -204,10 +195,6 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
 
     def setConstantGradientClipping(self, min: float, max: float) -> Any:  # noqa: A002 - BigDL's names
         self._limits = (min, max)
-        return self
-
-    def setGradientClippingByL2Norm(self, clip_norm: float) -> Any:
-        self._clip_norm = clip_norm
         return self
 
     def clearGradientClipping(self) -> Any:

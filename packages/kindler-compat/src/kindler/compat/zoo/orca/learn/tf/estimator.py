@@ -12,7 +12,7 @@ from kindler.compat.bigdl.optim.validation import Scores
 from kindler.compat.zoo.orca.errors import as_orca
 from kindler.compat.zoo.orca.learn.base import SparkEstimator
 from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
-from kindler.compat.zoo.tfpark.model import keras_estimator, renamed
+from kindler.compat.zoo.tfpark.model import KerasFiles, keras_estimator, renamed
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
 from kindler.compat.zoo.tfpark.rows import refuse_batched
 from kindler.compat.zoo.tfpark.tf_optimizer import without_loss
@@ -250,7 +250,7 @@ class GraphEstimator(Estimator):
             getattr(tf.train.Saver(), method)(session, path)
 
 
-class KerasEstimator(Estimator):
+class KerasEstimator(KerasFiles, Estimator):
     """The estimator of a Keras model."""
 
     def __init__(self, model: Any, core: TFParkEstimator, **options: Any) -> None:
@@ -261,19 +261,9 @@ class KerasEstimator(Estimator):
         self._core.get_model()
         return self.model
 
-    def save_keras_model(self, path: str, overwrite: bool = True) -> None:
-        self.model.save(path, overwrite=overwrite)
-
-    def save_keras_weights(
-        self, filepath: str, overwrite: bool = True, save_format: str | None = None
-    ) -> None:
-        options = {} if save_format is None else {"save_format": save_format}
-        self.model.save_weights(filepath, overwrite=overwrite, **options)
-
-    def load_keras_weights(self, filepath: str, by_name: bool = False) -> None:
-        self.model.load_weights(filepath, **({"by_name": True} if by_name else {}))
-
-    save = save_keras_model
+    save = save_keras_model = KerasFiles.save_model
+    save_keras_weights = KerasFiles.save_weights
+    load_keras_weights = KerasFiles.load_weights
 
     def load(self, model_path: str) -> None:
         """Read the weights of a model in a file."""
