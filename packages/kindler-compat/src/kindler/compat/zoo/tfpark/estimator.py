@@ -167,7 +167,7 @@ class TFEstimator:
                 made.train_summary, made.val_summary = self.train_summary, self.val_summary
                 self._restore(sess, self.latest_checkpoint(), partial=True)
                 before = int(sess.run(counter))
-                limits = {"epochs": 1} if steps is None else {"max_steps": steps}
+                limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
                 made.fit_dataset(dataset, **limits)
                 _, made_steps = made.counters
                 if int(sess.run(counter)) == before:  # the model function's train_op does not count
