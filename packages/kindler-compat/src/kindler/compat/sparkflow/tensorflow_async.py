@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +61,12 @@ class _Graphs(HasInputCol, HasPredictionCol):
     getTfOutput = _getter("tfOutput")
     getTfDropout = _getter("tfDropout")
     getToKeepDropout = _getter("toKeepDropout")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "_defaults" in vars(cls):
+            takes = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in cls._defaults]
+            cls.__signature__ = Signature(takes)  # type: ignore[attr-defined]  # what `help` shows
 
     def setParams(self, **params: Any) -> Any:
         """Set parameters by name; None leaves one as it is."""
