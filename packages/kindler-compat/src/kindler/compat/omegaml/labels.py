@@ -52,8 +52,8 @@ class Runtime(runtime.Runtime):
         models = Models(self._store, self._bucket)
         settings = self.settings
         if settings.label == _DEFAULT and models.exists(name):
-            told = models.metadata(name).attributes.get(_REQUIRE)
-            label = told.get("label") if isinstance(told, dict) else told
+            required = models.metadata(name).attributes.get(_REQUIRE)
+            label = required.get("label") if isinstance(required, dict) else required
             settings = replace(settings, label=label or _DEFAULT)
         return _Model(name, self._sent, settings, models)
 

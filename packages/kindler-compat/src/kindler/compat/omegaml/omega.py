@@ -283,9 +283,9 @@ class Datasets(_Trusting, datasets.Datasets):
             before = None if latest is None else super().get(str(latest))
             frame = changed(before, obj, delete=delete)
             number = 0 if latest is None else latest.number
-            told: dict[str, Any] = {"attributes": attributes, "trusted": trusted, "replaces": number}
+            stored: dict[str, Any] = {"attributes": attributes, "trusted": trusted, "replaces": number}
             try:
-                return self._put(frame, name, mode="replace", **told, **options)
+                return self._put(frame, name, mode="replace", **stored, **options)
             except OvertakenError:
                 continue  # another one was quicker, and this one changes what that one made
         raise ConfigError(f"{name!r} is being written to by too many at once.")
@@ -371,10 +371,10 @@ class Datasets(_Trusting, datasets.Datasets):
         taken = inspect.signature(function).parameters.values()
         open_ended = version.meta.get("virtual") and any(p.kind is p.VAR_KEYWORD for p in taken)
         names = {p.name for p in taken if p.kind is not p.VAR_KEYWORD}
-        told = {key: value for key, value in protocol.items() if key in names or open_ended}
+        passed = {key: value for key, value in protocol.items() if key in names or open_ended}
         if method == "drop" and not open_ended:
             arguments = {key: value for key, value in arguments.items() if key in names}
-        return function(**{**told, **arguments})
+        return function(**{**passed, **arguments})
 
     def _function(self, version: Version, trusted: bool) -> Any:
         handler = self._kinds.handler(version.kind)

@@ -12,8 +12,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 
 from kindler.compat.sparkflow.ml_util import handle_features
-from kindler.compat.sparkflow.optimizers import build_optimizer
-from kindler.compat.sparkflow.training import Job, train
+from kindler.compat.sparkflow.training import Job, build_optimizer, train
 
 __all__ = ["HogwildSparkModel"]
 

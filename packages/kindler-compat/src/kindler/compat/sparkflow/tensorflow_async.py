@@ -23,8 +23,7 @@ from kindler.compat.sparkflow.ml_util import (
     handle_data,
     predict_func,
 )
-from kindler.compat.sparkflow.optimizers import build_optimizer, options_of
-from kindler.compat.sparkflow.training import Job, train
+from kindler.compat.sparkflow.training import Job, build_optimizer, options_of, train
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
 from kindler.ml.model import KindlerModel

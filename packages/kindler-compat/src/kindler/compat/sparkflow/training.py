@@ -1,8 +1,10 @@
-"""Training a graph as SparkFlow does: asynchronously, a worker for each partition, on what it is told."""
+"""Training a graph as SparkFlow does: asynchronously, a worker for each partition; its optimizers by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,25 @@ from pyspark.sql import DataFrame, is_remote
 
 from kindler.compat.estimators import from_graph
 from kindler.compat.sparkflow.graphs import OpenGraph
+from kindler.compat.sparkflow.tensorflow_v1 import tf
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.spark.executors import slots
 from kindler.train.callbacks import Callback
+
+OPTIMIZERS = {
+    "adam": "AdamOptimizer",
+    "rmsprop": "RMSPropOptimizer",
+    "momentum": "MomentumOptimizer",
+    "adadelta": "AdadeltaOptimizer",
+    "adagrad": "AdagradOptimizer",
+    "gradient_descent": "GradientDescentOptimizer",
+    "adagrad_da": "AdagradDAOptimizer",
+    "ftrl": "FtrlOptimizer",
+    "proximal_adagrad": "ProximalAdagradOptimizer",
+    "proximal_gradient_descent": "ProximalGradientDescentOptimizer",
+}
+_OLD_NAMES = {"initial_accumulator": "initial_accumulator_value"}
 
 LossCallback = Callable[[float, int, int], None]
 
@@ -118,3 +135,34 @@ def _check(job: Job, labels: str | None) -> None:
 def _partitions(frame: DataFrame, most: int) -> int:
     """As many as the frame has, at most so many; on Spark Connect nobody knows how many it has."""
     return most if is_remote() else max(1, min(most, frame.rdd.getNumPartitions()))
+
+
+def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options: Any = None) -> Any:
+    if optimizer_name not in OPTIMIZERS:
+        raise ConfigError(f"tfOptimizer={optimizer_name!r}: there are {', '.join(OPTIMIZERS)}.")
+    made = getattr(tf.train, OPTIMIZERS[optimizer_name])
+    options = {"learning_rate": learning_rate, "use_locking": False, **options_of(optimizer_options)}
+    options = {_OLD_NAMES.get(name, name): value for name, value in options.items()}
+    if optimizer_name == "momentum":
+        options.setdefault("momentum", 0.9)
+    if optimizer_name == "adagrad_da":
+        options.setdefault("global_step", tf.train.get_or_create_global_step())
+    known = list(inspect.signature(made.__init__).parameters)[1:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"optimizerOptions: {optimizer_name!r} has no {', '.join(unknown)}; it has {', '.join(known)}."
+        )
+    return made(**options)
+
+
+def options_of(given: Any) -> dict[str, Any]:
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    try:
+        options = json.loads(given)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"optimizerOptions must be a JSON object; received {given!r}: {exc}") from exc
+    if not isinstance(options, dict):
+        raise ConfigError(f"optimizerOptions must be a JSON object; received {given!r}.")
+    return options
