@@ -29,7 +29,7 @@ from kindler.compat.frameworks.mxnet.spec import (
     make_spec,
 )
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica, packed
+from kindler.frameworks.base import BaseReplica, packed, unpacked
 from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.state_format import is_packed
 
@@ -204,6 +204,11 @@ class MxnetReplica(BaseReplica):
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         state = data if is_packed(data) else _repacked(data)
+        unshaped = {name for name, parameter in self._parameters.items() if parameter._data is None}
+        if unshaped:  # they take the shapes of the state
+            groups = unpacked(state)[1].values()
+            for name, array in ((n, a) for arrays in groups for n, a in arrays.items() if n in unshaped):
+                _assign(self._parameters[name], array)
         super().load_state(state, weights_only_model=weights_only_model)
 
     def load_local_state(self, data: bytes) -> None:
