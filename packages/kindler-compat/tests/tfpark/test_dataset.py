@@ -118,7 +118,9 @@ def test_a_graph_that_cannot_be_trained_is_refused_on_the_driver(graph: Any) -> 
 
     with pytest.raises(ConfigError, match="depends on no dataset"):
         TFOptimizer.from_loss(tf.reduce_mean(elsewhere * variable), Adam())
-    with pytest.raises(ConfigError, match="no value is fed to the placeholder 'rate'(.|\n)*tensor_with_value"):
+    with pytest.raises(
+        ConfigError, match="no value is fed to the placeholder 'rate'(.|\n)*tensor_with_value"
+    ):
         TFOptimizer.from_loss(tf.reduce_mean(images * variable * rate), Adam())
     with pytest.raises(ConfigError, match="must be a scalar"):
         TFOptimizer.from_loss(images * variable, Adam())
