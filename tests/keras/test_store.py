@@ -99,7 +99,7 @@ def test_a_file_that_names_modules_of_others_is_refused(om: Omega, model: Any, t
         with pytest.raises(UntrustedError, match=name):
             om.models.put(tmp_path / "evil.keras", "evil")
     (tmp_path / "evil.keras").write_bytes(b"no zip")
-    with pytest.raises(ConfigError, match=r"no \.keras file"):
+    with pytest.raises(ConfigError, match=r"not a \.keras file"):
         om.models.put(tmp_path / "evil.keras", "evil")
 
 

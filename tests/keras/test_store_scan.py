@@ -203,7 +203,7 @@ def test_a_configuration_that_is_nested_without_end_is_refused(good: Path, tmp_p
     path = tmp_path / "deep.keras"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "[" * 100_000 + "]" * 100_000)
-    with pytest.raises(ConfigError, match=r"no \.keras file"):
+    with pytest.raises(ConfigError, match=r"not a \.keras file"):
         found(path)
 
 

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from kindler.compat.bigdl.arguments import Configured, arguments
+from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
+from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
 from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.util.arrays import JTensor
@@ -27,7 +29,6 @@ from kindler.errors import ConfigError
 Array = np.ndarray[Any, Any]
 
 # The layers of these modules by name: nothing else is ever made of a file.
-CLASSES: dict[str, Any] = {}
 # What `backward` needs of the last `forward` with arrays; not in the layers, which must be picklable.
 _TAPES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
 
@@ -172,7 +173,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
         if self not in _TAPES:
             self.forward(input)
         tensors, output = _TAPES.pop(self)
-        pairs = zip(_leaves(output), _leaves(to_tensors(grad_output)), strict=True)
+        pairs = zip(leaves(output), leaves(to_tensors(grad_output)), strict=True)
         chosen = [(out, grad.reshape(out.shape)) for out, grad in pairs if out.requires_grad]
         torch.autograd.backward([out for out, _ in chosen], [grad for _, grad in chosen])
         for parameter, regularizer in regularized(self):
@@ -375,8 +376,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
             weightPath: Without effect: the weights are in the same file.
             over_write: Whether an existing file is replaced.
         """
-        from kindler.compat.bigdl.nn.files import write_layer
-
         write_layer(self, modelPath, over_write=over_write)
 
     def save(self, path: str, over_write: bool = False) -> None:
@@ -386,8 +385,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
     @staticmethod
     def loadModel(modelPath: str, weightPath: str | None = None, bigdl_type: str = "float") -> Any:
         """Read a layer that `saveModel` wrote."""
-        from kindler.compat.bigdl.nn.files import read_layer
-
         return read_layer(modelPath)
 
     load = loadModel
@@ -486,41 +483,3 @@ def regularized(model: nn.Module) -> Iterator[tuple[nn.Parameter, Regularizer]]:
                 parameter = getattr(part, name, None)
                 if isinstance(parameter, nn.Parameter):
                     yield parameter, regularizer
-
-
-def are_arrays(value: Any) -> bool:
-    """Whether these are arrays, numbers or `JTensor`s, rather than tensors of torch."""
-    if isinstance(value, list | tuple):
-        return any(are_arrays(part) for part in value)
-    return isinstance(value, np.ndarray | np.generic | JTensor | int | float)
-
-
-def to_tensors(value: Any, *, tracked: bool = False) -> Any:
-    """Tensors instead of arrays: float32, as all of BigDL's are; `tracked` if gradients are wanted."""
-    if isinstance(value, list | tuple):
-        return [to_tensors(part, tracked=tracked) for part in value]
-    if not isinstance(value, torch.Tensor):
-        value = torch.tensor(np.asarray(value), dtype=torch.float32)
-    return value.detach().clone().requires_grad_() if tracked else value
-
-
-def to_arrays(value: Any) -> Any:
-    """Arrays instead of tensors."""
-    if isinstance(value, list | tuple):
-        return [to_arrays(part) for part in value]
-    if isinstance(value, Mapping):
-        return {name: to_arrays(part) for name, part in value.items()}
-    return value.detach().cpu().numpy()
-
-
-def gradients_of(value: Any) -> Any:
-    """What backward left at the tensors of `to_tensors(tracked=True)`, as arrays; zeros where nothing."""
-    if isinstance(value, list):
-        return [gradients_of(part) for part in value]
-    return to_arrays(value.grad if value.grad is not None else torch.zeros_like(value))
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, list | tuple):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [value]

@@ -135,7 +135,7 @@ class TimeDistributed(_Wrapper, takes=arguments("model")):
         return output.reshape(rows, steps, *output.shape[1:])
 
 
-class _InputLayer(Identity):  # type: ignore[misc, valid-type]
+class _InputLayer(Identity):  # type: ignore[misc]
     """Where data enters a graph."""
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn import layer as _all_layers  # noqa: F401 - they enter themselves into CLASSES
-from kindler.compat.bigdl.nn.base import CLASSES
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 
 _FORMAT = "kindler.bigdl.layer.1"
+
+CLASSES: dict[str, Any] = {}  # layers enter themselves
 
 
 def write_layer(model: nn.Module, path: str | PathLike[str], *, over_write: bool = True) -> None:

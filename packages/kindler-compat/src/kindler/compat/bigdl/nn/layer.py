@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kindler.compat.bigdl.nn.base import CLASSES, Layer, Node
+from kindler.compat.bigdl.nn.base import Layer, Node
 from kindler.compat.bigdl.nn.containers import *  # noqa: F403
 from kindler.compat.bigdl.nn.containers import Input
+from kindler.compat.bigdl.nn.files import CLASSES
 from kindler.compat.bigdl.nn.functions import *  # noqa: F403
 from kindler.compat.bigdl.nn.weighted import *  # noqa: F403
 

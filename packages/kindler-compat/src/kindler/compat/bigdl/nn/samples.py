@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.base import to_arrays, to_tensors
+from kindler.compat.bigdl.nn.conversion import to_arrays, to_tensors
 from kindler.compat.bigdl.util.arrays import Sample
 from kindler.compat.bigdl.util.common import EvaluatedResult
 from kindler.errors import ConfigError

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.estimators import InputData, ModeKeys
 from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.legacy_keras import restore_legacy_keras
+from kindler.compat.frameworks.tf_graph.model_fn_types import InputData, ModeKeys
 from kindler.data import parquet
 from kindler.data.arrays import named, values
 from kindler.data.column_options import ColumnOptions
