@@ -70,7 +70,7 @@ def _of_combinations() -> str:
     for spec in _frameworks():
         for sync in _syncs():
             if "train" in spec.can:
-                by_itself = not sync.divides or "against_division" in _own(spec)
+                by_itself = not sync.divides or "fuse" in _own(spec)
                 can = by_itself if spec.syncs is None else sync.name in spec.syncs
                 cells = (_engines(kind) if can else "no" for kind in KINDS)
                 lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
