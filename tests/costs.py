@@ -47,10 +47,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _costs[item.nodeid] = round(cpu_seconds() - before, 2)
 
 
+def _folder(nodeid: str) -> str:
+    """`torch` of `tests/torch/...`, `compat-bigdl` of `packages/kindler-compat/tests/bigdl/...`."""
+    parts = Path(nodeid).parts
+    name = parts[parts.index("tests") + 1]
+    return f"compat-{name}" if parts[0] == "packages" else name
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput") or not _costs:
         return
-    part = "-".join(dict.fromkeys(Path(nodeid).parts[1] for nodeid in _costs))
+    part = "-".join(dict.fromkeys(_folder(nodeid) for nodeid in _costs))
     flavour = os.environ.get("KINDLER_TEST_KERAS")
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{part}{f'-{flavour}' if flavour else ''}.json"
