@@ -247,6 +247,7 @@ class Hub(Handler):
         """Ask all workers for stacks; return the ranks that hold up the others, hosts and stacks."""
         with self._stacks_received:
             self._stacks.clear()
+            self._abort_at = None  # it would end the workers before they have answered; the caller aborts
             missing = self._motion.missing(time.monotonic())
             asked = {rank: member for rank, member in self._members.items() if not member.finished}
             hosts = {rank: member.host for rank, member in self._members.items()}
