@@ -1,8 +1,4 @@
-"""The process that workers are forked from is kept through failed runs, and has imported what tests need.
-
-A run that fails ends that process, and the next run starts a new one, which imports the framework again. That
-would be most of what a test of a failure costs. The suites of failures and of recovery run on the engine as
-it ships all the same: they take the fixture `cold`.
+"""The process that workers are forked from has imported what test modules need.
 
 Workers unpickle what test modules define, and so import those with what stands at their head. They inherit
 the part that most of them have in common.
@@ -16,16 +12,11 @@ from typing import Any
 
 import pytest
 
-from kindler.engine import fork_server, local
+from kindler.engine import fork_server
 
 _more: tuple[str, ...] = ()  # what the workers of the present tests inherit besides
 
-_clean_up = local._LocalLaunch.clean_up
 _reach = fork_server._reach
-
-
-def _as_if_it_had_not_failed(launch: Any, *, failed: bool) -> None:
-    _clean_up(launch, failed=False)
 
 
 def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int) -> Any:
@@ -34,23 +25,15 @@ def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int) -> Any:
     return _reach(recipe, owner)
 
 
-def keep_warm(patch: pytest.MonkeyPatch) -> None:
-    """From now on a failed run leaves the warm process as it is."""
-    patch.setattr(local._LocalLaunch, "clean_up", _as_if_it_had_not_failed)
+def inherit_imports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fork_server, "_reach", _with_imports_of_tests)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        keep_warm(patch)
+        inherit_imports(patch)
         yield
-
-
-@pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed run ends the warm process, as it does for users."""
-    monkeypatch.setattr(local._LocalLaunch, "clean_up", _clean_up)
 
 
 @pytest.fixture(scope="module")

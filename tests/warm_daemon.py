@@ -1,11 +1,9 @@
-"""Spark's Python daemon for tests: its workers inherit what each would import, and failures leave it warm.
+"""Spark's Python daemon for tests: its workers inherit what each would import.
 
 Spark forks a worker for each task that finds none idle, and has each import pandas, Arrow and what the task
 needs, PyTorch for one: seconds a worker. After every task it collects garbage, which takes the longer the
 more is imported. Here the daemon imports all of it once, and leaves it out of that. Spark has a daemon for
 each kind of task: a framework is worth importing there only where many workers use it.
-
-A run of Kindler that fails does not end the warm process of its workers; see `tests/warm.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ import importlib
 import os
 import sys
 
-__all__ = ["COLD", "CONF", "PRELOAD", "environment"]
+__all__ = ["CONF", "PRELOAD", "environment"]
 
-COLD = "KINDLER_TEST_COLD"  # names a file; while it exists, a failed run ends the warm process as for users
 PRELOAD = "KINDLER_TEST_PRELOAD"  # modules, with commas between them
 CONF = {
     "spark.python.daemon.module": "tests.warm_daemon",
@@ -50,18 +47,6 @@ def _preload() -> None:
     gc.freeze()
 
 
-def _keep_warm() -> None:
-    from kindler.engine import fork_server
-
-    retire = fork_server.retire
-
-    def if_asked(owner: int | None = None) -> None:
-        if os.path.exists(os.environ.get(COLD, "")):
-            retire(owner)
-
-    fork_server.retire = if_asked
-
-
 def _leave_zip_files() -> None:
     """Import pyspark from where it is installed: its zip file has no byte code, and is read many times."""
     sys.path[:] = [path for path in sys.path if not path.endswith(".zip") or "pyspark" not in path]
@@ -72,5 +57,4 @@ if __name__ == "__main__":
     from pyspark import daemon
 
     _preload()
-    _keep_warm()
     daemon.manager()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import kindler
-from tests.warm import _warm, cold
+from tests.warm import _warm
 from tests.warm_daemon import CONF
 
-__all__ = ["_warm", "cold"]
+__all__ = ["_warm"]
 
 ROOT = Path(__file__).parents[2]
 

@@ -116,9 +116,9 @@ def run(pages: list[Path], folder: Path, **environ: str) -> dict[str, str | None
 def main(pages: list[str]) -> None:
     import pytest
 
-    from tests.warm import keep_warm
+    from tests.warm import inherit_imports
 
-    keep_warm(pytest.MonkeyPatch())  # many pages show what fails
+    inherit_imports(pytest.MonkeyPatch())
     report = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         found = {page: problem(Path(page)) for page in pages}

@@ -7,9 +7,9 @@ from typing import Any
 import flavour as chosen
 import pytest
 
-from tests.warm import _warm, cold
+from tests.warm import _warm
 
-__all__ = ["_warm", "cold", "flavour", "keras"]
+__all__ = ["_warm", "flavour", "keras"]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.warm import _warm, cold
+from tests.warm import _warm
 
-__all__ = ["_warm", "cold"]
+__all__ = ["_warm"]

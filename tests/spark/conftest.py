@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import kindler
-from kindler.engine import fork_server
-from tests.warm_daemon import COLD, CONF, PRELOAD
+from tests.warm_daemon import CONF, PRELOAD
 
 SLOTS = 4
 ROOT = Path(__file__).parents[2]
@@ -21,23 +20,12 @@ ROOT = Path(__file__).parents[2]
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Executors must find the classes that test modules define.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/spark"))
-    os.environ[COLD] = str(tmp_path_factory.mktemp("cold") / "yes")
     os.environ[PRELOAD] = "torch,kindler.frameworks.torch.replica"
     files = str(tmp_path_factory.mktemp("files"))
     yield kindler.init(
         cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4", "spark.local.dir": files, **CONF}
     )
     kindler.stop()
-
-
-@pytest.fixture
-def cold(spark: Any) -> Iterator[None]:
-    """A failed run ends the warm process, as it does for users."""
-    fork_server.close()  # of this process: a run that had ranks at the driver left it warm
-    flag = Path(os.environ[COLD])
-    flag.touch()
-    yield
-    flag.unlink()
 
 
 @pytest.fixture(scope="session", autouse=True)

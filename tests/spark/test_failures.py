@@ -21,7 +21,7 @@ from kindler.spark.executors import cores_per_host
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("cold", "no_workers_left")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
 SCHEMA = "features array<float>, label float"
 
@@ -69,11 +69,12 @@ def test_the_users_own_exception_comes_first_and_no_jvm_stack(
     assert (caught.value.rank, caught.value.host) == (1, os.uname().nodename)
     assert 'raise ValueError("boom")' in str(caught.value)
     assert not eventually_none(workers)
-    assert not eventually_none(fork_servers)
+    warm = {process.pid for process in fork_servers()}
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""
 
     assert est.fit(data, epochs=1, batch_size=8, verbose=0)["num_samples"] == [64], "the next fit works"
+    assert {process.pid for process in fork_servers()} == warm, "and starts as fast as after a good one"
 
 
 def test_a_killed_worker_is_reported_lost_with_its_last_lines(partitioned: Callable[..., Any]) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.warm import _warm, cold, inherits_lightning
+from tests.warm import _warm, inherits_lightning
 
-__all__ = ["_warm", "cold", "inherits_lightning"]
+__all__ = ["_warm", "inherits_lightning"]

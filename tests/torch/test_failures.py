@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from kindler.errors import (
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("cold", "no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 X = np.linspace(0, 1, 64, dtype=np.float32).reshape(32, 2)
 Y = X.sum(1)
@@ -75,7 +76,6 @@ def test_the_users_own_exception_comes_first_with_rank_host_and_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     est = regression()
-    before = set(psutil.Process().children(recursive=True))  # helpers of multiprocessing, of other tests
 
     with pytest.raises(ValueError, match="^boom") as caught:
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("boom")], verbose=0)
@@ -85,7 +85,7 @@ def test_the_users_own_exception_comes_first_with_rank_host_and_traceback(
     assert caught.value.host == os.uname().nodename
     assert 'raise ValueError("boom")' in str(caught.value)
     assert f"worker 1, host {caught.value.host}" in str(caught.value)
-    assert not eventually_none(lambda: set(psutil.Process().children(recursive=True)) - before)
+    assert not eventually_none(workers)
     assert capfd.readouterr().err == ""
 
     assert len(est.fit((X, Y), epochs=1, batch_size=4, verbose=0)) == 1, "the next fit works"
@@ -305,12 +305,12 @@ def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
     assert not eventually_none(fork_servers)
 
 
-def test_a_second_run_gets_fresh_forks_of_the_same_warm_process() -> None:
+def test_runs_after_a_good_one_and_after_a_failed_one_get_fresh_forks_of_the_same_warm_process() -> None:
     seen: list[tuple[int, int]] = []
 
-    for _ in range(2):
-        est = regression()
-        est.fit((X, Y), verbose=0)
+    for callbacks in ([], [OnRankOne("boom")], []):
+        with pytest.raises(ValueError, match="boom") if callbacks else nullcontext():
+            regression().fit((X, Y), batch_size=4, callbacks=callbacks, verbose=0)
         seen += [(p.pid, len(workers())) for p in fork_servers()]
 
     assert len({pid for pid, _ in seen}) == 1

@@ -25,7 +25,7 @@ from interrupted import (
 from kindler import RunSettings
 from kindler.errors import WorkerLost
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("cold", "no_workers_left")]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -82,14 +82,12 @@ def main() -> None:
         return
     try:
         presence.send("attend", rank=order.rank)
-        outcome = _look_after(order)
-        if outcome != "result":
-            fork_server.retire(order.owner)
+        _look_after(order)
     finally:
         presence.close()  # the driver knows by this that nothing of the rank is left
 
 
-def _look_after(order: Order) -> str:
+def _look_after(order: Order) -> None:
     try:
         with Supervisor(
             order.job,
@@ -102,12 +100,11 @@ def _look_after(order: Order) -> str:
         ) as supervisor:
             supervisor.start()
             _say(_JOINED)
-            return supervisor.run().kind
+            supervisor.run()
     except Aborted:
-        return "aborted"
+        pass
     except Exception as exc:  # noqa: BLE001 - the task says it
         _say(describe(exc))
-        return "error"
 
 
 def _say(answer: Mapping[str, Any]) -> None:

@@ -139,7 +139,7 @@ class Launch(Protocol):
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         """The error to raise when results are missing and no rank says why."""
 
-    def clean_up(self, *, failed: bool) -> None:
+    def clean_up(self) -> None:
         """Called once everything has ended."""
 
 
@@ -178,7 +178,7 @@ class Gang:
             self._thread = thread
         except BaseException:
             self._stack.close()
-            self._launch.clean_up(failed=True)
+            self._launch.clean_up()
             raise
 
     def events(self) -> Iterator[Event]:
@@ -264,7 +264,7 @@ class Gang:
             self._error = exc
         finally:
             try:
-                self._launch.clean_up(failed=self._error is not None)
+                self._launch.clean_up()
             finally:
                 self._ended.set()
                 self._events.close()

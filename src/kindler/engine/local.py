@@ -27,10 +27,7 @@ def start(job: Job, *, base: Path | None = None) -> Gang:
 
 
 def run(job: Job, *, listener: Listener, base: Path | None = None) -> list[Outcome]:
-    """Run `job` on this machine; `listener` is called on this thread.
-
-    If the run fails, no process is left, not even a warm one.
-    """
+    """Run `job` on this machine; `listener` is called on this thread."""
     return follow(Gang(job, _LocalLaunch(job, base)), listener)
 
 
@@ -89,6 +86,6 @@ class _LocalLaunch:
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         return TrainingError(f"the run ended with {len(outcomes)} results of {self._job.size} workers.")
 
-    def clean_up(self, *, failed: bool) -> None:
-        if failed or self._job.settings.idle_s == 0:
+    def clean_up(self) -> None:
+        if self._job.settings.idle_s == 0:
             fork_server.retire()

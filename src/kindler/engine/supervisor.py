@@ -232,10 +232,9 @@ class Supervisor:
                 environment=self._spec.environment,
                 wanted=lambda: not self._aborted.is_set(),
             )
-        except fork_server.RequestCancelled:
-            return
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc
+            fork_server.retire(self._owner)  # it may hang; a worker that fails leaves it as it was
             return
         self._printed = fork_server.PrintedLines(child.output, self._send_line)
         self._child = child

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kindler.data.columns import Columns
 from kindler.data.row_order import Dealing
 from kindler.data.spool import SpoolWriter
-from kindler.engine import detached, fork_server
+from kindler.engine import detached
 from kindler.engine.gang import Gang, Launch, Listener, follow, watch
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job
@@ -194,8 +194,7 @@ class _SparkLaunch:
             return DataError("the data has no rows.")
         return TrainingError(f"the run ended with {len(outcomes)} results of {self._job.size} workers.")
 
-    def clean_up(self, *, failed: bool) -> None:
-        """Tasks end the fork servers of a run that failed."""
+    def clean_up(self) -> None:
         _running.discard(self)
 
 
@@ -389,8 +388,6 @@ class _SupervisorTask:
             raise  # the run goes on: Spark starts the task again, here or elsewhere
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
             outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
-        if outcome.kind not in ("result", "left"):  # the others of a run that goes on still need it
-            fork_server.retire(owner)
         own = outcome if self.files is None else self.files.sent(outcome)
         return [own, *(beside.outcomes if beside is not None else ())]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.checkout import PYTHONPATH
-from tests.warm import _warm, cold
+from tests.warm import _warm
 from tests.warm_daemon import CONF
 
-__all__ = ["_warm", "cold"]
+__all__ = ["_warm"]
 
 
 @pytest.fixture(scope="session")

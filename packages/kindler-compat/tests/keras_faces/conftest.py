@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.keras.conftest import _warm, cold, flavour, keras
+from tests.keras.conftest import _warm, flavour, keras
 
-__all__ = ["_warm", "cold", "flavour", "keras"]
+__all__ = ["_warm", "flavour", "keras"]

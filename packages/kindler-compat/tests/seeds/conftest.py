@@ -12,11 +12,11 @@ import pytest
 import kindler
 from tests.checkout import PYTHONPATH
 from tests.conftest import SHARED
-from tests.warm import _warm, cold
+from tests.warm import _warm
 from tests.warm_daemon import CONF
 from tests.whole import WHOLE
 
-__all__ = ["_warm", "cold"]
+__all__ = ["_warm"]
 
 if WHOLE and not (SHARED / "mnist").is_dir():
     pytest.skip(f"MNIST is not at {SHARED / 'mnist'}", allow_module_level=True)

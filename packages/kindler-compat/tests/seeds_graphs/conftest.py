@@ -11,10 +11,10 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kindler.compat import tensorflow as tf
-from tests.seeds.conftest import _warm, cold, folder, spark
+from tests.seeds.conftest import _warm, folder, spark
 from tests.warm_daemon import PRELOAD
 
-__all__ = ["_warm", "cold", "folder", "spark"]
+__all__ = ["_warm", "folder", "spark"]
 
 os.environ.setdefault(PRELOAD, "tensorflow")
 

@@ -13,12 +13,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from kindler.compat import tensorflow as tf
 from tests.checkout import PYTHONPATH
-from tests.warm import _warm, cold
+from tests.warm import _warm
 from tests.warm_daemon import CONF, PRELOAD
 
 os.environ.setdefault(PRELOAD, "tensorflow")
 
-__all__ = ["_warm", "cold"]
+__all__ = ["_warm"]
 
 
 @pytest.fixture
