@@ -47,7 +47,7 @@ def test_importing_kindler_loads_neither_pyspark_nor_a_framework() -> None:
     "module",
     [
         "estimator",
-        "train.loop",
+        "train.run",
         "engine.local",
         "frameworks.registry",
         "inference.predictor",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,7 +58,7 @@ from kindler.train.options import (
     Runtime,
 )
 from kindler.train.summaries import Summaries
-from kindler.train.tensorboard import board, log_folder
+from kindler.train.tensorboard import TensorBoard, log_folder
 from kindler.train.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Estimator(Saving):
 
         with (
             on_driver.running(self, params),
-            board(self._log_dir) as sink,
+            nullcontext() if self._log_dir is None else TensorBoard(self._log_dir) as sink,
             self._summaries.writing(sink),
         ):
             results = self._run(

@@ -11,12 +11,12 @@ from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.predictor import forget_model
-from kindler.train.joining import LOOPS
+from kindler.train.run import ENTRY
 
 # The same for every run, so that runs of all kinds find the same warm process. Each fork would import these
 # otherwise, Arrow among them: a tenth of a second of every worker.
 _WORKERS_NEED = (
-    *(entry.partition(":")[0] for entry in LOOPS.values()),
+    ENTRY.partition(":")[0],
     "kindler.inference.files",
     "kindler.sync.allreduce",
 )
@@ -43,10 +43,6 @@ class FrameworkModel:
     @property
     def replica_type(self) -> Any:
         return FRAMEWORKS.load(self.framework)
-
-    @property
-    def entry(self) -> str:
-        return LOOPS[self.row.loop]
 
     @property
     def facts(self) -> Facts:

@@ -29,9 +29,9 @@ from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
 from kindler.train.checkpoints import StoredCheckpoint
-from kindler.train.joining import SERVER
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
+from kindler.train.run import ENTRY, SERVER_ENTRY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -215,7 +215,7 @@ def job_of(
     together: bool = True,
     replaceable: bool = False,
 ) -> Job:
-    server = RankSpec(target=SERVER, role="ps", ports=1, service=True, beside=True)
+    server = RankSpec(target=SERVER_ENTRY, role="ps", ports=1, service=True, beside=True)
     return Job(
         ranks=(*equal_ranks(target, workers), *((server,) * servers)),
         buffers=buffers,
@@ -277,7 +277,7 @@ def _launch(
     job = job_of(
         model,
         settings,
-        target=model.entry,
+        target=ENTRY,
         buffers=buffers,
         workers=workers,
         servers=servers_of(sync),

@@ -17,22 +17,17 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from os import PathLike
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kindler.errors import ConfigError
 from kindler.files import Folder, folder_at, split
-from kindler.group import Group
 from kindler.train.metric_names import Direction, improves
 from kindler.train.metric_names import parse as parse_metric
-from kindler.train.options import Task
-from kindler.train.triggers import EveryEpoch, Progress
 
 if TYPE_CHECKING:
-    from kindler.train.run_start import Start
+    pass
 
 Piece: TypeAlias = "bytes | memoryview"
 State: TypeAlias = Callable[[], Sequence[Piece]]
@@ -353,123 +348,6 @@ def _is_complete(name: str, folder: Folder) -> bool:
         return data.startswith(begins) and (begins != b"PK" or zipfile.is_zipfile(io.BytesIO(data)))
     except (Damaged, OSError):
         return False
-
-
-class CheckpointWriter:
-    """Writes the checkpoints of a run when its trigger or a callback requests one.
-
-    All workers call it at the same steps: in mid-epoch each contributes its own state, and the first one
-    writes. `anywhere` means that another worker may become the first, `whole` is `Sync.whole`, and `look`
-    raises if the weights are not worth keeping.
-    """
-
-    def __init__(
-        self,
-        worker: Group,
-        task: Task,
-        *,
-        counts: Sequence[int],
-        marks: Sequence[str] = (),
-        start: Start,
-        callbacks: Sequence[Any] = (),
-        anywhere: bool = False,
-        whole: Callable[[Any], Any] = lambda replica: replica,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
-        options, model_dir = task.training, task.config.model_dir
-        self._worker, self._whole, self._look, self._callbacks = worker, whole, look, callbacks
-        self._trigger = options.checkpoint_trigger or EveryEpoch()
-        self.active = model_dir is not None
-        self._folder = (
-            Checkpoints(model_dir, keep=options.keep_checkpoints, best=options.best_metric)
-            if model_dir is not None and (worker.rank == 0 or anywhere)
-            else None
-        )
-        self._header = Header(
-            framework=task.framework,
-            epoch=0,
-            step=0,
-            run=task.run_id,
-            first_epoch=start.first_epoch,
-            first_step=start.first_step,
-            counts=tuple(counts),
-            marks=tuple(marks),
-            lanes=task.dealing.lanes if task.dealing is not None else 0,
-            workers=task.dealing.workers if task.dealing is not None else 0,
-            batch_size=options.batch_size,
-            steps_per_epoch=options.steps_per_epoch,
-            seed=task.config.seed,
-            shuffle=options.shuffle,
-            rows=start.rows,
-        )
-
-    def after_step(self, replica: Any, *, step_in_epoch: int, seconds: float, asked: bool = False) -> None:
-        """Write one within an epoch, except after its last step, if it is due; `asked` is agreed on."""
-        if not self.active:
-            return
-        if not asked and not self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
-            return
-        self._look()
-        local_states = self._worker.to_first(replica.local_state())
-        self._save(replica, local_states, step_in_epoch=step_in_epoch, seconds=seconds)
-
-    def after_epoch(
-        self,
-        replica: Any,
-        progress: Progress,
-        row: Mapping[str, Any],
-        *,
-        stopped: str | None = None,
-        asked: bool = False,
-        last: bool = False,
-    ) -> None:
-        """Record an epoch's row of the history, and write a checkpoint if one is due."""
-        self._header = replace(self._header, rows=(*self._header.rows, dict(row)))
-        if self.active and (asked or self._trigger(progress)):
-            self._save(replica, (), last=last, stopped=stopped)
-
-    def keep_for_successor(self, replica: Any, *, stopped: str | None = None) -> None:
-        """At the very end of an epoch: let a replacement for this process continue from here."""
-        if not self._worker.replaceable:
-            return
-        self.close()  # the replica freezes into memory that the writer still reads
-        header = self._header_of(replica, stopped=stopped)
-        self._worker.keep(b"".join(pack(header, replica.freeze()())))
-
-    def __enter__(self) -> CheckpointWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception:
-            if exc is None:  # otherwise raise that one
-                raise
-
-    def close(self) -> None:
-        if self._folder is not None:
-            self._folder.wait()
-
-    def _save(
-        self, replica: Any, local_states: Sequence[bytes], *, last: bool = False, **fields: Any
-    ) -> None:
-        replica = self._whole(replica)  # workers may have to meet for it
-        if self._folder is None or not self._worker.leads:
-            return
-        header = self._header_of(replica, **fields)
-        self._folder.wait()  # the replica freezes into memory that the writer still reads
-        self._folder.save(header, replica.freeze(), local_states, then=partial(self._report, header, last))
-
-    def _header_of(self, replica: Any, **fields: Any) -> Header:
-        states = callback_states(self._callbacks)
-        return replace(self._header, epoch=replica.epoch, step=replica.step, callbacks=states, **fields)
-
-    def _report(self, header: Header, last: bool) -> None:
-        """Tell the driver that it may restart workers from here."""
-        if header.ends_epoch and not self._worker.replaceable:
-            self._worker.report("saved", epoch=header.epoch, ends=last)
 
 
 def callback_states(callbacks: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

@@ -1,9 +1,9 @@
 """Data that the user's own code makes on the workers, batch by batch: functions, loaders, datasets.
 
-A `StreamSource` travels to the worker, and a `Reader` opens it (`kindler.frameworks.loaders` deals a loader's
-batches to ranks). Nobody knows ahead how many rows the others bring: `AgreedSteps` agrees on a few steps at a
-time; `NumberedSteps` serves a framework that weighs by rows itself and asks for steps by number from its own
-threads, where no worker may wait for another.
+A `StreamSource` travels to the worker, where `kindler.frameworks.loaders` deals its batches to ranks. Nobody
+knows ahead how many rows the others bring: `AgreedSteps` agrees on a few steps at a time; `NumberedSteps`
+serves a framework that weighs by rows itself and asks for steps by number from its own threads, where no
+worker may wait for another.
 """
 
 from __future__ import annotations
@@ -84,67 +84,123 @@ def share(batch_size: int, rank: int, size: int) -> int:
     return max(1, batch_size // size + (rank < batch_size % size))
 
 
-class Reader:
-    """This worker's batches of a stream, as arrays.
+class _StreamRows(Rows):
+    """This worker's batches of a stream, as arrays. Rows are not counted, so no run can resume in mid-epoch.
 
     When it `trains`, batches of all workers must stay as they are; an evaluation may deal them freely.
+    `number` is the likely first pass.
     """
 
     def __init__(
-        self, worker: Group, source: StreamSource, *, batch_size: int, seed: int, what: str, trains: bool
+        self,
+        worker: Group,
+        source: StreamSource,
+        *,
+        what: str,
+        trains: bool,
+        batch_size: int,
+        seed: int,
+        steps_per_epoch: int | None = None,
+        number: int = 1,
     ) -> None:
         self._worker, self._source, self._what = worker, source, what
-        self.form: Form | None = None
-        self.whole = source.whole and trains
-        make = source.maker(batch_size, worker.rank, worker.size)
+        self._bounded = steps_per_epoch if trains else None
         unit: Any = "samples" if not source.whole else "rows" if trains else "batches"
-        dealing = Dealing(worker.rank, worker.size, seed, unit)
         # Data that is drawn must be the same on all workers, or dealing it out would lose and double rows.
         with Drawing(seed):
             seed_all(seed)
-            name = title(source.make) if source.creator else what
-            self._stream = open_stream(make, dealing, title=name)
+            self._stream = open_stream(
+                source.maker(batch_size, worker.rank, worker.size),
+                Dealing(worker.rank, worker.size, seed, unit),
+                title=title(source.make) if source.creator else what,
+            )
         seed_own(seed, worker.rank)  # what is done to rows on their way may differ
-
-    def length(self) -> float | None:
-        """Batches per pass; `math.inf`, or None if not known."""
-        return self._stream.length()
-
-    def refuse_endless(self) -> None:
-        if self.length() == math.inf:
+        if self._bounded is None and self._stream.length() == math.inf:
             raise ConfigError(
-                f"{self._what} has no end, so an epoch over it would have none.\n"
+                f"{what} has no end, so an epoch over it would have none.\n"
                 "Hint: fit(steps_per_epoch=...) says how many steps an epoch has; validation data must end."
             )
+        self._form: Form | None = None
+        self._begun: tuple[int, Peeking] | None = None
+        parts = self._begin(number)
+        self._begun = (number, parts)
+        form, self._layout, self._lengths = self._agree(parts.peek())
+        self.features, self.labels, self.by_name = form.features, form.labels, form.by_name
+        self.label_shapes = [self._layout[name][1] for name in self.labels]
 
-    def parts(self, number: int) -> Generator[Part | None, None, None]:
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def close(self) -> None:
+        if self._begun is not None:
+            self._begun[1].close()
+            self._begun = None
+        self._stream.close()
+
+    def _begin(self, number: int) -> Peeking:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == number:
+            return begun[1]
+        if begun is not None:
+            begun[1].close()
+        return Peeking(self._parts(number))
+
+    def _parts(self, number: int) -> Generator[Part | None, None, None]:
         """The pass of this number; None is a step without rows. Close it when done."""
-        stream, worker = self._stream, self._worker
-        with closing(stream.batches(number)) as batches:
+        with closing(self._stream.batches(number)) as batches:
             for place, batch in enumerate(batches):
                 if place >= _MOST_BATCHES:
                     raise DataError(
                         f"{self._what} has given {_MOST_BATCHES:,} batches and no end is in sight.\n"
                         "Hint: fit(steps_per_epoch=...) makes epochs of a stream without end."
                     )
-                worker.tick()
+                self._worker.tick()
                 part = None if batch is None else self._read(batch, place)
                 yield part if part is not None and part.rows else None
 
-    def close(self) -> None:
-        self._stream.close()
-
     def _read(self, batch: Any, place: int) -> Part:
         source, worker = self._source, self._worker
-        if self.form is None:
-            self.form = form_of(batch, weights=source.weights)
-        part = read(batch, self.form, weights=source.weights, allow_nan=source.allow_nan, number=place)
+        if self._form is None:
+            self._form = form_of(batch, weights=source.weights)
+        part = read(batch, self._form, weights=source.weights, allow_nan=source.allow_nan, number=place)
         if self._stream.cut:
             return part.taken(worker.rank, worker.size)
         return part if self._stream.fresh else part.copied()
 
+    def _agree(self, first: Part | None) -> tuple[Form, Layout, tuple[int, ...] | None]:
+        """Compare every worker's `first` batch with rows; all call it together.
+
+        Lengths of passes are None unless all of them are known.
+        """
+        mine: dict[str, Any] = {"length": self._stream.length(), "form": None}
+        if first is not None and self._form is not None:
+            form, arrays = self._form, (*first.features, *first.labels)
+            mine["form"] = [list(form.features), list(form.labels), form.weighted, form.by_name]
+            mine["layout"] = [[array.dtype.name, list(array.shape[1:])] for array in arrays]
+        parts = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode())]
+        known = [part for part in parts if part["form"] is not None]
+        if not known:
+            raise DataError(f"{self._what} has no rows: no worker was given a batch.")
+        for part in known[1:]:
+            kinds = [[(dtype, len(shape)) for dtype, shape in p["layout"]] for p in (known[0], part)]
+            if part["form"] != known[0]["form"] or kinds[0] != kinds[1]:
+                raise DataError(
+                    f"{self._what} gives workers batches of different kinds:"
+                    f" {known[0]['form']} {known[0]['layout']} and {part['form']} {part['layout']}."
+                )
+        features, labels, weighted, by_name = known[0]["form"]
+        form = Form(tuple(features), tuple(labels), weighted, by_name)
+        names = (*features, *labels, *((WEIGHT,) if weighted else ()))
+        lengths = [part["length"] for part in parts]
+        finite = all(length is not None and length != math.inf for length in lengths)
+        layout = dict(zip(names, known[0]["layout"], strict=True))
+        return form, layout, tuple(int(length) for length in lengths) if finite else None
+
 
 class Peeking:
+    """A pass whose end is known before it is reached."""
+
     def __init__(self, parts: Generator[Part | None, None, None]) -> None:
         self._parts = parts
         self._next: list[Part | None] = []
@@ -176,101 +232,14 @@ class Peeking:
         self._next, self._ended = [], True
 
 
-def _names(form: Form) -> tuple[str, ...]:
-    return (*form.features, *form.labels, *((WEIGHT,) if form.weighted else ()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Agreed:
-    """What all workers know of a stream; `lengths` is None unless every pass has a known length."""
-
-    form: Form
-    layout: Layout
-    lengths: tuple[int, ...] | None
-
-    def empty(self, global_rows: int = 0) -> Batch:
-        arrays = [
-            np.empty((0, *shape), dtype) for dtype, shape in (self.layout[n] for n in _names(self.form))
-        ]
-        cut = len(self.form.features)
-        return Batch(tuple(arrays[:cut]), tuple(arrays[cut:]), 0, global_rows)
-
-
-def _agree(worker: Group, reader: Reader, first: Part | None, *, what: str) -> _Agreed:
-    """Compare every worker's `first` batch with rows; all call it together."""
-    mine: dict[str, Any] = {"length": reader.length(), "form": None}
-    if first is not None and reader.form is not None:
-        form = reader.form
-        arrays = (*first.features, *first.labels)
-        mine["form"] = [list(form.features), list(form.labels), form.weighted, form.by_name]
-        mine["layout"] = [[array.dtype.name, list(array.shape[1:])] for array in arrays]
-    parts = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
-    lengths = [part["length"] for part in parts]
-    known = [part for part in parts if part["form"] is not None]
-    if not known:
-        raise DataError(f"{what} has no rows: no worker was given a batch.")
-    _refuse_different(known, what)
-    features, labels, weighted, by_name = known[0]["form"]
-    form = Form(tuple(features), tuple(labels), weighted, by_name)
-    finite = all(length is not None and length != math.inf for length in lengths)
-    layout = dict(zip(_names(form), known[0]["layout"], strict=True))
-    return _Agreed(form, layout, tuple(int(length) for length in lengths) if finite else None)
-
-
-def _refuse_different(known: Sequence[Mapping[str, Any]], what: str) -> None:
-    for part in known[1:]:
-        kinds = [[(dtype, len(shape)) for dtype, shape in p["layout"]] for p in (known[0], part)]
-        if part["form"] != known[0]["form"] or kinds[0] != kinds[1]:
-            raise DataError(
-                f"{what} gives workers batches of different kinds:"
-                f" {known[0]['form']} {known[0]['layout']} and {part['form']} {part['layout']}."
-            )
-
-
-class _Opened(Rows):
-    """What both kinds of steps share. Rows are not counted, so no run can resume in mid-epoch."""
-
-    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
-        self._worker, self._reader, self._what = worker, reader, what
-        self._begun: tuple[int, Peeking] | None = None
-        if not bounded:
-            reader.refuse_endless()
-        parts = self._begin(number)
-        self._begun = (number, parts)
-        self._agreed = _agree(worker, reader, parts.peek(), what=what)
-        form = self._agreed.form
-        self.features, self.labels = form.features, form.labels
-        self.by_name = form.by_name
-        self.label_shapes = [self.layout[name][1] for name in self.labels]
-
-    @property
-    def layout(self) -> Layout:
-        return self._agreed.layout
-
-    def close(self) -> None:
-        if self._begun is not None:
-            self._begun[1].close()
-            self._begun = None
-        self._reader.close()
-
-    def _begin(self, number: int) -> Peeking:
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[0] == number:
-            return begun[1]
-        if begun is not None:
-            begun[1].close()
-        return Peeking(self._reader.parts(number))
-
-
-class AgreedSteps(_Opened):
-    """Steps whose rows are known on all workers before they are made. `number`: the likely first pass."""
+class AgreedSteps(_StreamRows):
+    """Steps whose rows are known on all workers before they are made."""
 
     steps: int | None = None
 
-    def __init__(self, worker: Group, reader: Reader, *, what: str, bounded: bool, number: int) -> None:
-        super().__init__(worker, reader, what=what, bounded=bounded, number=number)
-        lengths = self._agreed.lengths
-        self.expected = None if lengths is None else max(lengths)
+    def __init__(self, worker: Group, source: StreamSource, *, trains: bool, **options: Any) -> None:
+        super().__init__(worker, source, trains=trains, number=1 if trains else 0, **options)
+        self.expected = None if self._lengths is None else max(self._lengths)
         self._through: Generator[Batch, None, None] | None = None
 
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
@@ -278,7 +247,8 @@ class AgreedSteps(_Opened):
             yield from self._pass(epoch)
             return
         if self._through is None:
-            self._through = self._passes(epoch)
+            passes = (self._pass(number, is_epoch=False) for number in itertools.count(epoch))
+            self._through = (batch for each in passes for batch in each)
         yield from itertools.islice(self._through, steps - done)
 
     def close(self) -> None:
@@ -286,10 +256,6 @@ class AgreedSteps(_Opened):
             self._through.close()
             self._through = None
         super().close()
-
-    def _passes(self, number: int) -> Generator[Batch, None, None]:
-        for following in itertools.count(number):
-            yield from self._pass(following, is_epoch=False)
 
     def _pass(self, number: int, *, is_epoch: bool = True) -> Generator[Batch, None, None]:
         parts, made, window = self._begin(number), 0, 1
@@ -322,27 +288,26 @@ class AgreedSteps(_Opened):
         return totals[:_WINDOW], bool(totals[_WINDOW] == self._worker.size)
 
 
-class NumberedSteps(_Opened):
+class NumberedSteps(_StreamRows):
     """Steps by number; how many a pass has is known before the first.
 
     If no loader knows its length, each worker reads through a pass once to count. `steps` is the length of
-    the longest pass, or None if it is unknown and `bounded` gives the steps of an epoch.
+    the longest pass, or None if it is unknown and `steps_per_epoch` gives the steps of an epoch.
     """
 
-    def __init__(
-        self, worker: Group, reader: Reader, *, what: str, trains: bool = True, bounded: int | None = None
-    ) -> None:
-        super().__init__(worker, reader, what=what, bounded=bounded is not None, number=1)
-        lengths = self._agreed.lengths
-        if lengths is None and bounded is None:
-            lengths = self._counted()
-        self._bounded = bounded
+    def __init__(self, worker: Group, source: StreamSource, *, trains: bool, **options: Any) -> None:
+        super().__init__(worker, source, trains=trains, **options)
+        lengths = self._lengths
+        if lengths is None and self._bounded is None:
+            with closing(self._begin(1)) as parts:
+                own = sum(1 for _ in parts)
+            lengths = tuple(int(part) for part in worker.all_gather(str(own).encode()))
         self.steps = self.expected = None if lengths is None else max(lengths)
         self._own = None if lengths is None else lengths[worker.rank]
-        uneven = self._own is None or reader.whole or self._own < (self.steps or 0)
+        uneven = self._own is None or source.whole or self._own < (self.steps or 0)
         self._idles = trains and worker.size > 1 and uneven
         self._lock = threading.Lock()
-        self._parts: Peeking | None = None
+        self._running: Peeking | None = None
         self._number = self._place = self._given = 0
         self._next = -1
         self._last: tuple[int, Batch] | None = None
@@ -366,7 +331,7 @@ class NumberedSteps(_Opened):
                 return self._last[1]
             if step != self._next:
                 self._start((step // (self.steps or self._bounded or 1)) + 1)
-            part = self._taken()
+            part = self._take()
             if part is None and not self.may_idle:
                 raise DataError(f"{self._what} gave a batch without rows.")
             batch = self._whole(part)
@@ -384,24 +349,30 @@ class NumberedSteps(_Opened):
         return self._worker.total([own])[0]
 
     def close(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
+        if self._running is not None:
+            self._running.close()
         super().close()
 
     def _start(self, number: int) -> None:
-        if self._parts is not None:
-            self._parts.close()
-        self._parts, self._number, self._place, self._given = self._begin(number), number, 0, 0
+        if self._running is not None:
+            self._running.close()
+        self._running, self._number, self._place, self._given = self._begin(number), number, 0, 0
 
-    def _taken(self) -> Part | None:
-        parts = self._parts
+    def _take(self) -> Part | None:
+        parts = self._running
         if parts is None:
             return None
-        if self.steps is None or self._own is None:
-            return self._cycled(parts)
+        if self._own is None:  # passes of unknown length, without end
+            if not parts.ended:
+                self._given += 1
+                return next(parts)
+            if not self._given:  # a worker that got nothing in a pass has none
+                return None
+            self._start(self._number + 1)
+            return self._take()
         if self._place == self.steps:
             self._start(self._number + 1)
-            return self._taken()
+            return self._take()
         place, self._place = self._place, self._place + 1
         if place >= self._own:
             return None
@@ -412,39 +383,21 @@ class NumberedSteps(_Opened):
             raise DataError(f"{self._what} said that it has {self._own} batches and gave more.")
         return part
 
-    def _cycled(self, parts: Peeking) -> Part | None:
-        """Passes without end; a worker that got nothing in a pass has none."""
-        if not parts.ended:
-            self._given += 1
-            return next(parts)
-        if not self._given:
-            return None
-        self._start(self._number + 1)
-        return self._taken()
-
     def _whole(self, part: Part | None) -> Batch:
         if part is None:
-            return self._agreed.empty()
-        self._refuse_other_shapes(part)
-        return _batch(part, part.rows)
-
-    def _refuse_other_shapes(self, part: Part) -> None:
-        for name, array in zip(_names(self._agreed.form), (*part.features, *part.labels), strict=True):
-            dtype, shape = self._agreed.layout[name]
+            empty = [np.empty((0, *shape), dtype) for dtype, shape in self._layout.values()]
+            cut = len(self.features)
+            return Batch(tuple(empty[:cut]), tuple(empty[cut:]), 0, 0)
+        for (name, (dtype, shape)), array in zip(
+            self._layout.items(), (*part.features, *part.labels), strict=True
+        ):
             if (array.dtype.name, list(array.shape[1:])) != (dtype, list(shape)):
                 raise DataError(
                     f"has {array.dtype} rows of shape {array.shape[1:]} where the first batch has {dtype} of"
                     f" {tuple(shape)}; all must be alike.\nHint: pad rows to one length for all batches.",
                     column=name,
                 )
-
-    def _counted(self) -> tuple[int, ...]:
-        parts = self._begin(1)
-        try:
-            own = sum(1 for _ in parts)
-        finally:
-            parts.close()
-        return tuple(int(part) for part in self._worker.all_gather(str(own).encode()))
+        return _batch(part, part.rows)
 
 
 def _batch(part: Part | None, global_rows: int, *, ends: bool = False) -> Batch:

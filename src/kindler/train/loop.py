@@ -1,259 +1,318 @@
-"""The run on one worker: every rank calls `run`, makes as many steps as the others and ends epochs with them.
-
-It knows neither the framework nor the sync; see `frameworks/contract.py` and `sync/contract.py`.
+"""A training run on one worker, whoever makes the steps: history, checkpoints, bad losses, interrupts, end
+triggers and reports to the driver. `step_loop` makes the steps itself, `fit_loop` follows another's `fit`.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import cloudpickle
-import numpy as np
-
-from kindler.data.batches import Batch, Rows
-from kindler.engine.placement import Placement
-from kindler.frameworks.base import BaseReplica
-from kindler.frameworks.devices import explained
+from kindler.data.batches import Rows
 from kindler.group import Group
 from kindler.sync.contract import Sync
-from kindler.train.callbacks import Callback, Run
-from kindler.train.checkpoints import restore_callbacks
-from kindler.train.joining import joined
-from kindler.train.ledger import EpochLedger, ProgressReporter
+from kindler.train.checkpoints import Checkpoints, Header, callback_states, pack
+from kindler.train.loss_guard import LossGuard
 from kindler.train.options import Task
-from kindler.train.rows import open_batch_stream
-from kindler.train.run_start import (
-    Start,
-    begin,
-    build_replica,
-    last_step,
-    taken_over,
-)
+from kindler.train.triggers import EveryEpoch, Progress, end_of_epoch
+
+_PROGRESS_EVERY_S = 0.1
+_STEPS_EVERY_S = 0.5
 
 
-def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
-    """Train or evaluate; rank 0 returns the history (or metrics) as JSON, and the model's state.
+@dataclass(frozen=True, kw_only=True)
+class Start(Header):
+    """Where a run stands before its first step; the replica has loaded its state.
 
-    `states` is the model's state (empty for a new one), then checkpoints to continue from, best first.
+    If `step_in_epoch` is 0, the next epoch is `epoch + 1`; otherwise `epoch` continues, and `local_states`,
+    those of all earlier ranks, are loaded after `begin_epoch(epoch)`.
     """
-    task: Task = cloudpickle.loads(task_bytes)
-    placed = worker.place(task.config.device, share=task.config.share_gpus)
-    with explained(), _process_group(worker, task, placed):
-        data = open_batch_stream(worker, task, task.data, "data", trains=task.trains)
-        replica: BaseReplica = build_replica(
-            worker,
-            task,
-            placed,
-            spec,
-            feature_names=data.features,
-            label_names=data.labels,
-            label_shapes=None if data.label_shapes is None else list(data.label_shapes),
-        )
-        _weigh(replica, task)
-        if (inputs := data.no_rows()) is not None:
-            replica.expect(inputs)
-        data.held_by(replica.hold)
-        start = begin(replica, task, states, rank=worker.rank, counts=data.counts, marks=data.marks)
-        if len(states) == 1:  # a new run: what its user has frozen since the last one counts
-            replica.restore_requires_grad()
-        del states  # as large as the model
-        with closing(data):
-            if task.trains:
-                with joined(worker, task, replica, ends_at=last_step(task, start)) as sync:
-                    rows = _Fit(worker, task, replica, data, start, sync).run()
-                    whole = sync.whole(replica)  # on all workers: they may have to meet for it
-                    state = whole.state() if worker.leads else b""
-            else:
-                tell = "validation" if task.log_steps else None
-                rows, state = [_evaluated(worker, replica, data, show=task.show, tell=tell)], b""
-        if not worker.leads:
-            return [b"", b""]
-        report = {"rows": rows, "layout": data.layout, "mode": replica.mode, "step": replica.step}
-        return [json.dumps(report).encode(), state]
+
+    framework: str = ""
+    local_states: tuple[bytes, ...] = ()
 
 
-def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:
-    if not task.process_group:
-        return nullcontext()
-    from kindler.frameworks.torch.exchange_network import process_group
+def over_already(task: Task, start: Start) -> bool:
+    """Whether the run has nothing left to do before its first step."""
+    most, trigger = task.training.max_steps, task.training.end_trigger
+    if most is not None and start.step >= start.first_step + most:
+        return True
+    if trigger is None or not start.step:
+        return False
+    if start.step_in_epoch:
+        return trigger(Progress(epoch=start.epoch, step=start.step))
+    if start.rows:
+        return trigger(end_of_epoch(start.epoch, start.step, start.rows[-1]))
+    # A model that was trained before: as if its next epoch had just begun.
+    return trigger(Progress(epoch=start.epoch + 1, step=start.step))
 
-    return process_group(worker, shared_gpus=placed.shared, timeout_s=task.config.settings.sync_timeout_s)
 
+class Loop:
+    """A run from start to end, epoch by epoch; `run` of a subclass makes the steps.
 
-def _weigh(replica: BaseReplica, task: Task) -> None:
-    if not task.trains:
-        return
-    classes, column = task.training.class_weight, task.training.columns.weight_col is not None
-    if classes or column:
-        replica.weigh_rows(classes, column=column)
+    All workers call the same methods at the same steps. For a checkpoint in mid-epoch each contributes its
+    own state, and the first one writes.
+    """
 
-
-class _Fit:
     def __init__(
-        self, worker: Group, task: Task, replica: BaseReplica, train: Rows, start: Start, sync: Sync
+        self,
+        worker: Group,
+        task: Task,
+        replica: Any,
+        sync: Sync,
+        train: Rows,
+        validation: Rows | None,
+        start: Start,
     ) -> None:
-        self._worker, self._replica, self._train, self._sync = worker, replica, train, sync
-        self._validation = (
-            open_batch_stream(worker, task, task.validation, "validation_data", trains=False)
-            if task.validation
-            else None
-        )
-        if self._validation is not None:
-            self._validation.held_by(replica.hold)
-        start = self._start = taken_over(worker, replica, task, start, train)
-        options = self._options = task.training
-        self._hooks: Sequence[Callback] = options.callbacks
-        self._view = Run(
+        options, model_dir = task.training, task.config.model_dir
+        self.worker, self.task, self.replica, self.sync = worker, task, replica, sync
+        self.train, self.validation, self.start, self.options = train, validation, start, options
+        self.steps = options.steps_per_epoch or train.steps  # None if known only at the end of an epoch
+        self.expected_steps = options.steps_per_epoch or train.expected
+        self.last_epoch = start.first_epoch + options.epochs_to_train
+        self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
+        self.halted = False
+        self.is_over = start.stopped is not None or over_already(task, start)
+        self.stateful: Sequence[Any] = options.callbacks  # their states go into checkpoints
+        # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
+        ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
+        self.guard = LossGuard(
+            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
             rank=worker.rank,
-            size=worker.size,
-            replica=replica,
-            steps=options.steps_per_epoch or train.expected,
-            framework=task.framework,
+            tell=lambda message: worker.report("bad_loss", message=message),
         )
-        self._view.epoch, self._view.step = start.epoch, start.step
-        ledger = EpochLedger(
-            worker, task, replica, sync, train, start, callbacks=options.callbacks, on_nan=options.on_nan
+        self.progress = ProgressReporter(
+            worker, show=task.show, waited_s=lambda: sync.waited_s, prepares=train.prepares
         )
-        self._ledger = ledger
-        # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
-        # agree where they exchange gradients: the driver is not in the way of a step.
-        several = worker.size > 1 and sync.in_step
-        self._agree_each_step = ledger.checkpoints.active and several and _look_at_steps(self._hooks)
-        replica.watch_losses(ledger.guard)
+        self.step_log = StepReporter(worker, active=task.log_steps)
+        self._first_step = 0
+        self._began = self._seconds = 0.0
+        self.writes_checkpoints = model_dir is not None
+        self._trigger = options.checkpoint_trigger or EveryEpoch()
+        self._checkpoints: Checkpoints | None = None
+        if model_dir is not None and (worker.rank == 0 or not sync.in_step):  # else another may become first
+            self._checkpoints = Checkpoints(
+                model_dir, keep=options.keep_checkpoints, best=options.best_metric
+            )
 
-    def run(self) -> list[dict[str, Any]]:
-        ledger, start = self._ledger, self._start
-        validation = closing(self._validation) if self._validation is not None else nullcontext()
-        with ledger.checkpoints, validation:
-            self._gather_for_hooks()
-            self._each("on_run_begin")
-            restore_callbacks(self._hooks, start.callbacks)
-            epoch = start.epoch if start.step_in_epoch else start.epoch + 1
-            while not ledger.is_over and epoch <= ledger.last_epoch and ledger.goes_on(epoch):
-                self._view.epoch = epoch
-                self._epoch(epoch)
-                epoch += 1
-            self._each("on_run_end")
-        return ledger.rows
+    def run(self) -> None:
+        raise NotImplementedError
 
-    def _epoch(self, epoch: int) -> None:
-        replica, ledger = self._replica, self._ledger
-        done = ledger.begin_epoch(epoch)
-        self._each("on_epoch_begin")
-        self._sync.begin_epoch(replica)
-        stretch = self._train.stretch(epoch, done=done, steps=self._options.steps_per_epoch)
-        with closing(stretch) as batches:
-            while ledger.goes_on(epoch) and (batch := self._next(batches)) is not None:
-                done += 1
-                self._step(batch, done)
-                if done == ledger.steps or batch.ends or ledger.ends_within_epoch():
-                    break
-                ledger.after_step(done, asked=self._sync.in_step and self._asked_for_checkpoint())
-                if self._hooks:  # they may do with the weights what they like
-                    replica.wait_for_copy()
-        if ledger.halted and done:
-            ledger.after_step(done, asked=True)
-        ledger.catch_up()
-        logs = _merged(self._worker, replica, tell="train" if ledger.step_log.active else None)
-        row = ledger.row(epoch, int(logs.pop("num_samples")), logs)
-        if ledger.halted:
-            ledger.end_epoch(row, stopped=None)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Wait for the last checkpoint when the block ends; its error is raised unless there is another."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                self._wait_for_writer()
+            raise
+        self._wait_for_writer()
+
+    def goes_on(self, epoch: int) -> bool:
+        """Whether to begin the next step; after an interrupt all workers end alike."""
+        in_step = self.sync.in_step
+        self.halted = not self.worker.go_on(self.replica.step + 1 if in_step else epoch, whole=in_step)
+        return not self.halted
+
+    def begin_epoch(self, epoch: int) -> int:
+        """Begin an epoch, or resume the one the run starts in; return the steps it has made."""
+        start, replica = self.start, self.replica
+        resumes = start.step_in_epoch > 0 and epoch == start.epoch
+        done = start.step_in_epoch if resumes else 0
+        self._began = time.perf_counter() - (start.seconds if resumes else 0.0)
+        self._first_step = replica.step - done
+        replica.begin_epoch(epoch)
+        if resumes and len(start.local_states) == self.worker.size:
+            replica.load_local_state(start.local_states[self.worker.rank])
+        elif resumes:  # states of another number of ranks
+            replica.join_local_states(start.local_states, size=self.worker.size)
+        self.guard.begin_epoch()
+        epochs = None if self.options.endless else self.last_epoch
+        self.progress.begin(epoch=epoch, epochs=epochs, steps=self.expected_steps, step=done)
+        return done
+
+    def ends_within_epoch(self) -> bool:
+        return self._ends(Progress(epoch=self.replica.epoch, step=self.replica.step))
+
+    def after_step(self, done: int, *, asked: bool) -> None:
+        """Write a checkpoint after step `done` of the epoch, but not its last, if one is due or `asked`."""
+        replica = self.replica
+        # Where workers do not meet in steps, no moment within an epoch is the same on all of them.
+        if not self.writes_checkpoints or not self.sync.in_step:
             return
-        if self._validation is not None and self._options.validates(epoch):
-            row |= self._validated(self._validation)
-        replica.end_epoch(row)
-        self._gather_for_hooks()
-        self._each("on_epoch_end", row)
-        asked = self._agree()
-        ledger.end_epoch(row, stopped=self._view.stopping, asked=asked)
+        if asked or self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
+            self.guard.look()
+            local_states = self.worker.to_first(replica.local_state())
+            self._save(local_states, step_in_epoch=done, seconds=time.perf_counter() - self._began)
 
-    def _next(self, batches: Iterator[Batch]) -> Batch | None:
-        began = time.perf_counter()
-        batch = next(batches, None)
-        self._ledger.progress.took_data(time.perf_counter() - began)
-        return batch
+    def catch_up(self) -> None:
+        """After an epoch's steps: leave all workers with the same model, before it is evaluated."""
+        self.guard.look()
+        self.step_log.flush()
+        self.sync.catch_up(self.replica)
+        self.replica.merge_buffers()
+        self._seconds = time.perf_counter() - self._began
 
-    def _step(self, batch: Batch, number: int) -> None:
-        replica, log = self._replica, self._ledger.step_log
-        self._each("on_step_begin")
-        if log.active:
-            rate, (loss, weight) = replica.learning_rate(), replica.loss_sums()
-            self._sync.step(replica, batch)
-            loss_now, weight_now = replica.loss_sums()
-            mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
-            log.step(replica.step, loss=mean, rows=weight_now - weight, lr=rate)
-        else:
-            self._sync.step(replica, batch)
-        self._worker.tick()
-        self._view.step = replica.step
-        self._each("on_step_end")
-        self._ledger.progress.step(number, batch.global_rows, partial(_running, replica))
+    def row(self, epoch: int, rows: int, logs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "epoch": epoch,
+            "steps": self.replica.step - self._first_step,
+            "num_samples": rows,
+            **logs,
+            "seconds": self._seconds,
+            "rows_per_s": rows / self._seconds if self._seconds else 0.0,
+            **self.sync.figures(),
+            **self.guard.figures(),
+        }
 
-    def _validated(self, validation: Rows) -> dict[str, Any]:
-        self._each("on_validation_begin")
-        tell = "validation" if self._ledger.step_log.active else None
-        logs = _evaluated(self._worker, self._replica, validation, tell=tell)
-        named = {f"val_{name}": value for name, value in logs.items()}
-        self._each("on_validation_end", named)
-        return named
+    def end_epoch(self, row: dict[str, Any], *, stopped: str | None, asked: bool = False) -> None:
+        """Record an epoch; sets `is_over` if it is the last. `stopped` is why a callback ends the run."""
+        replica, worker = self.replica, self.worker
+        if self.halted:
+            self.is_over = True
+            if not row["steps"]:
+                replica.epoch = row["epoch"] - 1  # it has not begun
+                return
+        self.rows.append(row)
+        if not self.halted:
+            progress = end_of_epoch(replica.epoch, replica.step, row)
+            triggered = self._ends(progress)
+            self.is_over = stopped is not None or triggered or row["epoch"] >= self.last_epoch
+            if self.writes_checkpoints and (asked or self._trigger(progress)):
+                self._save((), last=self.is_over, stopped=stopped)
+            replica.wait_for_copy()
+            self.sync.next_epoch(replica, row)
+        if worker.leads:
+            worker.report("epoch", row=row, step=replica.step, whole=not self.halted)
+        if worker.replaceable and not self.halted:  # let a replacement for this process continue from here
+            self._wait_for_writer()  # the replica freezes into memory that the writer still reads
+            worker.keep(b"".join(pack(self._header(replica, stopped=stopped), replica.freeze()())))
 
-    def _gather_for_hooks(self) -> None:
-        """A callback may write a checkpoint by itself, on the first worker only."""
-        if self._hooks:
-            self._sync.whole(self._replica)
+    def _ends(self, progress: Progress) -> bool:
+        most, trigger = self.sync.ends_at, self.options.end_trigger
+        return (most is not None and progress.step >= most) or (trigger is not None and trigger(progress))
 
-    def _agree(self) -> bool:
-        """All workers stop, or save, when a callback of one asks for it."""
-        if not self._hooks:
-            return False
-        mine = {"stop": self._view.stopping, "save": self._view.take_save_request()}
-        parts = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode()) if part]
-        if reason := next(filter(None, (part["stop"] for part in parts)), None):
-            self._view.stop(reason)
-        return any(part["save"] for part in parts)
+    def _save(self, local_states: Sequence[bytes], *, last: bool = False, **fields: Any) -> None:
+        replica = self.sync.whole(self.replica)  # workers may have to meet for it
+        if self._checkpoints is None or not self.worker.leads:
+            return
+        header = self._header(replica, **fields)
+        self._wait_for_writer()  # the replica freezes into memory that the writer still reads
+        then = partial(self._report_saved, header, last)
+        self._checkpoints.save(header, replica.freeze(), local_states, then=then)
 
-    def _asked_for_checkpoint(self) -> bool:
-        if not self._agree_each_step:
-            return self._view.take_save_request()
-        [asked] = self._sync.collective.sum([np.array([self._view.take_save_request()], np.int64)])
-        return bool(asked[0])
+    def _report_saved(self, header: Header, last: bool) -> None:
+        """Tell the driver that it may restart workers from here."""
+        if header.ends_epoch and not self.worker.replaceable:
+            self.worker.report("saved", epoch=header.epoch, ends=last)
 
-    def _each(self, name: str, *args: Any) -> None:
-        for hook in self._hooks:
-            getattr(hook, name)(self._view, *args)
+    def _header(self, replica: Any, **fields: Any) -> Header:
+        task, options, start = self.task, self.options, self.start
+        return Header(
+            framework=task.framework,
+            epoch=replica.epoch,
+            step=replica.step,
+            run=task.run_id,
+            first_epoch=start.first_epoch,
+            first_step=start.first_step,
+            counts=tuple(self.train.counts),
+            marks=tuple(self.train.marks),
+            lanes=task.dealing.lanes if task.dealing is not None else 0,
+            workers=task.dealing.workers if task.dealing is not None else 0,
+            batch_size=options.batch_size,
+            steps_per_epoch=options.steps_per_epoch,
+            seed=task.config.seed,
+            shuffle=options.shuffle,
+            rows=tuple(dict(row) for row in self.rows),
+            callbacks=callback_states(self.stateful),
+            **fields,
+        )
 
-
-def _running(replica: BaseReplica) -> tuple[float, Mapping[str, float]]:
-    return replica.running_loss(), replica.running_metrics()
-
-
-def _evaluated(
-    worker: Group, replica: BaseReplica, data: Rows, *, show: bool = False, tell: str | None = None
-) -> dict[str, Any]:
-    progress = ProgressReporter(worker, show=show)
-    progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
-    with closing(data.stretch(0)) as batches:
-        for step, batch in enumerate(batches, start=1):
-            replica.eval_step(batch)
-            worker.tick()
-            progress.step(step, batch.global_rows, partial(_running, replica))
-    return _merged(worker, replica, tell=tell)
-
-
-def _merged(worker: Group, replica: BaseReplica, *, tell: str | None = None) -> dict[str, Any]:
-    """Metrics over all workers; with `tell`, the driver also gets those of each."""
-    tallies = replica.take_tallies()
-    if tell is not None:
-        own = replica.merge_tallies([tallies])
-        worker.report("worker", rank=worker.rank, part=tell, epoch=replica.epoch, figures=own)
-    return worker.merged_by_first(tallies, replica.merge_tallies)
+    def _wait_for_writer(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
 
 
-def _look_at_steps(hooks: Sequence[Callback]) -> bool:
-    names = ("on_step_begin", "on_step_end")
-    return any(getattr(type(hook), name) is not getattr(Callback, name) for hook in hooks for name in names)
+class ProgressReporter:
+    """Reports an epoch's progress from rank 0, a few times a second.
+
+    With `prepares`, batches come out of a transform, so waiting for data is waiting for that.
+    """
+
+    def __init__(
+        self,
+        worker: Group,
+        *,
+        show: bool,
+        waited_s: Callable[[], float] = lambda: 0.0,
+        prepares: bool = False,
+    ) -> None:
+        self._worker, self._active, self._waited_s = worker, show and worker.rank == 0, waited_s
+        self._data_key = "transform_s" if prepares else "data_s"
+        self._fixed: dict[str, Any] = {}
+        self._began = self._reported = self._waited_before = self._data_s = 0.0
+        self._rows = 0
+
+    def begin(
+        self, *, epoch: int, epochs: int | None, steps: int | None, step: int = 0, quiet: bool = False
+    ) -> None:
+        """Begin an epoch, or resume it at `step`; reported at once unless `quiet`."""
+        self._began = self._reported = time.perf_counter()
+        self._waited_before = self._waited_s()
+        self._data_s, self._rows = 0.0, 0
+        self._fixed = {"epoch": epoch, "steps": steps} | ({} if epochs is None else {"epochs": epochs})
+        if self._active and not quiet:
+            self._report(step, None, {})
+
+    def took_data(self, seconds: float) -> None:
+        self._data_s += seconds
+
+    def step(self, step: int, rows: int, metrics: Callable[[], tuple[float, Mapping[str, float]]]) -> None:
+        """Count step number `step` of this epoch; `metrics` is called only if they are reported."""
+        self._rows += rows
+        if self._active and time.perf_counter() - self._reported > _PROGRESS_EVERY_S:
+            self._report(step, *metrics())
+
+    def _report(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        self._reported = time.perf_counter()
+        self._worker.report(
+            "progress",
+            **self._fixed,
+            step=step,
+            loss=loss,
+            metrics=dict(metrics),
+            rows=self._rows,
+            seconds=self._reported - self._began,
+            **{self._data_key: self._data_s},
+            sync_s=self._waited_s() - self._waited_before,
+        )
+
+
+class StepReporter:
+    """Reports the loss of every step, from every rank and several steps at a time."""
+
+    def __init__(self, worker: Group, *, active: bool) -> None:
+        self._worker, self.active = worker, active
+        self._reported = time.perf_counter()
+        self._first = 0
+        self._steps: list[tuple[float, float, float]] = []
+
+    def step(self, step: int, *, loss: float, rows: float, lr: float) -> None:
+        """`rows` is the weight of the mean: rows, or whatever else the loss is a mean of."""
+        if not self._steps:
+            self._first = step
+        self._steps.append((loss if rows else 0.0, rows, lr))
+        if time.perf_counter() - self._reported > _STEPS_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        self._reported = time.perf_counter()
+        if self._steps:
+            loss, rows, lr = map(list, zip(*self._steps, strict=True))
+            rank = self._worker.rank
+            self._worker.report("steps", rank=rank, first=self._first, loss=loss, rows=rows, lr=lr)
+            self._steps = []

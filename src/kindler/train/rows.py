@@ -28,38 +28,27 @@ from kindler.data.spool import Spool, agreed
 from kindler.engine.placement import half_of_memory
 from kindler.errors import ConfigError, DataError
 from kindler.group import Group
-from kindler.train.loaders import AgreedSteps, NumberedSteps, Reader, StreamSource
+from kindler.train.loaders import AgreedSteps, NumberedSteps, StreamSource
 from kindler.train.options import Task
 
 _MOST_THREADS = 4
 _SAMPLE_ROWS = 2
 
 
-def open_batch_stream(
-    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
+def open_rows(
+    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool, numbered: bool
 ) -> Rows:
-    """This worker's data, for a loop that takes batches as they come; all workers call it."""
+    """This worker's data; all workers call it. `numbered` is for a loop that asks for steps by number."""
     if not isinstance(source, StreamSource):
         return _open_batches(worker, task, source, what, trains=trains)
-    bounded = trains and task.training.steps_per_epoch is not None
-    reader = _reader(worker, task, source, what, trains)
-    return AgreedSteps(worker, reader, what=what, bounded=bounded, number=1 if trains else 0)
-
-
-def open_indexed_batches(
-    worker: Group, task: Task, source: Source | StreamSource, what: str, *, trains: bool
-) -> Rows:
-    """The same for a loop that asks for batches by number."""
-    if not isinstance(source, StreamSource):
-        return _open_batches(worker, task, source, what, trains=trains)
-    bounded = task.training.steps_per_epoch if trains else None
-    reader = _reader(worker, task, source, what, trains)
-    return NumberedSteps(worker, reader, what=what, trains=trains, bounded=bounded)
-
-
-def _reader(worker: Group, task: Task, source: StreamSource, what: str, trains: bool) -> Reader:
-    return Reader(
-        worker, source, batch_size=task.options.batch_size, seed=task.config.seed, what=what, trains=trains
+    return (NumberedSteps if numbered else AgreedSteps)(
+        worker,
+        source,
+        what=what,
+        trains=trains,
+        batch_size=task.options.batch_size,
+        seed=task.config.seed,
+        steps_per_epoch=task.training.steps_per_epoch if trains else None,
     )
 
 
@@ -127,14 +116,8 @@ def _prepared_batches(
     stack: bool,
 ) -> PreparedBatches:
     threads = max(1, min(_MOST_THREADS, worker.threads))
-    preparer = Preparer(
-        preparation,
-        columns,
-        trains=trains,
-        seed=options.seed,
-        rank=worker.rank,
-        copies=threads > 1,
-    )
+    seed, rank = options.seed, worker.rank
+    preparer = Preparer(preparation, columns, trains=trains, seed=seed, rank=rank, copies=threads > 1)
     length_col = preparation.length_col if trains else None
     padded = [
         column.name
@@ -149,14 +132,13 @@ def _prepared_batches(
         wanted = [*dict.fromkeys([*wanted, length_col])]
         # Rows that are bucketed come in another order, so that no other run may resume in mid-epoch.
         options = replace(options, marks=[f"{mark}~{length_col}" for mark in options.marks])
-    own = _own_places(spool)
     return PreparedBatches(
         spool,
         columns,
         options,
         preparer=preparer,
         prepared=_agreed_layout(worker, preparer, spool, columns, free=preparation.collate is not None),
-        everybody=_everybody(worker, spool, own, options.counts, wanted),
+        everybody=_all_rows(worker, spool, options.counts, wanted),
         length_col=length_col,
         stack=stack,
         threads=threads,
@@ -173,18 +155,11 @@ def _check_lengths(array: Any, name: str) -> None:
     )
 
 
-def _own_places(spool: Spool) -> Array:
-    """This worker's rows, grouped by lane, as places in their natural order."""
-    if spool.lanes is None:
-        return np.arange(spool.rows)
-    return np.argsort(spool.lanes, kind="stable")
-
-
-def _everybody(
-    worker: Group, spool: Spool, own: Array, counts: Sequence[int], names: Sequence[str]
-) -> AllRows:
+def _all_rows(worker: Group, spool: Spool, counts: Sequence[int], names: Sequence[str]) -> AllRows:
     if not names:
         return AllRows(lengths={})
+    # This worker's rows, grouped by lane, as places in their natural order.
+    own = np.arange(spool.rows) if spool.lanes is None else np.argsort(spool.lanes, kind="stable")
     places = own if spool.order is None else spool.order[own]
     lengths = {name: _shared(worker, lengths_of(spool.arrays[name], places), counts) for name in names}
     numbers = np.full(len(own), -1) if spool.numbers is None else spool.numbers[own]
@@ -198,23 +173,18 @@ def _shared(worker: Group, own: Array, counts: Sequence[int]) -> Array:
         return own.astype(np.int64)
     gathered = [np.frombuffer(part, np.int64) for part in worker.all_gather(own.astype(np.int64).tobytes())]
     ends = np.cumsum(counts)
-    everybody = np.empty(int(ends[-1]), np.int64)
+    shared = np.empty(int(ends[-1]), np.int64)
     for rank, part in enumerate(gathered):
-        taken = 0
+        begin = 0
         for lane in range(rank, len(counts), worker.size):
             count = int(counts[lane])
-            everybody[ends[lane] - count : ends[lane]] = part[taken : taken + count]
-            taken += count
-    return everybody
+            shared[ends[lane] - count : ends[lane]] = part[begin : begin + count]
+            begin += count
+    return shared
 
 
 def _agreed_layout(
-    worker: Group,
-    preparer: Preparer,
-    spool: Spool,
-    columns: Columns,
-    *,
-    free: bool,
+    worker: Group, preparer: Preparer, spool: Spool, columns: Columns, *, free: bool
 ) -> PreparedLayout:
     """What prepared rows look like, tried on one or two; workers without rows learn it from the others."""
     mine: Any = None
@@ -223,16 +193,15 @@ def _agreed_layout(
         places = rows if spool.order is None else spool.order[rows]
         raw = {c.name: spool.arrays[c.name][places] for c in (*columns.features, *columns.labels)}
         locate = spool.locate
-        made = preparer(
+        prepared = preparer(
             raw,
             rows=len(rows),
             where=(lambda row: int(rows[row])) if locate is None else (lambda row: locate(int(rows[row]))),
             numbers=rows if spool.numbers is None else spool.numbers[rows],
         )
-        layout = layout_of(made, free=free)
+        layout = layout_of(prepared, free=free)
         mine = [layout.features, layout.labels]
-    told = [json.loads(part) for part in worker.all_gather(json.dumps(mine).encode())]
-    known = [part for part in told if part is not None]
+    known = [part for part in _gathered(worker, mine) if part is not None]
     for part in known[1:]:
         if [list(names) for names in part] != [list(names) for names in known[0]]:
             raise DataError(

@@ -9,11 +9,9 @@ import itertools
 import os
 import socket
 import time
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError
@@ -31,77 +29,57 @@ def log_folder(log_dir: str | PathLike[str]) -> Path:
     return Path(name).absolute()
 
 
-def board(folder: Path | None) -> AbstractContextManager[TensorBoard | None]:
-    return nullcontext() if folder is None else TensorBoard(folder)
-
-
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, _EventFile] = {}
+        self._writers: dict[str, Any] = {}
+        self._flushed = 0.0
 
     def __enter__(self) -> TensorBoard:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
 
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None:
-        self._file(part).scalar(tag, value, step, wall_time)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        summary: Any = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        self._write(part, summary=summary, step=step, wall_time=wall_time)
 
     def rewind(self, step: int) -> None:
         """Make readers drop what was written from `step` on."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        start: Any = SessionLog(status=SessionLog.START)
         for part in ("train", "validation"):
-            if part in self._files or (self._folder / part).is_dir():
-                self._file(part).restart(step)
+            if part in self._writers or (self._folder / part).is_dir():
+                self._write(part, session_log=start, step=step, wall_time=time.time())
 
     def flush(self) -> None:
         """Make what was written visible to readers, at most once a second."""
-        for file in self._files.values():
-            file.flush_now_and_then()
-
-    def _file(self, part: str) -> _EventFile:
-        if part not in self._files:
-            self._files[part] = _EventFile(self._folder / part)
-        return self._files[part]
-
-
-class _EventFile:
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        folder.mkdir(parents=True, exist_ok=True)
-        # Readers take files in the order of their names.
-        who = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        file = (folder / f"events.out.tfevents.{time.time():017.6f}.{who}").open("wb")
-        self._records: Any = RecordWriter(file)
-        self._flushed = 0.0
-        self._write(file_version="brain.Event:2", wall_time=time.time())
-        self.flush_now_and_then()
-
-    def scalar(self, tag: str, value: float, step: int, wall_time: float) -> None:
-        summary = self._summaries.Summary(value=[self._summaries.Summary.Value(tag=tag, simple_value=value)])
-        self._write(summary=summary, step=step, wall_time=wall_time)
-
-    def restart(self, step: int) -> None:
-        log = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._write(session_log=log, step=step, wall_time=time.time())
-
-    def flush_now_and_then(self) -> None:
         if time.monotonic() - self._flushed >= _FLUSH_EVERY_S:
             self._flushed = time.monotonic()
-            self._records.flush()
+            for writer in self._writers.values():
+                writer.flush()
 
-    def close(self) -> None:
-        self._records.close()
+    def _write(self, part: str, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
 
-    def _write(self, **fields: Any) -> None:
-        self._records.write(self._events.Event(**fields).SerializeToString())
+        if part not in self._writers:
+            self._writers[part] = _open(self._folder / part)
+            self._write(part, file_version="brain.Event:2", wall_time=time.time())
+        event: Any = Event(**fields)
+        self._writers[part].write(event.SerializeToString())
+
+
+def _open(folder: Path) -> Any:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Readers take files in the order of their names.
+    who = f"{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+    return RecordWriter((folder / f"events.out.tfevents.{time.time():017.6f}.{who}").open("wb"))

@@ -12,7 +12,7 @@ import pytest
 
 from kindler.errors import DataError
 from kindler.group import Group
-from kindler.train.loaders import AgreedSteps, NumberedSteps, Reader, StreamSource, share
+from kindler.train.loaders import AgreedSteps, NumberedSteps, StreamSource, share
 
 
 class Worker(Group):
@@ -60,10 +60,7 @@ def batches(*rows: int) -> Mine:
 
 def opened(worker: Worker, made: Callable[[int], Any], kind: Any = AgreedSteps, **options: Any) -> Any:
     source = StreamSource(make=lambda: made(worker.rank), creator=False)
-    reader = Reader(worker, source, batch_size=8, seed=0, what="data", trains=True)
-    if kind is AgreedSteps:
-        options = {"bounded": False, "number": 1} | options
-    return kind(worker, reader, what="data", **options)
+    return kind(worker, source, **{"batch_size": 8, "seed": 0, "what": "data", "trains": True} | options)
 
 
 def test_every_step_knows_the_rows_of_all_workers() -> None:
@@ -85,7 +82,7 @@ def test_every_step_knows_the_rows_of_all_workers() -> None:
 
 def test_epochs_of_their_own_length_go_on_through_passes() -> None:
     def work(worker: Worker) -> Any:
-        steps = opened(worker, lambda rank: batches(1, 2, 3), bounded=True)
+        steps = opened(worker, lambda rank: batches(1, 2, 3), steps_per_epoch=4)
         return [[b.rows for b in steps.stretch(epoch, steps=4)] for epoch in (1, 2)]
 
     assert on_all(2, work) == [[[1, 2, 3, 1], [2, 3, 1, 2]]] * 2

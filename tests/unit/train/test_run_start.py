@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kindler.train.checkpoints import Header, pack
+from kindler.train.loop import Start, over_already
 from kindler.train.options import FitOptions, RunConfig, Task
-from kindler.train.run_start import Start, begin, over_already, usable
+from kindler.train.run import begin, usable
 from kindler.train.triggers import MaxEpoch, MaxIteration, MinLoss
 
 OPTIONS = FitOptions(batch_size=8, epochs=3)
@@ -48,9 +50,13 @@ def file(header: Header) -> bytes:
     return b"".join(pack(header, [f"state of {header.step}".encode()], locals_))
 
 
+def rows(counts: tuple[int, ...] = COUNTS, marks: tuple[str, ...] = MARKS) -> Any:
+    return SimpleNamespace(counts=counts, marks=marks)
+
+
 def begun(*files: bytes, state: bytes = b"", rank: int = 1, task: Task = TASK, **facts: Any) -> Any:
     replica = Replica()
-    start = begin(replica, task, [state, *files], rank=rank, **{"counts": COUNTS, "marks": MARKS, **facts})
+    start = begin(replica, task, [state, *files], rows(**facts), rank=rank)
     return replica, start
 
 
@@ -107,12 +113,14 @@ def test_without_an_end_of_an_epoch_other_rows_begin_anew() -> None:
 def test_where_nobody_counted_the_rows_the_middle_of_an_epoch_is_of_no_use() -> None:
     uncounted = replace(MIDDLE, counts=(), marks=())
 
-    assert not usable(uncounted, TASK, (), ())
-    assert usable(END, TASK, (), ())
+    assert not usable(uncounted, TASK, rows((), ()))
+    assert usable(END, TASK, rows((), ()))
 
 
 def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
-    assert usable(END, replace(TASK, config=RunConfig(seed=9), options=FitOptions(batch_size=1)), (1, 2, 3))
+    assert usable(
+        END, replace(TASK, config=RunConfig(seed=9), options=FitOptions(batch_size=1)), rows((1, 2, 3))
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kindler.errors import ConfigError, NotFittedError
-from kindler.train.summaries import StepMerge, Summaries
-from kindler.train.tensorboard import TensorBoard, board, log_folder
+from kindler.train.summaries import Summaries
+from kindler.train.tensorboard import TensorBoard, log_folder
 from tests.events import scalars
 
 
@@ -31,30 +31,38 @@ def summaries_of(*reports: dict[str, Any]) -> Summaries:
     return made
 
 
-def test_a_step_is_the_mean_over_the_rows_of_all_ranks_once_all_have_told() -> None:
-    merge = StepMerge()
-    merge.begin(2)
+def steps(rank: int, first: int, loss: list[float], rows: list[float], lr: list[float]) -> dict[str, Any]:
+    return {"name": "steps", "rank": rank, "first": first, "loss": loss, "rows": rows, "lr": lr}
 
-    assert merge.add(0, 1, [1.0, 2.0], [3, 1], [0.1, 0.2]) == []
-    assert merge.add(1, 1, [5.0], [1], [0.1]) == [(1, 2.0, 0.1)]
-    assert merge.add(1, 2, [math.nan], [0], [0.2]) == [(2, 2.0, 0.2)]
+
+def test_a_step_is_the_mean_over_the_rows_of_all_ranks_once_all_have_told() -> None:
+    made = summaries_of({"name": "gang", "workers": 2}, steps(0, 1, [1.0, 2.0], [3, 1], [0.1, 0.2]))
+    with pytest.raises(NotFittedError):
+        made.series("train", "batch_loss")
+    made.report(steps(1, 1, [5.0], [1], [0.1]))
+    assert told(made, "train", "batch_loss") == [[1.0, 2.0]]
+    made.report(steps(1, 2, [math.nan], [0], [0.2]))
+    assert told(made, "train", "batch_loss") == [[1.0, 2.0], [2.0, 2.0]]
+    assert told(made, "train", "lr") == [[1.0, 0.1], [2.0, 0.2]]
 
 
 def test_the_end_of_an_epoch_completes_its_steps() -> None:
-    merge = StepMerge()
+    made = summaries_of(
+        steps(0, 1, [1.0, 2.0, 9.0], [1, 1, 1], []), {"name": "epoch", "step": 2, "row": row(1, loss=0.5)}
+    )
 
-    merge.add(0, 1, [1.0, 2.0, 9.0], [1, 1, 1], [])
-
-    assert [step for step, _, _ in merge.end_epoch(2)] == [1, 2]
+    assert told(made, "train", "batch_loss") == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def test_a_new_gang_forgets_what_the_last_one_left_unfinished() -> None:
-    merge = StepMerge()
-    merge.begin(2)
-    merge.add(0, 1, [100.0], [1], [0.1])
-    merge.begin(1)
+    made = summaries_of(
+        {"name": "gang", "workers": 2},
+        steps(0, 1, [100.0], [1], [0.1]),
+        {"name": "gang", "workers": 1},
+        steps(0, 1, [1.0], [1], [0.1]),
+    )
 
-    assert merge.add(0, 1, [1.0], [1], [0.1]) == [(1, 1.0, 0.1)]
+    assert told(made, "train", "batch_loss") == [[1.0, 1.0]]
 
 
 def test_epochs_are_told_at_their_last_step_with_the_time() -> None:
@@ -168,5 +176,3 @@ def test_what_was_written_before_an_error_is_there(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_this_machines_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"s3://bucket/logs"):
         log_folder("s3://bucket/logs")
-    with board(None) as sink:
-        assert sink is None

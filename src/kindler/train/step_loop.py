@@ -1,0 +1,171 @@
+"""The loop whose steps Kindler makes: every rank makes as many as the others, and ends epochs with them.
+
+It knows neither the framework nor the sync; see `frameworks/contract.py` and `sync/contract.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kindler.data.batches import Batch, Rows
+from kindler.frameworks.base import BaseReplica
+from kindler.group import Group
+from kindler.train.callbacks import Callback, Run
+from kindler.train.checkpoints import restore_callbacks
+from kindler.train.loop import Loop, ProgressReporter
+from kindler.train.options import Task
+
+
+class StepLoop(Loop):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        worker, self._hooks = self.worker, self.options.callbacks
+        self._view = Run(
+            rank=worker.rank,
+            size=worker.size,
+            replica=self.replica,
+            steps=self.expected_steps,
+            framework=self.task.framework,
+        )
+        self._view.epoch, self._view.step = self.start.epoch, self.start.step
+        # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
+        # agree where they exchange gradients: the driver is not in the way of a step.
+        hooks_of_steps = any(
+            getattr(type(hook), name) is not getattr(Callback, name)
+            for hook in self._hooks
+            for name in ("on_step_begin", "on_step_end")
+        )
+        several = worker.size > 1 and self.sync.in_step
+        self._agree_each_step = self.writes_checkpoints and several and hooks_of_steps
+        self.replica.watch_losses(self.guard)
+
+    def run(self) -> None:
+        start = self.start
+        self._gather_for_hooks()
+        self._each("on_run_begin")
+        restore_callbacks(self._hooks, start.callbacks)
+        epoch = start.epoch if start.step_in_epoch else start.epoch + 1
+        while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch):
+            self._view.epoch = epoch
+            self._epoch(epoch)
+            epoch += 1
+        self._each("on_run_end")
+
+    def _epoch(self, epoch: int) -> None:
+        replica, sync = self.replica, self.sync
+        done = self.begin_epoch(epoch)
+        self._each("on_epoch_begin")
+        sync.begin_epoch(replica)
+        stretch = self.train.stretch(epoch, done=done, steps=self.options.steps_per_epoch)
+        with closing(stretch) as batches:
+            while self.goes_on(epoch) and (batch := self._next(batches)) is not None:
+                done += 1
+                self._step(batch, done)
+                if done == self.steps or batch.ends or self.ends_within_epoch():
+                    break
+                self.after_step(done, asked=sync.in_step and self._asked_for_checkpoint())
+                if self._hooks:  # they may do with the weights what they like
+                    replica.wait_for_copy()
+        if self.halted and done:
+            self.after_step(done, asked=True)
+        self.catch_up()
+        logs = _merged(self.worker, replica, part="train" if self.step_log.active else None)
+        row = self.row(epoch, int(logs.pop("num_samples")), logs)
+        if self.halted:
+            self.end_epoch(row, stopped=None)
+            return
+        if self.validation is not None and self.options.validates(epoch):
+            self._each("on_validation_begin")
+            logs = _evaluated(self.worker, replica, self.validation, report=self.step_log.active)
+            named = {f"val_{name}": value for name, value in logs.items()}
+            self._each("on_validation_end", named)
+            row |= named
+        replica.end_epoch(row)
+        self._gather_for_hooks()
+        self._each("on_epoch_end", row)
+        asked = self._agree()
+        self.end_epoch(row, stopped=self._view.stopping, asked=asked)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        self.progress.took_data(time.perf_counter() - began)
+        return batch
+
+    def _step(self, batch: Batch, number: int) -> None:
+        replica = self.replica
+        self._each("on_step_begin")
+        if self.step_log.active:
+            rate, (loss, weight) = replica.learning_rate(), replica.loss_sums()
+            self.sync.step(replica, batch)
+            loss_now, weight_now = replica.loss_sums()
+            mean = (loss_now - loss) / (weight_now - weight) if weight_now > weight else 0.0
+            self.step_log.step(replica.step, loss=mean, rows=weight_now - weight, lr=rate)
+        else:
+            self.sync.step(replica, batch)
+        self.worker.tick()
+        self._view.step = replica.step
+        self._each("on_step_end")
+        self.progress.step(number, batch.global_rows, partial(_running, replica))
+
+    def _gather_for_hooks(self) -> None:
+        """A callback may write a checkpoint by itself, on the first worker only."""
+        if self._hooks:
+            self.sync.whole(self.replica)
+
+    def _agree(self) -> bool:
+        """All workers stop, or save, when a callback of one asks for it."""
+        if not self._hooks:
+            return False
+        mine = {"stop": self._view.stopping, "save": self._view.take_save_request()}
+        parts = [json.loads(part) for part in self.worker.all_gather(json.dumps(mine).encode()) if part]
+        if reason := next(filter(None, (part["stop"] for part in parts)), None):
+            self._view.stop(reason)
+        return any(part["save"] for part in parts)
+
+    def _asked_for_checkpoint(self) -> bool:
+        if not self._agree_each_step:
+            return self._view.take_save_request()
+        [asked] = self.sync.collective.sum([np.array([self._view.take_save_request()], np.int64)])
+        return bool(asked[0])
+
+    def _each(self, name: str, *args: Any) -> None:
+        for hook in self._hooks:
+            getattr(hook, name)(self._view, *args)
+
+
+def evaluate(worker: Group, task: Task, replica: BaseReplica, data: Rows) -> dict[str, Any]:
+    return _evaluated(worker, replica, data, show=task.show, report=task.log_steps)
+
+
+def _evaluated(
+    worker: Group, replica: BaseReplica, data: Rows, *, show: bool = False, report: bool
+) -> dict[str, Any]:
+    progress = ProgressReporter(worker, show=show)
+    progress.begin(epoch=1, epochs=1, steps=data.expected, quiet=True)
+    with closing(data.stretch(0)) as batches:
+        for step, batch in enumerate(batches, start=1):
+            replica.eval_step(batch)
+            worker.tick()
+            progress.step(step, batch.global_rows, partial(_running, replica))
+    return _merged(worker, replica, part="validation" if report else None)
+
+
+def _running(replica: BaseReplica) -> tuple[float, Mapping[str, float]]:
+    return replica.running_loss(), replica.running_metrics()
+
+
+def _merged(worker: Group, replica: BaseReplica, *, part: str | None) -> dict[str, Any]:
+    """Metrics over all workers; with `part`, the driver also gets those of each."""
+    tallies = replica.take_tallies()
+    if part is not None:
+        own = replica.merge_tallies([tallies])
+        worker.report("worker", rank=worker.rank, part=part, epoch=replica.epoch, figures=own)
+    return worker.merged_by_first(tallies, replica.merge_tallies)
