@@ -34,6 +34,14 @@ RESULT_S = 120.0  # the driver to take a result
 EXIT_S = 10.0  # the news of an exit, when nobody has asked for it
 ROOT_CAUSE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
 HALT_S = 10.0  # ranks to say which step they are in
+LONGEST_RETRY_S = 30.0  # before the workers of a run that lost some are started again
+
+# Reports of workers, and what the driver shows of them.
+PROGRESS_S = 0.1  # between two reports of an epoch's progress
+STEP_LOSSES_S = 0.5  # between two reports of the losses of steps
+LOSS_LOOK_S = 0.1  # between two looks at losses that are still being computed
+FLUSH_S = 1.0  # between two moments at which readers of event files see more
+INGEST_FIRST_S, INGEST_REDRAWN_S, INGEST_PRINTED_S = 1.0, 0.2, 10.0  # rows on their way from Spark
 
 # Clusters.
 RESULTS_S = 10.0  # a program that asks for rows while all wait for its results

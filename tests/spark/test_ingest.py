@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 from torch import nn, optim
 
-from kindler import Estimator
+from kindler import Estimator, limits
 from kindler.engine.job import Job
 from kindler.estimator import run as running
 from kindler.spark import ingest
@@ -56,7 +56,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
     monkeypatch.setattr(running, "Job", made)
     monkeypatch.setattr(progress._IngestLine, "report", heard)
     monkeypatch.setattr(ingest, "_POLL_S", 0.1)
-    monkeypatch.setattr(progress, "_INGEST_PRINTED_S", 0.0)
+    monkeypatch.setattr(limits, "INGEST_PRINTED_S", 0.0)
     frame = (
         spark.range(0, ROWS, 1, 6)
         .mapInArrow(Slow(), "id long")

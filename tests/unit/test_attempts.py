@@ -10,7 +10,7 @@ import pytest
 from kindler import RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLost
-from kindler.estimator.attempts import Attempts, ExecutorsAreBack, WorkerCount
+from kindler.estimator.run import ExecutorsAreBack, WorkerCount, attempts
 from kindler.train.checkpoints import Header, write_checkpoint
 from kindler.train.options import FitOptions, RunConfig, Task
 
@@ -78,7 +78,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise ExecutorsAreBack("the lost executors are back.")
         return results
 
-    assert Attempts(task(tmp_path), launch, said.append).run() is results
+    assert attempts(task(tmp_path), launch, said.append) is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It goes on from")

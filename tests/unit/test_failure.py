@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kindler.config import RunSettings
@@ -18,7 +16,7 @@ from kindler.errors import (
     WorkerLost,
     worker_error,
 )
-from kindler.estimator.attempts import explained, retry_wait_s
+from kindler.estimator.run import explain, retry_wait_s
 
 SETTINGS = RunSettings(max_failures=3, retry_backoff_s=1.0)
 LOST = WorkerLost("killed", rank=1, host="a")
@@ -68,26 +66,27 @@ def test_what_would_happen_again_is_never_tried_again(error: KindlerError) -> No
 
 def test_the_last_error_says_how_often_the_run_was_tried() -> None:
     lost = WorkerLost("killed", rank=1, host="a", exit_code=-9)
-    told: Any = explained(lost, 3, trains=True, has_checkpoints=True)
+    explain(lost, 3, trains=True, has_checkpoints=True)
 
-    assert told is lost
-    assert "lost worker 1 on a: killed" in str(told)
-    assert "failed 4 times" in str(told)
+    assert "lost worker 1 on a: killed" in str(lost)
+    assert "failed 4 times" in str(lost)
 
 
 def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
-    def lost() -> WorkerLost:
-        return WorkerLost("killed", rank=1, host="a")
+    def explained(**facts: bool) -> str:
+        lost = WorkerLost("killed", rank=1, host="a")
+        explain(lost, 0, **facts)
+        return str(lost)
 
-    assert "Hint: with model_dir=" in str(explained(lost(), 0, trains=True, has_checkpoints=False))
-    assert "Hint" not in str(explained(lost(), 0, trains=False, has_checkpoints=False))
-    assert "Hint" not in str(explained(lost(), 0, trains=True, has_checkpoints=True))
+    assert "Hint: with model_dir=" in explained(trains=True, has_checkpoints=False)
+    assert "Hint" not in explained(trains=False, has_checkpoints=False)
+    assert "Hint" not in explained(trains=True, has_checkpoints=True)
 
 
 def test_a_lost_server_is_not_tried_again_and_its_newest_checkpoint_is_named() -> None:
     lost = WorkerLost("killed", rank=2, host="a", role="ps")
 
     assert retry_wait_s(lost, 0, SETTINGS, has_checkpoints=True) is None
-    told = explained(lost, 0, trains=True, has_checkpoints=True, newest="/run/checkpoint-7")
-    assert "It was the parameter server" in str(told)
-    assert "newest checkpoint is /run/checkpoint-7" in str(told)
+    explain(lost, 0, trains=True, has_checkpoints=True, newest="/run/checkpoint-7")
+    assert "It was the parameter server" in str(lost)
+    assert "newest checkpoint is /run/checkpoint-7" in str(lost)

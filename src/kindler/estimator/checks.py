@@ -20,7 +20,7 @@ from kindler.estimator.inputs.contract import Input
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
 from kindler.sync.contract import SyncConfig
-from kindler.sync.registry import SYNCS, SyncSpec
+from kindler.sync.registry import SYNCS, sync_spec
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
 
 _ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
@@ -55,20 +55,13 @@ def fit_complaints(
     yield from _row_weight_complaints(model, options)
     if options.on_nan != "raise" and not model.row.watches_losses:
         yield f"on_nan={options.on_nan!r}: the losses of {model.row.name} models are not watched."
-    yield from _sync_complaints(sync)
-    if model.row.syncs is not None and sync.name not in model.row.syncs:
-        yield (
-            f"sync={sync.name!r} does not train models of {model.row.name!r}.\n"
-            f"Hint: use sync={' or '.join(map(repr, model.row.syncs))}."
-        )
+    yield from _sync_complaints(sync, model)
     # Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself.
     if not data.has_columns and sync.options.get("max_staleness") is not None:
         yield (
             "max_staleness is for data that has columns: workers that read batches of your own code take"
             " every step together."
         )
-    yield from _server_complaints(sync, model)
-    yield from _division_complaints(sync, model)
     yield from options.complaints()
     yield from _checkpoint_complaints(options, model_dir=model_dir, validated=validated)
     yield from column_complaints(options.columns, data, validation)
@@ -87,11 +80,8 @@ def evaluate_complaints(
 
 
 def run_complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
-    workers, engine, seed = (
-        arguments.get("workers"),
-        arguments.get("engine", "auto"),
-        arguments.get("seed", 0),
-    )
+    workers, seed = arguments.get("workers"), arguments.get("seed", 0)
+    engine = arguments.get("engine", "auto")
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         yield f"workers must be at least 1, or None for all slots; received {workers!r}."
     if engine not in ("auto", "local", "spark"):
@@ -195,33 +185,9 @@ def runtime_complaints(options: PredictOptions) -> Iterator[str]:
         )
 
 
-def _server_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    row = _row_of(sync)
-    if row is None or not row.server:
-        return
-    yield from (f"sync={sync.name!r}: {problem}" for problem in model.complaints("server"))
-    if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
-        problems = model.complaints("parts")
-        yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in problems)
-
-
-def _row_of(sync: SyncConfig) -> SyncSpec | None:
-    row = SYNCS.spec(sync.name) if sync.name in SYNCS.names else None
-    return row if isinstance(row, SyncSpec) else None
-
-
-def _division_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    row = _row_of(sync)
-    if row is not None and row.divides:
-        problems = model.complaints("division", sync.options.get("divide"))
-        if row.cuts and not problems:
-            problems = model.complaints("division", "elements")
-        yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
-
-
-def _sync_complaints(sync: SyncConfig) -> Iterator[str]:
+def _sync_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
     try:
-        sync_type = SYNCS.load(sync.name)
+        sync_type, row = SYNCS.load(sync.name), sync_spec(sync)
     except ConfigError as exc:
         yield f"sync={sync.name!r}: {exc}"
         return
@@ -229,11 +195,27 @@ def _sync_complaints(sync: SyncConfig) -> Iterator[str]:
         inspect.signature(sync_type).bind(None, **sync.options)
     except TypeError as exc:
         yield f"sync_options={dict(sync.options)!r} are not those of sync={sync.name!r}: {exc}."
-        return
-    try:
-        sync_type(RunSettings(), **sync.options)
-    except ConfigError as exc:
-        yield str(exc)
+    else:
+        try:
+            sync_type(RunSettings(), **sync.options)
+        except ConfigError as exc:
+            yield str(exc)
+    if model.row.syncs is not None and sync.name not in model.row.syncs:
+        yield (
+            f"sync={sync.name!r} does not train models of {model.row.name!r}.\n"
+            f"Hint: use sync={' or '.join(map(repr, model.row.syncs))}."
+        )
+    problems: list[str] = []
+    if row.server:
+        problems += model.complaints("server")
+        if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
+            parts = model.complaints("parts")
+            yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in parts)
+    if row.divides:
+        problems += model.complaints("division", sync.options.get("divide"))
+        if row.cuts and not problems:
+            problems += model.complaints("division", "elements")
+    yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
 
 
 def _callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:

@@ -22,7 +22,7 @@ from kindler.estimator.checks import backend_complaints, refuse, run_complaints
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.train.options import Engine
+from kindler.train.options import Engine, from_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -237,33 +237,14 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             eval_step: The same for `evaluate` and validation. None uses `loss` and `metrics` there.
             options: See `RunArguments` and `PreparationArguments`.
         """
+        arguments = dict(locals()) | {"config": dict(config or {})}
         steps = train_step is not None or eval_step is not None
         framework = "torch_step" if steps else "torch"
         FRAMEWORKS.load(framework)
         from kindler.frameworks.torch.spec import TorchSpec, check
         from kindler.frameworks.torch.step_spec import StepSpec, check_step
 
-        own = {"train_step": train_step, "eval_step": eval_step} if steps else {}
-        spec = (StepSpec if steps else TorchSpec)(
-            model=model,
-            optimizer=optimizer,
-            loss=loss,
-            loss_weights=loss_weights,
-            metrics=metrics,
-            scheduler_creator=scheduler_creator,
-            scheduler_step=scheduler_step,
-            config=dict(config or {}),
-            precision=precision,
-            tf32=tf32,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            accumulation_steps=accumulation_steps,
-            inputs=inputs,
-            compile=compile,
-            device_cache=device_cache,
-            process_group=process_group,
-            **own,
-        )
+        spec = from_arguments(StepSpec if steps else TorchSpec, arguments)
         run, preparation = _split(options)
         refuse(
             *(check_step(spec) if isinstance(spec, StepSpec) else check(spec)),
@@ -312,18 +293,10 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             inputs: How `predict` calls the module if it has no `predict_step`; see `from_torch`.
             options: See `RunArguments` and `PreparationArguments`.
         """
+        own = {name: value for name, value in locals().items() if name not in ("cls", "module", "options")}
         run, preparation = _split(options)
         refuse(*run_complaints(run), *preparation.complaints())
-        spec = FRAMEWORKS.load("lightning").make_spec(
-            model=module,
-            batch=batch,
-            config=config,
-            precision=precision,
-            tf32=tf32,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            inputs=inputs,
-        )
+        spec = FRAMEWORKS.load("lightning").make_spec(model=module, **own)
         model = FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(module))
         return cls._create(model, preparation=preparation, **run)
 
@@ -359,16 +332,11 @@ class Constructors(metaclass=_ConstructorsOfOthers):
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
             options: See `RunArguments` and `PreparationArguments`.
         """
+        arguments = dict(locals()) | {"config": dict(config or {})}
         from kindler.frameworks.keras import backends
         from kindler.frameworks.keras.spec import KerasSpec, check
 
-        spec = KerasSpec(
-            model=model,
-            model_creator=model_creator,
-            compile_args_creator=compile_args_creator,
-            config=dict(config or {}),
-            inputs=inputs,
-        )
+        spec = from_arguments(KerasSpec, arguments)
         run, preparation = _split(
             {**options, "workers": workers, "engine": engine, "model_dir": model_dir, "seed": seed}
         )

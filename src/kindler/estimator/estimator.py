@@ -35,7 +35,7 @@ from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import choose_engine, recognise
 from kindler.estimator.inputs.spark import SqlFunctionInput
 from kindler.estimator.model import FrameworkModel, LiveModel
-from kindler.estimator.run import RunObserver, RunResults, job_of, run
+from kindler.estimator.run import Listener, RunObserver, RunResults, job_of, run
 from kindler.estimator.saving import Saving
 from kindler.files import place
 from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
@@ -56,6 +56,7 @@ from kindler.train.options import (
     PredictOptions,
     RunConfig,
     Runtime,
+    from_arguments,
 )
 from kindler.train.summaries import Summaries
 from kindler.train.tensorboard import TensorBoard, log_folder
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 
     from kindler.ml.estimator import KindlerEstimator
 
-Listener = Callable[[Mapping[str, Any]], None]
 AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 
 
@@ -209,35 +209,17 @@ class Estimator(Saving):
             WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
                 checkpoint as often as `RunSettings.max_failures` allows.
         """
+        arguments = dict(locals())
         driver_callbacks, on_workers = split_callbacks(translated(callbacks))
-        options = FitOptions(
-            batch_size=batch_size,
-            columns=ColumnOptions(
-                feature_cols=feature_cols,
-                label_cols=label_cols,
-                weight_col=sample_weight_col,
-                shapes=shapes,
-                dtypes=dtypes,
-                stack_features=stack_features,
-                allow_nan=allow_nan,
-                need_labels=self._model.facts.labels,
+        labels = self._model.facts.labels
+        options = from_arguments(
+            FitOptions,
+            arguments,
+            columns=from_arguments(
+                ColumnOptions, arguments, weight_col=sample_weight_col, need_labels=labels
             ),
-            ingest=ingest,
-            verbose=verbose,
-            epochs=epochs,
             callbacks=tuple(on_workers),
-            max_steps=max_steps,
-            shuffle=shuffle,
-            steps_per_epoch=steps_per_epoch,
-            end_trigger=end_trigger,
-            checkpoint_trigger=checkpoint_trigger,
-            keep_checkpoints=keep_checkpoints,
-            best_metric=best_metric,
-            resume=resume,
-            initial_epoch=initial_epoch,
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
-            class_weight=class_weight,
-            on_nan=on_nan,
             sync=SyncConfig(name=sync, options=dict(sync_options or {})),
         )
         adapt = self._model.facts.adapt
@@ -257,11 +239,6 @@ class Estimator(Saving):
         engine = choose_engine(config.engine, *filter(None, (data, validation)))
         facts = {"engine": engine, "workers": config.workers, "device": config.device, "seed": config.seed}
         params = run_params(model.spec, options, framework=model.framework, **facts)
-
-        def hear(fields: Mapping[str, Any]) -> None:
-            self._summaries.report(fields)
-            on_driver.report(fields)
-
         with (
             on_driver.running(self, params),
             nullcontext() if self._log_dir is None else TensorBoard(self._log_dir) as sink,
@@ -270,11 +247,12 @@ class Estimator(Saving):
             results = self._run(
                 data,
                 options,
+                self._summaries.report,
+                on_driver.report,
                 validation=validation,
-                model_dir=config.model_dir,
+                config=config,
                 log_steps=sink is not None,
                 watched=on_driver.wants_progress,
-                hear=hear,
             )
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
@@ -326,22 +304,17 @@ class Estimator(Saving):
         Returns:
             The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        rows = recognise(self._model.facts.adapt(data))
-        columns = ColumnOptions(
-            feature_cols=feature_cols,
-            label_cols=label_cols,
-            shapes=shapes,
-            dtypes=dtypes,
-            stack_features=stack_features,
-            allow_nan=allow_nan,
-            need_labels=self._model.facts.labels,
-        )
-        options = EvaluateOptions(batch_size=batch_size, columns=columns, ingest=ingest, verbose=verbose)
+        arguments, facts = dict(locals()), self._model.facts
+        rows = recognise(facts.adapt(data))
+        columns = from_arguments(ColumnOptions, arguments, need_labels=facts.labels)
+        options = from_arguments(EvaluateOptions, arguments, columns=columns)
         refuse(*evaluate_complaints(self._model, self._preparation, options, rows))
         self._warn_random_eval()
         self._warn_if_untrained("evaluate")
         options = replace(options, columns=rows.complete(columns, self._columns))
-        return self._run(rows, self._with_preparation(options), hear=self._summaries.report).rows[0]
+        config = replace(self._run_config, model_dir=None)
+        prepared = self._with_preparation(options)
+        return self._run(rows, prepared, self._summaries.report, config=config).rows[0]
 
     @bare_interrupts
     def predict(
@@ -391,21 +364,10 @@ class Estimator(Saving):
         Returns:
             The scored data; for a Parquet path, `output_path`.
         """
-        options = PredictOptions(
-            batch_size=batch_size,
-            columns=ColumnOptions(
-                feature_cols=feature_cols,
-                shapes=shapes,
-                dtypes=dtypes,
-                stack_features=stack_features,
-                allow_nan=True,
-            ),
-            ingest=ingest,
-            verbose=verbose,
-            output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
-            output_path=output_path,
-            runtime=runtime,
-            precision=precision,
+        arguments = dict(locals())
+        columns = from_arguments(ColumnOptions, arguments, allow_nan=True)
+        options = from_arguments(
+            PredictOptions, arguments, columns=columns, output_cols=_output_names(output_cols)
         )
         return self._predict(recognise(data), options)
 
@@ -491,7 +453,7 @@ class Estimator(Saving):
         options = PredictOptions(
             batch_size=batch_size,
             columns=ColumnOptions(feature_cols=feature_cols, shapes=shapes, dtypes=dtypes, allow_nan=True),
-            output_cols=(output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None,
+            output_cols=_output_names(output_cols),
         )
         function: Callable[..., Any] = self._predict(SqlFunctionInput(spark, name), options)
         return function
@@ -640,34 +602,31 @@ class Estimator(Saving):
         self,
         data: Input,
         options: FitOptions | EvaluateOptions,
-        *,
+        *listeners: Listener,
+        config: RunConfig,
         validation: Input | None = None,
-        model_dir: str | None = None,
         log_steps: bool = False,
         watched: bool = False,
-        hear: Listener,
     ) -> RunResults:
         observers = self.observers(options)
-
-        def heard(fields: Mapping[str, Any]) -> None:
-            hear(fields)
-            for observer in observers:
-                observer.hear(fields)
-
         with ExitStack() as entered:
             for observer in observers:
                 entered.enter_context(observer)
             results = run(
                 self._model,
                 options,
-                replace(self._run_config, model_dir=model_dir),
+                config,
                 data,
                 validation,
                 state=self._live.state,
                 log_steps=log_steps or bool(observers),
                 watched=watched,
-                listener=heard,
+                listeners=[*listeners, *(observer.hear for observer in observers)],
             )
             for observer in observers:
                 observer.finish(results.rows)
         return results
+
+
+def _output_names(names: Names) -> tuple[str, ...] | None:
+    return (names,) if isinstance(names, str) else tuple(names or ()) or None

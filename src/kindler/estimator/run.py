@@ -1,15 +1,21 @@
-"""One run as the driver sees it: sources are made, workers started and listened to, results taken."""
+"""One run as the driver sees it: sources are made, workers started and listened to, results taken.
+
+A lost worker may be its machine's fault: `attempts` starts others from the newest checkpoint. An error in
+the user's code or data would recur.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kindler import limits
 from kindler.config import RunSettings
 from kindler.data.row_order import Dealing
 from kindler.engine import local
@@ -18,8 +24,14 @@ from kindler.engine.hub import Event
 from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
 from kindler.engine.placement import crowd_message, machine_gpus
-from kindler.errors import ConfigError
-from kindler.estimator.attempts import Attempts, WorkerCount
+from kindler.errors import (
+    ConfigError,
+    KindlerError,
+    StartTimeoutError,
+    SyncError,
+    SyncTimeoutError,
+    WorkerLost,
+)
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import choose_engine, session_for
 from kindler.estimator.model import FrameworkModel
@@ -28,7 +40,7 @@ from kindler.frameworks.pickling import pickle_for_workers
 from kindler.sync.contract import SyncConfig
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
-from kindler.train.checkpoints import StoredCheckpoint
+from kindler.train.checkpoints import Checkpoints, StoredCheckpoint
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
 from kindler.train.run import ENTRY, SERVER_ENTRY
@@ -81,21 +93,22 @@ def run(
     state: bytes,
     log_steps: bool,
     watched: bool,
-    listener: Listener,
+    listeners: Sequence[Listener],
 ) -> RunResults:
     inputs = {"data": data} if validation is None else {"data": data, "validation": validation}
-    on_spark = choose_engine(config.engine, *inputs.values()) == "spark"
-    spark = session_for(*inputs.values()) if on_spark else None
+    spark = None
+    if choose_engine(config.engine, *inputs.values()) == "spark":
+        spark = session_for(*inputs.values())
     with Folder("kindler-driver-") as folder:
-        prepared = {
+        sources = {
             name: _prepared(model, options, item, name, spark, folder) for name, item in inputs.items()
         }
         task = Task(
             framework=model.framework,
             options=options,
             config=config,
-            data=prepared["data"][0],
-            validation=prepared["validation"][0] if validation is not None else None,
+            data=sources["data"][0],
+            validation=sources["validation"][0] if validation is not None else None,
             process_group=model.facts.process_group,
             run_id=new_run_id(),
             log_steps=log_steps,
@@ -104,29 +117,30 @@ def run(
         )
         if task.limit is not None:  # otherwise a worker says it before the first step
             task.limit.check(len(state) or model.expected_bytes(config.seed))
-        spec, feeds = model.packed, [feed for _, feed in prepared.values() if feed is not None]
+        spec, feeds = model.packed, [feed for _, feed in sources.values() if feed is not None]
         with ProgressBar(verbose=options.verbose, what="epoch" if task.trains else "evaluate") as progress:
 
             def say(line: str) -> None:
                 _log.log(logging.INFO if options.verbose else logging.WARNING, line)
                 progress.note(line)
 
-            gpus = [] if on_spark else _gpus_here(model, config.device)
+            gpus = [] if spark is not None else _gpus_here(model, config.device)
             count = WorkerCount(config.workers or len(gpus) or None, config.settings, spark, say)
 
             def hear(event: Event) -> None:
                 if event.kind == "log":
                     progress.log(event.rank, event.fields["line"])
                     return
-                progress.report(event.fields)
-                listener(event.fields)
-                count.hear(event.fields)
+                for listener in (progress.report, *listeners, count.hear):
+                    listener(event.fields)
                 _announce(event.fields, say)
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
                 count.resolve()
                 if spark is not None:
-                    _check_executors(model, spark)
+                    from kindler.spark.executors import check_executors
+
+                    check_executors(spark, model.row.package)
                 if gpus and count.size > len(gpus) and not config.share_gpus:
                     raise ConfigError(crowd_message(count.size, len(machine_gpus()), config.device))
                 if count.size > 1 and task.trains and (complaints := model.complaints("several")):
@@ -138,7 +152,7 @@ def run(
 
             halted = False
             try:
-                outcomes = Attempts(task, launch, say).run()
+                outcomes = attempts(task, launch, say)
             except Halted as interrupted:
                 outcomes, halted = interrupted.outcomes, True
             report_json, trained = next(
@@ -147,9 +161,7 @@ def run(
             report = json.loads(report_json)
             if not task.trains:
                 progress.result(report["rows"][0])
-    return RunResults(
-        report["rows"], report["layout"], trained, report.get("mode"), report.get("step", 0), halted
-    )
+    return RunResults(report["rows"], report["layout"], trained, report["mode"], report["step"], halted)
 
 
 def _limit(
@@ -161,12 +173,6 @@ def _limit(
     from kindler.spark.large_buffers import MOST_BYTES, NO_WAY_BACK
 
     return None if meets_at_driver(spark, config.settings) else StateLimit(MOST_BYTES, NO_WAY_BACK)
-
-
-def _check_executors(model: FrameworkModel, spark: SparkSession) -> None:
-    from kindler.spark.executors import check_executors
-
-    check_executors(spark, model.row.package)
 
 
 def _prepared(
@@ -298,3 +304,156 @@ def _launch(
         listener=hear,
         folder=None if model_dir is None else folder_at(model_dir),
     )
+
+
+def attempts(
+    task: Task,
+    launch: Callable[[Sequence[StoredCheckpoint]], list[Outcome]],
+    say: Callable[[str], None],
+) -> list[Outcome]:
+    """Launch workers, and others from the newest checkpoint after the loss of some.
+
+    `launch` continues from the first of the given checkpoints that it can use.
+    """
+    model_dir, settings, failures = task.config.model_dir, task.config.settings, 0
+    folder = None if model_dir is None else Checkpoints(model_dir)
+    checkpoints = earlier = _of_earlier_run(task, folder)
+
+    def own() -> list[StoredCheckpoint]:
+        return [] if folder is None else folder.resume_candidates(lambda header: header.run == task.run_id)
+
+    while True:
+        try:
+            return launch(checkpoints)
+        except ExecutorsAreBack as back:
+            wait_s = 0.0
+            checkpoints = [*own(), *earlier]
+            say(f"{back} It goes on from {checkpoints[0].path}.")
+        except KindlerError as error:
+            retry_s = retry_wait_s(error, failures, settings, has_checkpoints=folder is not None)
+            if retry_s is None:
+                stored = own() if _is_lost_server(error) else []
+                newest = stored[0].path if stored else None
+                explain(
+                    error, failures, trains=task.trains, has_checkpoints=folder is not None, newest=newest
+                )
+                raise
+            wait_s, failures = retry_s, failures + 1
+            checkpoints = [*own(), *earlier]
+            what = str(error).partition("\n")[0]
+            start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
+            most = settings.max_failures
+            say(f"{what} The run goes on from {start} (failure {failures} of at most {most}).")
+        time.sleep(wait_s)
+
+
+def _of_earlier_run(task: Task, folder: Checkpoints | None) -> list[StoredCheckpoint]:
+    if folder is None or not task.training.resume:
+        return []
+    checkpoints = folder.resume_candidates()
+    for checkpoint in checkpoints:
+        if checkpoint.header.framework != task.framework:
+            raise ConfigError(
+                f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
+                f" is one of {task.framework!r}.\nHint: give each model a model_dir of its own."
+            )
+    return checkpoints
+
+
+def retry_wait_s(
+    error: KindlerError, failures: int, settings: RunSettings, *, has_checkpoints: bool
+) -> float | None:
+    """Seconds to wait before the workers are started again; None to give up.
+
+    >>> lost = WorkerLost("killed", rank=1, host="a")
+    >>> retry_wait_s(lost, 1, RunSettings(retry_backoff_s=2.0), has_checkpoints=True)
+    4.0
+    """
+    if not has_checkpoints or failures >= settings.max_failures or not _may_pass(error, failures):
+        return None
+    return min(settings.retry_backoff_s * 2.0**failures, limits.LONGEST_RETRY_S)
+
+
+def _may_pass(error: KindlerError, failures: int) -> bool:
+    if _is_lost_server(error):
+        return False  # its updates since the checkpoint are gone: whoever started the run decides
+    if isinstance(error, SyncTimeoutError):
+        return False  # nobody is gone: the workers wait for each other
+    if isinstance(error, StartTimeoutError):
+        return failures > 0  # they had come up before, so their machines may come back
+    return isinstance(error, WorkerLost | SyncError)
+
+
+def explain(
+    error: KindlerError, failures: int, *, trains: bool, has_checkpoints: bool, newest: str | None = None
+) -> None:
+    """Add the number of attempts, or a hint about checkpoints, to the error."""
+    more, lost_server = [], _is_lost_server(error)
+    if lost_server:
+        more.append("It was the parameter server, which held the weights and the optimizer")
+        if newest is not None:
+            more[0] += f". The newest checkpoint is {newest}.\nHint: fit(resume=True) continues from it."
+        elif has_checkpoints:
+            more[0] += "; there is no checkpoint yet."
+        else:
+            more[0] += ".\nHint: with model_dir=..., fit writes checkpoints, and fit(resume=True) continues."
+    if failures:
+        more.append(f"The run failed {failures + 1} times; this is the last failure.")
+    elif isinstance(error, WorkerLost) and trains and not has_checkpoints and not lost_server:
+        more.append(
+            "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost."
+        )
+    error.args = ("\n".join([str(error), *more]), *error.args[1:])
+
+
+def _is_lost_server(error: KindlerError) -> bool:
+    return isinstance(error, WorkerLost) and error.role == "ps"
+
+
+class WorkerCount:
+    """The number of workers of an attempt: as many as in the first, unless executors were lost for good."""
+
+    def __init__(
+        self,
+        workers: int | None,
+        settings: RunSettings,
+        spark: SparkSession | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._workers, self._settings, self._spark, self.say = workers, settings, spark, say
+        self.full = self.size = 0
+
+    def resolve(self) -> None:
+        spark, settings = self._spark, self._settings
+        if spark is None:
+            self.full = self.size = self._workers or local.slots()
+            return
+        from kindler.spark.executors import remaining_workers, resolve_workers
+
+        if self.full:
+            self.size = remaining_workers(spark, self.full, settings, self.say)
+        else:
+            self.full = self.size = resolve_workers(spark, self._workers, settings)
+
+    @property
+    def can_grow(self) -> bool:
+        if self._spark is None or self.size == self.full:
+            return False
+        from kindler.spark.executors import slots_without_a_job
+
+        return (slots_without_a_job(self._spark) or 0) >= self.full
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        """Handle a worker's report without waiting.
+
+        Raises ExecutorsAreBack after a saved epoch if there are slots for all workers again.
+        """
+        if fields["name"] == "saved" and not fields["ends"] and self.can_grow:
+            raise ExecutorsAreBack(
+                f"the lost executors are back: the run goes on with {self.full} instead of {self.size}"
+                " workers."
+            )
+
+
+class ExecutorsAreBack(Exception):
+    """Ends an attempt with fewer workers than at first, so that the next one has all of them."""

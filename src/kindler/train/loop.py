@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kindler import limits
 from kindler.data.batches import Rows
 from kindler.group import Group
 from kindler.sync.contract import Sync
@@ -18,9 +19,6 @@ from kindler.train.checkpoints import Checkpoints, Header, callback_states, pack
 from kindler.train.loss_guard import LossGuard
 from kindler.train.options import Task
 from kindler.train.triggers import EveryEpoch, Progress, end_of_epoch
-
-_PROGRESS_EVERY_S = 0.1
-_STEPS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +272,7 @@ class ProgressReporter:
     def step(self, step: int, rows: int, metrics: Callable[[], tuple[float, Mapping[str, float]]]) -> None:
         """Count step number `step` of this epoch; `metrics` is called only if they are reported."""
         self._rows += rows
-        if self._active and time.perf_counter() - self._reported > _PROGRESS_EVERY_S:
+        if self._active and time.perf_counter() - self._reported > limits.PROGRESS_S:
             self._report(step, *metrics())
 
     def _report(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
@@ -306,7 +304,7 @@ class StepReporter:
         if not self._steps:
             self._first = step
         self._steps.append((loss if rows else 0.0, rows, lr))
-        if time.perf_counter() - self._reported > _STEPS_EVERY_S:
+        if time.perf_counter() - self._reported > limits.STEP_LOSSES_S:
             self.flush()
 
     def flush(self) -> None:

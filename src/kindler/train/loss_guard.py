@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
+from kindler import limits
 from kindler.errors import NonFiniteLossError
 
 OnNan: TypeAlias = Literal["raise", "warn", "skip"]
 Describe: TypeAlias = Callable[[], tuple[Sequence[int | str], str]]
 """Gives the first rows of a batch by name, and what is odd about it, if that is known."""
 
-_LOOK_EVERY_S = 0.1
 _MOST_FRESH = 256
 
 
@@ -68,7 +68,7 @@ class LossGuard:
             self._values = values
         self._unseen.append((step, loss, describe))
         fresh = len(self._unseen) - self._ripe
-        if fresh >= _MOST_FRESH or self._clock() - self._looked > _LOOK_EVERY_S:
+        if fresh >= _MOST_FRESH or self._clock() - self._looked > limits.LOSS_LOOK_S:
             self._look(self._ripe)
 
     def look(self) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
@@ -30,6 +30,14 @@ Ingest: TypeAlias = Literal["auto", "inline", "direct"]
 Runtime: TypeAlias = Literal["openvino"]
 
 ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
+
+T = TypeVar("T")
+
+
+def from_arguments(kind: type[T], arguments: Mapping[str, Any], **others: Any) -> T:
+    """A dataclass made of those arguments of a call that are fields of it, and of `others`."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in arguments.items() if name in names} | others)
 
 
 @dataclass(frozen=True, kw_only=True)

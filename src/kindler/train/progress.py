@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
+from kindler import limits
 from kindler.train.metric_names import BOOKKEEPING
 
 _SHOWN_FIGURES = 6
-_INGEST_FIRST_S, _INGEST_REDRAWN_S, _INGEST_PRINTED_S = 1.0, 0.2, 10.0
 _BAR = "{desc}: {percentage:3.0f}%|{bar:12}| {n_fmt}/{total_fmt} {unit}{postfix}"
 
 
@@ -208,9 +208,9 @@ class _IngestLine:
         else:
             self._received[fields["worker"]] = (fields["rows"], fields["bytes"])
         if self._due is None:
-            self._due = now + (_INGEST_FIRST_S if in_place else _INGEST_PRINTED_S)
+            self._due = now + (limits.INGEST_FIRST_S if in_place else limits.INGEST_PRINTED_S)
         if now >= self._due:
-            self._due = now + (_INGEST_REDRAWN_S if in_place else _INGEST_PRINTED_S)
+            self._due = now + (limits.INGEST_REDRAWN_S if in_place else limits.INGEST_PRINTED_S)
             self._shown = True
             self._show(in_place)
 

@@ -14,9 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from kindler import limits
 from kindler.errors import ConfigError, MissingExtraError
 
-_FLUSH_EVERY_S = 1.0
 _numbers = itertools.count()
 
 
@@ -61,7 +61,7 @@ class TensorBoard:
 
     def flush(self) -> None:
         """Make what was written visible to readers, at most once a second."""
-        if time.monotonic() - self._flushed >= _FLUSH_EVERY_S:
+        if time.monotonic() - self._flushed >= limits.FLUSH_S:
             self._flushed = time.monotonic()
             for writer in self._writers.values():
                 writer.flush()
