@@ -48,37 +48,6 @@ from typing import Any, TypeVar, cast
 
 from kindler import tracebacks
 
-__all__ = [
-    "AlreadyExistsError",
-    "BrokerError",
-    "ConfigError",
-    "DamagedError",
-    "DataError",
-    "DiskFullError",
-    "FeedError",
-    "FrameError",
-    "JavaNotFoundError",
-    "KindlerError",
-    "MissingExtraError",
-    "NonFiniteLossError",
-    "NotFittedError",
-    "NotFoundError",
-    "StalledError",
-    "StartTimeoutError",
-    "StoreError",
-    "SyncError",
-    "SyncTimeoutError",
-    "TaskCancelledError",
-    "TaskTimeoutError",
-    "TrackingError",
-    "TrainingError",
-    "UntrainedWarning",
-    "UntrustedError",
-    "WorkerError",
-    "WorkerLost",
-]
-
-
 _Error = TypeVar("_Error", bound=BaseException)
 _MOST_CAUSES = 8  # an exception may be its own cause
 
@@ -485,8 +454,9 @@ def worker_error(
     """
     origin = dict(locals())
     bases = _combined(types)
-    name = _short(types[0]) if types else "WorkerError"
-    cls = type(name, bases, {"__module__": __name__, "__reduce__": _reduce_worker_error})
+    name = types[0].partition(":")[2].partition("@")[0].rpartition(".")[2] if types else "WorkerError"
+    pickled = lambda self: (_rebuild_worker_error, (self.__dict__["_origin"],))  # noqa: E731
+    cls = type(name, bases, {"__module__": __name__, "__reduce__": pickled})
     place = rank_name(rank, role) if shard is None else f"shard {shard}"
     text = f"{message}\n\nraised as {name} on {place}, host {host}:\n{traceback.rstrip()}"
     error: Any = _blank(cls)
@@ -566,10 +536,6 @@ def _combined(types: Sequence[str]) -> tuple[type, ...]:
     return (WorkerError,)
 
 
-def _short(qualified: str) -> str:
-    return qualified.partition(":")[2].partition("@")[0].rpartition(".")[2]
-
-
 def _loaded_class(qualified: str) -> type[BaseException] | None:
     """The exception class of that name if its module is already loaded; imports nothing.
 
@@ -587,9 +553,12 @@ def _loaded_class(qualified: str) -> type[BaseException] | None:
     return holder if isinstance(holder, type) and issubclass(holder, Exception) else None
 
 
-def _reduce_worker_error(self: WorkerError) -> tuple[Any, ...]:
-    return _rebuild_worker_error, (self.__dict__["_origin"],)
-
-
 def _rebuild_worker_error(origin: dict[str, Any]) -> WorkerError:
     return worker_error(**origin)
+
+
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, KindlerError | UntrainedWarning)
+]

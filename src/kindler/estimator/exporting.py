@@ -21,7 +21,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Columns
 from kindler.errors import ConfigError
 from kindler.estimator.checks import ability_complaints, refuse
-from kindler.estimator.inputs.samples import PROBE_ROWS, few_rows
+from kindler.estimator.inputs.contract import PROBE_ROWS, few_rows
 from kindler.estimator.model import FrameworkModel
 from kindler.files import beside
 from kindler.frameworks.registry import FRAMEWORKS

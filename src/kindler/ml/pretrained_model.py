@@ -22,7 +22,7 @@ from kindler.data.batches import inputs
 from kindler.data.columns import Columns
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
-from kindler.estimator.inputs.samples import repeated_row, zeros
+from kindler.estimator.inputs.contract import repeated_row, zeros
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 from kindler.ml.model import KindlerModel
 from kindler.ml.model_files import ModelFiles, Scorer

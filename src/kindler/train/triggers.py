@@ -55,8 +55,15 @@ class EveryEpoch(Trigger):
         return progress.epoch_ended
 
 
+class _Counting(Trigger):
+    def __post_init__(self) -> None:
+        [value] = vars(self).values()
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{type(self).__name__}({value!r}): must be an integer of at least 1.")
+
+
 @dataclass(frozen=True)
-class SeveralIteration(Trigger):
+class SeveralIteration(_Counting):
     """Fires after step `interval`, twice that, and so on, and after every epoch.
 
     >>> SeveralIteration(5)(Progress(epoch=1, step=10)), SeveralIteration(5)(Progress(epoch=1, step=11))
@@ -65,34 +72,25 @@ class SeveralIteration(Trigger):
 
     interval: int
 
-    def __post_init__(self) -> None:
-        _whole("SeveralIteration", self.interval)
-
     def __call__(self, progress: Progress) -> bool:
         return progress.epoch_ended or progress.step % self.interval == 0
 
 
 @dataclass(frozen=True)
-class MaxEpoch(Trigger):
+class MaxEpoch(_Counting):
     """Fires once `epochs` epochs have ended since the model was created."""
 
     epochs: int
-
-    def __post_init__(self) -> None:
-        _whole("MaxEpoch", self.epochs)
 
     def __call__(self, progress: Progress) -> bool:
         return progress.epoch - (not progress.epoch_ended) >= self.epochs
 
 
 @dataclass(frozen=True)
-class MaxIteration(Trigger):
+class MaxIteration(_Counting):
     """Fires once `steps` steps have been made since the model was created."""
 
     steps: int
-
-    def __post_init__(self) -> None:
-        _whole("MaxIteration", self.steps)
 
     def __call__(self, progress: Progress) -> bool:
         return progress.step >= self.steps
@@ -119,26 +117,26 @@ class MinLoss(Trigger):
 
 
 @dataclass(frozen=True, init=False)
-class TriggerAnd(Trigger):
-    """Fires when all of its triggers do."""
-
+class _Several(Trigger):
     triggers: tuple[Trigger, ...]
 
     def __init__(self, *triggers: Trigger) -> None:
-        object.__setattr__(self, "triggers", _some("TriggerAnd", triggers))
+        wrong = [trigger for trigger in triggers if not isinstance(trigger, Trigger)]
+        if wrong or not triggers:
+            received = wrong[0] if wrong else "none"
+            raise ConfigError(f"{type(self).__name__} takes one or more triggers; received {received!r}.")
+        object.__setattr__(self, "triggers", triggers)
+
+
+class TriggerAnd(_Several):
+    """Fires when all of its triggers do."""
 
     def __call__(self, progress: Progress) -> bool:
         return all(trigger(progress) for trigger in self.triggers)
 
 
-@dataclass(frozen=True, init=False)
-class TriggerOr(Trigger):
+class TriggerOr(_Several):
     """Fires when any of its triggers does."""
-
-    triggers: tuple[Trigger, ...]
-
-    def __init__(self, *triggers: Trigger) -> None:
-        object.__setattr__(self, "triggers", _some("TriggerOr", triggers))
 
     def __call__(self, progress: Progress) -> bool:
         return any(trigger(progress) for trigger in self.triggers)
@@ -158,15 +156,3 @@ def score_of(row: Mapping[str, Any]) -> float | None:
     metrics = [name for name in numbers if name.removeprefix("val_") not in _NO_SCORES]
     judged = [name for name in metrics if name.startswith("val_")]
     return next((float(row[name]) for name in (*judged, *metrics)), None)
-
-
-def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}({value!r}): must be an integer of at least 1.")
-
-
-def _some(name: str, triggers: tuple[Any, ...]) -> tuple[Trigger, ...]:
-    wrong = [trigger for trigger in triggers if not isinstance(trigger, Trigger)]
-    if wrong or not triggers:
-        raise ConfigError(f"{name} takes one or more triggers; received {wrong[0] if wrong else 'none'!r}.")
-    return triggers

@@ -1,28 +1,37 @@
-"""What the estimator needs of a kind of data, and what it tells that kind about the run."""
+"""What the estimator needs of a kind of data, what it tells that kind about the run, and sample rows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
+import pyarrow as pa
+
+from kindler.data.arrays import values
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Columns
+from kindler.data.columns import Array, Columns, conform, to_numpy
 from kindler.data.preparation import Preparation
+from kindler.data.ragged import read_column
 from kindler.data.sources import Source
+from kindler.engine.hub import Event
 from kindler.engine.job import Job
+from kindler.errors import DataError
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loaders import StreamSource
 from kindler.train.options import Ingest, PredictOptions
+from kindler.train.progress import ProgressBar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kindler.spark.frames import Feed
+
+PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a single one
 
 Prepared: TypeAlias = "tuple[Source | StreamSource, Feed | None]"
 
@@ -105,7 +114,7 @@ class ScoreRequest:
         return asked if needed else None
 
 
-class Input(ABC):
+class Input:
     """Data of one kind, as the user passed it.
 
     Attributes:
@@ -121,9 +130,9 @@ class Input(ABC):
         self.data = data
 
     @staticmethod
-    @abstractmethod
     def accepts(data: Any) -> bool:
         """Whether `data` is of this kind. Imports nothing to find out."""
+        raise NotImplementedError
 
     def session(self) -> SparkSession | None:
         """The Spark session that the data lives in, if any."""
@@ -133,7 +142,6 @@ class Input(ABC):
         """Complete the requested columns with those of the last `fit`."""
         return columns.or_else(known)
 
-    @abstractmethod
     def source(self, request: SourceRequest) -> Prepared:
         """Rows for the workers of a run, and what Spark must send to them if it does the reading.
 
@@ -141,13 +149,14 @@ class Input(ABC):
             ConfigError: The options do not fit the data.
             DataError: The data cannot feed a model.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
         """The columns that `score` reads, and a few rows of the features: real ones, or zeros.
 
         `layout` has dtype and row shape of the columns that the model was trained on.
         """
+        raise NotImplementedError
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
         """Why `predict` cannot take this data with these options."""
@@ -155,6 +164,60 @@ class Input(ABC):
             return []
         return ["output_path needs a Parquet path as data; write a scored DataFrame with its own write."]
 
-    @abstractmethod
     def score(self, request: ScoreRequest) -> Any:
         """The data with the model's outputs, in the same kind."""
+        raise NotImplementedError
+
+
+def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any]) -> list[Array] | None:
+    """A few rows of zeros; None if the width of a column shows only in a row."""
+    arrays = []
+    for column in columns.features:
+        if column.ragged:
+            return None
+        known, kind = layout.get(column.name), types[column.name]
+        scalar = kind is not None and not pa.types.is_nested(kind)
+        if known is not None and column.shape is None and column.dtype is None:
+            dtype, shape = known
+        elif scalar and not pa.types.is_binary(kind):
+            empty = to_numpy(pa.array([], kind), column, where=str)
+            dtype, shape = empty.dtype, empty.shape[1:]
+        elif column.shape is not None:
+            dtype, shape = column.dtype or "float32", column.shape
+        else:
+            return None
+        arrays.append(np.zeros((PROBE_ROWS, *shape), dtype))
+    return arrays
+
+
+def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
+    if not row.num_rows:
+        raise DataError("the data has no rows, so the width of its columns is unknown.")
+    arrays = [read_column(row.column(c.name), c, where=lambda i: i) for c in columns.features]
+    return [array[np.zeros(PROBE_ROWS, np.int64)] for array in arrays]
+
+
+def few_rows(given: Mapping[str, Any], columns: Columns) -> list[Array]:
+    arrays = []
+    for column in columns.features:
+        first = values(given[column.name][:PROBE_ROWS], column.name)
+        read = conform if isinstance(first, np.ndarray) else to_numpy
+        array = np.array(read(first, column, where=lambda i: i))
+        if not len(array):
+            raise DataError("the data has no rows, so the width of its columns is unknown.")
+        arrays.append(np.repeat(array[:1], PROBE_ROWS, axis=0) if len(array) < PROBE_ROWS else array)
+    return arrays
+
+
+class RowCounter:
+    def __init__(self, progress: ProgressBar, rows: int) -> None:
+        self._progress, self._rows = progress, rows
+        self._done: dict[int, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "log":
+            self._progress.log(event.rank, event.fields["line"])
+        elif event.fields["name"] == "progress":
+            self._done[event.rank] = event.fields["step"]
+            done = sum(self._done.values())
+            self._progress.report({"name": "progress", "epoch": 1, "step": done, "steps": self._rows})

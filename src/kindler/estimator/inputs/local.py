@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -33,8 +33,15 @@ from kindler.data.sources import (
 from kindler.data.spool import Spool
 from kindler.engine import local
 from kindler.errors import ConfigError, DataError
-from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
-from kindler.estimator.inputs.samples import RowCounter, few_rows, repeated_row
+from kindler.estimator.inputs.contract import (
+    Input,
+    Prepared,
+    RowCounter,
+    ScoreRequest,
+    SourceRequest,
+    few_rows,
+    repeated_row,
+)
 from kindler.files import beside
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
@@ -218,12 +225,6 @@ def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)
 
 
-_COMPLAINT = (
-    "predict does not take functions or data loaders; pass a Spark DataFrame, an XShards, a Parquet path with"
-    " output_path, arrays, a pandas DataFrame or a pyarrow Table."
-)
-
-
 class LoaderInput(Input):
     """A torch `DataLoader`, a `tf.data.Dataset`, a Keras `PyDataset`, or a function that makes batches."""
 
@@ -234,19 +235,12 @@ class LoaderInput(Input):
         return is_stream(data)
 
     def source(self, request: SourceRequest) -> Prepared:
-        source = stream_source(
-            self.data,
-            config=request.config,
-            weights=request.row_weights,
-            allow_nan=request.columns.allow_nan or False,
-        )
-        return source, None
-
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> NoReturn:
-        raise TypeError(_COMPLAINT)
+        allow_nan, weights = request.columns.allow_nan or False, request.row_weights
+        return stream_source(self.data, config=request.config, weights=weights, allow_nan=allow_nan), None
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
-        return [_COMPLAINT]
-
-    def score(self, request: ScoreRequest) -> NoReturn:
-        raise TypeError(_COMPLAINT)
+        complaint = (
+            "predict does not take functions or data loaders; pass a Spark DataFrame, an XShards, a Parquet"
+            " path with output_path, arrays, a pandas DataFrame or a pyarrow Table."
+        )
+        return [complaint]

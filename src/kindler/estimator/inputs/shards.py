@@ -16,8 +16,16 @@ from kindler.data.shards.codec import pack
 from kindler.data.shards.source import values
 from kindler.engine.placement import usable_cores
 from kindler.errors import DataError
-from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
-from kindler.estimator.inputs.samples import PROBE_ROWS, RowCounter, repeated_row, zeros
+from kindler.estimator.inputs.contract import (
+    PROBE_ROWS,
+    Input,
+    Prepared,
+    RowCounter,
+    ScoreRequest,
+    SourceRequest,
+    repeated_row,
+    zeros,
+)
 from kindler.inference.shards import ShardScorer
 from kindler.train.progress import ProgressBar
 from kindler.xshards import XShards, as_input

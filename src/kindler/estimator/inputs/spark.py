@@ -14,9 +14,15 @@ from kindler.data.arrays import is_spark_frame
 from kindler.data.batches import inputs
 from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
 from kindler.errors import ConfigError
-from kindler.estimator.inputs.contract import Input, Prepared, ScoreRequest, SourceRequest
+from kindler.estimator.inputs.contract import (
+    Input,
+    Prepared,
+    ScoreRequest,
+    SourceRequest,
+    repeated_row,
+    zeros,
+)
 from kindler.estimator.inputs.local import not_empty
-from kindler.estimator.inputs.samples import repeated_row, zeros
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
@@ -137,9 +143,6 @@ class FrameInput(Input):
         return repeated_row(first_row(self.data, columns), columns)
 
 
-_DEFAULTS = ("features", "x")
-
-
 class SqlFunctionInput(Input):
     """The arguments of a SQL function. Scoring it registers the function."""
 
@@ -149,15 +152,8 @@ class SqlFunctionInput(Input):
         super().__init__(name)
         self._spark = spark
 
-    @staticmethod
-    def accepts(data: Any) -> bool:
-        return False  # nobody passes it as data
-
-    def source(self, request: SourceRequest) -> Prepared:
-        raise ConfigError("a function of SQL has no rows to train on.")
-
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
-        names = options.features or [name for name in _DEFAULTS if name in layout][:1]
+        names = options.features or [name for name in ("features", "x") if name in layout][:1]
         if not names:
             raise ConfigError(
                 "register_udf: which columns does the model take?\n"
