@@ -58,8 +58,7 @@ from kindler.train.options import (
     Runtime,
     from_arguments,
 )
-from kindler.train.summaries import Summaries
-from kindler.train.tensorboard import TensorBoard, log_folder
+from kindler.train.summaries import Summaries, TensorBoard, log_folder
 from kindler.train.triggers import Trigger
 
 if TYPE_CHECKING:

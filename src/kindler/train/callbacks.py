@@ -7,12 +7,11 @@ Driver callbacks stay where `fit` was called, and live on when workers are lost.
 from __future__ import annotations
 
 import functools
-import string
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kindler.errors import ConfigError
 from kindler.files import folder_at, place, split
@@ -149,7 +148,9 @@ class EarlyStopping(Callback):
         restore_best: bool = False,
     ) -> None:
         self.monitor, self.way = _monitored("EarlyStopping", monitor, mode)
-        _refuse_negative("EarlyStopping", patience=patience, min_delta=min_delta)
+        for name, value in (("patience", patience), ("min_delta", min_delta)):
+            if not isinstance(value, int | float) or value < 0:
+                raise ConfigError(f"EarlyStopping({name}={value!r}): {name} must be 0 or more.")
         self.patience = patience
         self.min_delta = min_delta
         self.restore_best = restore_best
@@ -231,7 +232,14 @@ class ModelCheckpoint(Callback):
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
         if not self._improved(logs) or run.rank != 0:
             return
-        path = _filled(self.path, {**logs, "epoch": run.epoch, "step": run.step})
+        values = {**logs, "epoch": run.epoch, "step": run.step}
+        try:
+            path = self.path.format_map(values)
+        except (LookupError, ValueError) as exc:
+            raise ConfigError(
+                f"ModelCheckpoint(path={self.path!r}): cannot be filled in for this epoch ({exc});"
+                f" available: {sorted(values)}."
+            ) from exc
         if self.save_weights_only:
             folder, name = split(path)
             folder_at(folder).write(name, [run.weights()])
@@ -267,20 +275,10 @@ class LearningRateMonitor(Callback):
         logs["lr"] = self._rate
 
 
-def _monitored(who: str, monitor: str, mode: str) -> tuple[str, Direction]:
-    if mode == "min":
-        return monitor, "min"
-    if mode == "max":
-        return monitor, "max"
-    if mode != "auto":
+def _monitored(who: str, monitor: str, mode: Mode) -> tuple[str, Direction]:
+    if mode not in get_args(Mode):
         raise ConfigError(f"{who}(mode={mode!r}): mode must be 'auto', 'min' or 'max'.")
-    return parse(monitor)
-
-
-def _refuse_negative(who: str, **values: float) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int | float) or value < 0:
-            raise ConfigError(f"{who}({name}={value!r}): {name} must be 0 or more.")
+    return parse(monitor) if mode == "auto" else (monitor, mode)
 
 
 def watched_value(who: str, name: str, logs: dict[str, Any]) -> float | None:
@@ -290,16 +288,6 @@ def watched_value(who: str, name: str, logs: dict[str, Any]) -> float | None:
     if name.startswith("val_") and not validated:
         return None
     raise ConfigError(f"{who}(monitor={name!r}): no such metric; available: {sorted(logs)}.")
-
-
-def _filled(path: str, values: dict[str, Any]) -> str:
-    try:
-        return string.Formatter().vformat(path, (), values)
-    except (LookupError, ValueError) as exc:
-        raise ConfigError(
-            f"ModelCheckpoint(path={path!r}): cannot be filled in for this epoch ({exc});"
-            f" available: {sorted(values)}."
-        ) from exc
 
 
 class DriverCallback:

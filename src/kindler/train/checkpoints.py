@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     pass
 
 Piece: TypeAlias = "bytes | memoryview"
-State: TypeAlias = Callable[[], Sequence[Piece]]
-Matching: TypeAlias = "Callable[[Header], bool]"
 
 _FORMAT = 1
 _MAGIC = b"kindler checkpoint\n"
@@ -108,18 +106,17 @@ def is_checkpoint(data: bytes) -> bool:
     return data.startswith(_MAGIC)
 
 
-def parse_header(data: bytes) -> tuple[Header, list[int], int]:
-    """The header, the sizes of the buffers after it, and where they begin.
-
-    Raises Damaged if this is not a checkpoint, IndexError if the header is longer than `data`.
-    """
+def _header_end(data: bytes) -> int:
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
         raise Damaged("not a checkpoint file")
-    if len(data) < _START:
-        raise IndexError
-    begin = _START + _LENGTH.unpack_from(data, len(_MAGIC))[0]
+    return _START + (_LENGTH.unpack_from(data, len(_MAGIC))[0] if len(data) >= _START else 0)
+
+
+def parse_header(data: bytes) -> tuple[Header, list[int], int]:
+    """The header, the sizes of the buffers after it, and where they begin; or Damaged."""
+    begin = _header_end(data)
     if begin > len(data):
-        raise IndexError
+        raise Damaged(f"truncated in its header, after {len(data)} bytes")
     try:
         fields = json.loads(data[_START:begin])
         version, sizes = fields.pop("format"), fields.pop("sizes")
@@ -134,10 +131,7 @@ def parse_header(data: bytes) -> tuple[Header, list[int], int]:
 
 def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
     """`parse_header` of a complete file, or Damaged; without `verify` the checksum is not computed."""
-    try:
-        header, sizes, begin = parse_header(data)
-    except IndexError:
-        raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
+    header, sizes, begin = parse_header(data)
     expected = begin + sum(sizes) + _HASH_BYTES
     if len(data) != expected:
         raise Damaged(f"its size is {len(data)} bytes, expected {expected}")
@@ -199,7 +193,7 @@ class Checkpoints:
     def save(
         self,
         header: Header,
-        state: State,
+        state: Callable[[], Sequence[Piece]],
         local_states: Sequence[bytes] = (),
         then: Callable[[], None] = lambda: None,
     ) -> None:
@@ -212,7 +206,7 @@ class Checkpoints:
 
         def work() -> None:
             try:
-                self._write(header, state, local_states)
+                self._write(header, pack(header, state(), local_states))
                 then()
             except Exception as exc:  # noqa: BLE001 - raised again by whoever waits
                 self._error = exc
@@ -228,7 +222,7 @@ class Checkpoints:
         if error is not None:
             raise error
 
-    def newest(self, matching: Matching = lambda header: True) -> StoredCheckpoint | None:
+    def newest(self, matching: Callable[[Header], bool] = lambda header: True) -> StoredCheckpoint | None:
         """The newest complete checkpoint whose header matches; damaged ones are skipped with a warning."""
         for name, header in self._headers(newest_first=True):
             if isinstance(header, Damaged):
@@ -241,7 +235,9 @@ class Checkpoints:
                     self._warn(name, exc)
         return None
 
-    def resume_candidates(self, matching: Matching = lambda header: True) -> list[StoredCheckpoint]:
+    def resume_candidates(
+        self, matching: Callable[[Header], bool] = lambda header: True
+    ) -> list[StoredCheckpoint]:
         """The newest match; if it is from within an epoch, also the newest from the end of one.
 
         The former is usable only by workers that have the same rows as those that wrote it.
@@ -252,14 +248,14 @@ class Checkpoints:
         end = self.newest(lambda header: header.ends_epoch and matching(header))
         return [newest, *([end] if end else [])]
 
-    def _write(self, header: Header, state: State, local_states: Sequence[bytes]) -> None:
+    def _write(self, header: Header, file: Sequence[Piece]) -> None:
         if self._known is None:
             self._folder.sweep()
             self._known = {n: h for n, h in self._headers() if isinstance(h, Header)}
             self._number = max((number for number, _ in self._names()), default=0)
         self._number += 1
         name = f"checkpoint-{self._number:06d}-epoch-{header.epoch:05d}-step-{header.step:09d}.kindler"
-        self._folder.write(name, pack(header, state(), local_states))
+        self._folder.write(name, file)
         self._known[name] = header
         for old in self._known.keys() - kept(self._known, keep=self._keep, best=self._best):
             self._folder.remove(old)
@@ -278,16 +274,11 @@ class Checkpoints:
             except OSError as exc:
                 yield name, Damaged(f"unreadable ({exc})")
 
-    def _header(self, name: str) -> Header:
-        limit = _HEADER_BYTES
-        while True:
-            data = self._folder.read(name, limit)
-            try:
-                return parse_header(data)[0]
-            except IndexError:
-                if len(data) < limit:
-                    raise Damaged(f"truncated in its header, after {len(data)} bytes") from None
-                limit *= 16
+    def _header(self, name: str, limit: int = _HEADER_BYTES) -> Header:
+        data = self._folder.read(name, limit)
+        if len(data) == limit and _header_end(data) > limit:
+            return self._header(name, 16 * limit)
+        return parse_header(data)[0]
 
     def _check_best(self, header: Header) -> None:
         if self._best is None or not header.ends_epoch or self._best[0] in header.metrics:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, TextIO
 
 from kindler import limits
@@ -51,9 +50,7 @@ class ProgressBar:
     def __enter__(self) -> ProgressBar:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
         # The bar of an epoch that is still open is one that an interrupt has ended.
         if exc is None and self._what != "epoch" and self._bar is not None and self._bar.total is not None:
             self._bar.update(self._bar.total - self._bar.n)
@@ -96,7 +93,7 @@ class ProgressBar:
         fields.setdefault("seconds", self._clock() - self._bar_began)
         if self._unit == "rows":
             fields.setdefault("rows", fields["step"])
-        parts = [*_times(fields, self._first_step, self._epoch_s), *_now(fields)]
+        parts = _running(fields, self._first_step, self._epoch_s)
         self._bar.set_postfix_str(" · ".join(parts), refresh=False)
         self._bar.update(fields["step"] - self._bar.n)
 
@@ -129,10 +126,11 @@ class ProgressBar:
             self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
             steps = row.get("steps", 0)
             self._bar.update((self._bar.total or steps if whole else steps) - self._bar.n)
-        elif not _in_notebook() and not _is_terminal(self._stream or sys.stderr):
+        elif not _in_notebook() and not _is_terminal(stream := self._stream or sys.stderr):
             label = self._label({**self._last, "epoch": row.get("epoch", self._last.get("epoch"))})
-            stream = self._stream or sys.stderr
-            stream.write(epoch_line(label, row, self._last) + "\n")
+            time_taken, *parts = _done(row, self._last)
+            line = " · ".join([f"{label}: {row.get('steps', 0):,} steps in {time_taken}", *parts])
+            stream.write(f"{line}\n")
             stream.flush()
         self._close()
         self._last = {}
@@ -257,13 +255,6 @@ def _size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def epoch_line(label: str, row: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """A finished epoch in one line; `last` is its last progress report, possibly empty."""
-    return f"{label}: {row.get('steps', 0):,} steps in {_clock_time(row.get('seconds', 0.0))}" + "".join(
-        f" · {part}" for part in _done(row, last)[1:]
-    )
-
-
 def figures(values: Mapping[str, Any]) -> list[str]:
     """The metrics to show, each as "name value".
 
@@ -307,29 +298,27 @@ def remaining(
     return epoch_left, epoch_left + (fields["epochs"] - fields["epoch"]) * whole
 
 
-def _times(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) -> list[str]:
+def _running(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) -> list[str]:
+    """The parts of the line of a running epoch."""
     epoch_left, run_left = remaining(fields, first_step, epoch_s)
-    if epoch_left is None:
-        return []
-    text = f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left"
-    if run_left is not None and fields["epochs"] > fields["epoch"]:
-        text += f" ({_clock_time(run_left)} of the run)"
-    return [text]
-
-
-def _now(fields: Mapping[str, Any]) -> list[str]:
+    times = []
+    if epoch_left is not None:
+        times.append(f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left")
+        if run_left is not None and fields["epochs"] > fields["epoch"]:
+            times[0] += f" ({_clock_time(run_left)} of the run)"
     loss = {} if fields.get("loss") is None else {"loss": fields["loss"]}
-    parts = figures({**loss, **(fields.get("metrics") or {})})
-    if fields.get("rows") and fields.get("seconds"):
-        parts.append(f"{fields['rows'] / fields['seconds']:,.0f} rows/s")
-    return parts + [part for part in [shares(fields)] if part]
+    rate = fields["rows"] / fields["seconds"] if fields.get("rows") and fields.get("seconds") else None
+    return times + _metrics({**loss, **(fields.get("metrics") or {})}, rate, fields)
 
 
 def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
-    parts = [_clock_time(row.get("seconds", 0.0)), *figures(row)]
-    if row.get("rows_per_s"):
-        parts.append(f"{row['rows_per_s']:,.0f} rows/s")
-    return parts + [part for part in [shares(last)] if part]
+    """The parts of the line of a finished epoch; `last` is its last progress report, possibly empty."""
+    return [_clock_time(row.get("seconds", 0.0)), *_metrics(row, row.get("rows_per_s"), last)]
+
+
+def _metrics(values: Mapping[str, Any], rows_per_s: float | None, report: Mapping[str, Any]) -> list[str]:
+    rate = f"{rows_per_s:,.0f} rows/s" if rows_per_s else None
+    return figures(values) + [part for part in (rate, shares(report)) if part]
 
 
 def _clock_time(seconds: float) -> str:

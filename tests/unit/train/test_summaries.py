@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kindler.errors import ConfigError, NotFittedError
-from kindler.train.summaries import Summaries
-from kindler.train.tensorboard import TensorBoard, log_folder
+from kindler.train.summaries import Summaries, TensorBoard, log_folder
 from tests.events import scalars
 
 

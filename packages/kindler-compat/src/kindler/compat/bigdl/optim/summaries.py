@@ -18,8 +18,7 @@ import numpy as np
 from kindler.compat.bigdl.optim.validation import tag_of
 from kindler.errors import ConfigError
 from kindler.estimator.run import RunObserver
-from kindler.train.summaries import BATCH_LOSS, Summaries
-from kindler.train.tensorboard import TensorBoard, log_folder
+from kindler.train.summaries import BATCH_LOSS, Summaries, TensorBoard, log_folder
 from kindler.train.triggers import Progress, Trigger
 
 __all__ = ["Recorder", "Summary", "TrainSummary", "ValidationSummary"]

@@ -9,7 +9,7 @@ from typing import Any
 from kindler.compat.bigdl.alias import alias
 from kindler.errors import ConfigError
 from kindler.files import split
-from kindler.train.tensorboard import TensorBoard, log_folder
+from kindler.train.summaries import TensorBoard, log_folder
 
 __all__ = ["Callback", "MainCallback", "MaxstepsCallback", "ModelCheckpoint", "TensorBoardCallback"]
 
