@@ -97,7 +97,19 @@ class _Local:
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
         path = self._folder / name
         with naming_full_disk(path, sum(memoryview(piece).nbytes for piece in pieces)):
-            _write(path, pieces)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f".{name}-", suffix=_UNFINISHED)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    for piece in pieces:
+                        file.write(piece)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(unfinished, 0o644)
+                os.replace(unfinished, path)
+            except BaseException:
+                os.unlink(unfinished)
+                raise
 
     def modified(self, name: str) -> float:
         return (self._folder / name).stat().st_mtime
@@ -159,19 +171,3 @@ class _Remote:
 
     def path(self, name: str) -> str:
         return f"{self._url}/{name}"
-
-
-def _write(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=_UNFINISHED)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

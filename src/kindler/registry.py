@@ -82,13 +82,15 @@ class Registry(Generic[S]):
             MissingExtraError: The package that its code needs is not installed.
         """
         spec = self.spec(name)
-        return self._resolve(spec, spec.target)
-
-    def preload(self, name: str) -> None:
-        """Run the row's slow imports, ahead of need."""
-        spec = self.spec(name)
-        if spec.preload:
-            self._resolve(spec, spec.preload)()
+        module, _, attribute = spec.target.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as exc:
+            # Any other missing module is a bug of that code, and says so itself.
+            if not spec.package or (exc.name or "").partition(".")[0] != spec.package:
+                raise
+            what = f"{self.kind} {spec.name!r}"
+            raise MissingExtraError(what=what, package=spec.package, extra=spec.extra) from exc
 
     def _entries(self) -> Iterable[EntryPoint]:
         return entry_points(group=self.group) if self.group else ()
@@ -105,14 +107,3 @@ class Registry(Generic[S]):
             )
         self._plugins[name] = cast(S, row)
         return self._plugins[name]
-
-    def _resolve(self, spec: Spec, target: str) -> Any:
-        module, _, attribute = target.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as exc:
-            # Any other missing module is a bug of that code, and says so itself.
-            if not spec.package or (exc.name or "").partition(".")[0] != spec.package:
-                raise
-            what = f"{self.kind} {spec.name!r}"
-            raise MissingExtraError(what=what, package=spec.package, extra=spec.extra) from exc

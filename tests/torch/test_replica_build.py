@@ -190,9 +190,9 @@ def _env() -> dict[str, str]:
 def test_preloading_starts_no_thread_and_leaves_a_process_that_may_fork() -> None:
     code = (
         "import os, sys, numpy;"  # numpy's BLAS has threads of its own
-        "from kindler.frameworks.registry import FRAMEWORKS;"
         "before = len(os.listdir('/proc/self/task'));"
-        "FRAMEWORKS.preload('torch');"
+        "from kindler.frameworks.torch.replica import preload;"
+        "preload();"
         "print(before, len(os.listdir('/proc/self/task')), 'torch._dynamo' in sys.modules)"
     )
     done = subprocess.run(

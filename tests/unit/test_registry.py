@@ -47,18 +47,6 @@ def test_another_missing_module_is_not_blamed_on_the_package() -> None:
     assert not isinstance(caught.value, MissingExtraError)
 
 
-def test_preloading_calls_the_rows_function_and_a_row_without_one_needs_nothing() -> None:
-    rows = [
-        Spec(name="loud", target="collections:Counter", preload="kindler.errors:missing"),
-        Spec(name="quiet", target="collections:Counter"),
-    ]
-    registry = Registry("thing", rows)
-
-    registry.preload("quiet")
-    with pytest.raises(AttributeError, match="missing"):
-        registry.preload("loud")
-
-
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution of somebody else's, with one good entry point and one that names no row."""

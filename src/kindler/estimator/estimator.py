@@ -384,7 +384,7 @@ class Estimator(Saving):
         model, weights = self._model, self._live.for_scoring()
         if options.runtime is not None and options.runtime != model.row.form:
             refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
-            example = Example.of_columns(*data.sample(columns, self._layout))
+            example = Example(*data.sample(columns, self._layout))
             key = example.key(model, weights)
             if self._converted is None or self._converted[0] != key:  # the last conversion is kept
                 with untouched():

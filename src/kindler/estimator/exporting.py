@@ -37,12 +37,9 @@ _LABELS = re.compile(r"label|y\d*|sample_weight")
 class Example:
     """A few rows of each input of a model, and the columns they are made of."""
 
-    def __init__(self, names: Sequence[str], features: Sequence[Array]) -> None:
-        self.names, self.features = tuple(names), tuple(features)
-
-    @classmethod
-    def of_columns(cls, columns: Columns, arrays: Sequence[Array]) -> Example:
-        return cls([column.name for column in columns.features], inputs(columns, list(arrays)))
+    def __init__(self, columns: Columns, arrays: Sequence[Array]) -> None:
+        self.names = tuple(column.name for column in columns.features)
+        self.features = inputs(columns, list(arrays))
 
     def key(self, model: FrameworkModel, weights: ScoringModel) -> str:
         shapes = [(array.dtype.name, array.shape[1:]) for array in self.features]
@@ -57,7 +54,7 @@ def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> E
         if found.features is not None or not set(options.features or ("",)) <= set(found.columns):
             options = replace(options, feature_cols=found.features or list(found.columns))
         columns = options.plan(found.types)
-        return Example.of_columns(columns, few_rows(found.columns, columns))
+        return Example(columns, few_rows(found.columns, columns))
     if not layout:
         raise ConfigError(
             "the shapes of the model's inputs are not known before fit().\n"
@@ -66,7 +63,7 @@ def example_of(given: Any, known: ColumnOptions, layout: Mapping[str, Any]) -> E
     features = known.features or [name for name in layout if not _LABELS.fullmatch(name)]
     columns = replace(known, feature_cols=features, label_cols=None, need_labels=False).plan(list(layout))
     arrays = [np.zeros((PROBE_ROWS, *layout[name][1]), layout[name][0]) for name in features]
-    return Example.of_columns(columns, arrays)
+    return Example(columns, arrays)
 
 
 def write_onnx(

@@ -253,7 +253,8 @@ class Saving(Constructors):
         Raises:
             ConfigError: The file is not a complete checkpoint, or belongs to another framework.
         """
-        if is_model_file(str(path)) and not _begins_as_checkpoint(path):
+        folder, name = split(path)
+        if is_model_file(name) and not is_checkpoint(folder_at(folder).read(name, 64)):
             return self.load_weights(path)
         checkpoint = read_checkpoint(path)
         if checkpoint.header.framework != self._model.framework:
@@ -329,11 +330,6 @@ class Saving(Constructors):
                 ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
                 UntrainedWarning,
             )
-
-
-def _begins_as_checkpoint(path: str | PathLike[str]) -> bool:
-    folder, name = split(path)
-    return is_checkpoint(folder_at(folder).read(name, 64))
 
 
 def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, bytes]:

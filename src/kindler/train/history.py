@@ -101,7 +101,8 @@ class History(Sequence[dict[str, Any]]):
         panels = _panels([name for name, (_, values) in lines.items() if values])
         if not panels:
             raise ConfigError("nothing to plot: this history has no metrics.")
-        down, across = _grid(len(panels))
+        across = min(len(panels), _MAX_ACROSS)
+        down = math.ceil(len(panels) / across)
         figure = ShownFigure(figsize=(4.5 * across, 3.4 * down), layout="constrained")
         places = figure.subplots(down, across, squeeze=False).ravel()
         for unused in places[len(panels) :]:
@@ -131,11 +132,6 @@ def _line(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[
         epochs.append(epoch)
         values.append(value)
     return epochs, values
-
-
-def _grid(panels: int) -> tuple[int, int]:
-    across = min(panels, _MAX_ACROSS)
-    return math.ceil(panels / across), across
 
 
 def _panels(names: Sequence[str]) -> dict[str, list[str]]:

@@ -145,7 +145,12 @@ class FitOptions(RunOptions):
             keep_checkpoints=self.keep_checkpoints,
         )
         yield from super().complaints()
-        yield from self._epoch_complaints()
+        first, last, freq = self.initial_epoch, self._last_epoch, self.validation_freq
+        if first is not None and not 0 <= first < last:
+            yield f"initial_epoch={first} must be less than epochs={last}, the number of the last epoch."
+        numbers = [freq] if isinstance(freq, int) else list(freq)
+        if not all(isinstance(number, int) and number >= 1 for number in numbers):
+            yield f"validation_freq must be at least 1, or a list of epoch numbers; received {freq!r}."
         if self.on_nan not in get_args(OnNan):
             yield f"on_nan must be 'raise', 'warn' or 'skip'; received {self.on_nan!r}."
         if self.on_nan == "skip" and self.sync.name != "allreduce":
@@ -171,20 +176,9 @@ class FitOptions(RunOptions):
             yield f"{rule}, such as {{0: 1.0, 1: 5.0}}; received {weights!r}."
             return
         for label, weight in weights.items():
-            if not isinstance(label, Integral) or label < 0 or not _is_weight(weight):
+            is_weight = isinstance(weight, Real) and math.isfinite(float(weight)) and float(weight) >= 0
+            if not isinstance(label, Integral) or label < 0 or not is_weight:
                 yield f"{rule}; received {label!r}: {weight!r}."
-
-    def _epoch_complaints(self) -> Iterator[str]:
-        first, last, freq = self.initial_epoch, self._last_epoch, self.validation_freq
-        if first is not None and not 0 <= first < last:
-            yield f"initial_epoch={first} must be less than epochs={last}, the number of the last epoch."
-        numbers = [freq] if isinstance(freq, int) else list(freq)
-        if not all(isinstance(number, int) and number >= 1 for number in numbers):
-            yield f"validation_freq must be at least 1, or a list of epoch numbers; received {freq!r}."
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value)) and float(value) >= 0
 
 
 def at_least_one(**options: int | None) -> Iterator[str]:
