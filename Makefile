@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -81,12 +81,12 @@ install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.mlflow-serv
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
-# One pytest process for each part, three at a time on two cores: while a test waits for a limit or for a server,
-# another part computes. The parts that take longest begin first, so that there is work to the end. --keep-going
+# One pytest process for each part, four at a time on two cores: while a test waits for a limit or for a server,
+# another part computes. The parts that take longest, and those that wait most, begin first, so that there is work to the end. --keep-going
 # runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
 # behind all others.
-IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
-CORE_PARTS = test-torch test-keras-tensorflow test-serve test-spark test-spark-programs test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
+IN_TURN := --no-print-directory --keep-going --jobs=4 --output-sync=target
+CORE_PARTS = test-spark-programs test-spark-cluster test-torch test-spark test-keras-tensorflow test-serve test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
 	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino
 COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-compat-graphs test-compat-tensorflowonspark \
 	test-compat-mxnet $(COMPAT_KERAS:%=test-compat-keras-%)
@@ -119,8 +119,11 @@ test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
 test-spark: $(VENV)/.dev build/java/options ## everything that can share one Spark session
 	$(PYTEST) tests/spark
 
-test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks, a cluster
-	$(PYTEST) tests/spark_programs
+test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks
+	$(PYTEST) tests/spark_programs -m 'not cluster'
+
+test-spark-cluster: $(VENV)/.dev build/java/options ## a master and two workers: executors that are killed, lost and replaced
+	$(PYTEST) tests/spark_programs -m cluster
 
 test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
 	$(PYTEST) tests/tune

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flavour import FLAVOUR, KERAS, one_unless_whole, unless_whole
+from flavour import FLAVOUR, KERAS, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError
@@ -36,7 +36,7 @@ def classifier(optimizer: Any = None) -> Any:
     return model
 
 
-@unless_whole("torch", "jax", "tensorflow")
+@two_unless_whole
 def test_workers_of_a_parameter_server_learn_with_the_callbacks_of_keras() -> None:
     x, y = clouds()
     est = Estimator.from_keras(model=classifier(), workers=2)

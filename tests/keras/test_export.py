@@ -32,6 +32,7 @@ def scoring() -> Estimator:
     return Estimator.from_keras(model=KERAS.Model([left, right], outputs))
 
 
+@two_unless_whole
 def test_openvino_computes_what_keras_does(scoring: Estimator, tmp_path: Path) -> None:
     data = [X, X[:, :2].copy()]
     expected = scoring.predict(data)

@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from kindler import Estimator
+from tests.whole import whole_only
 
 # Here and not in the test: importing it sets variables of the process.
 lightning: Any = pytest.importorskip("lightning")
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left"), whole_only]
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
 

@@ -18,7 +18,7 @@ from tests.conftest import SHARED
 from tests.in_turn import Printed, run_in_turn
 from tests.spark_programs.cluster import Cluster, standalone
 from tests.warm_daemon import PRELOAD
-from tests.whole import WHOLE
+from tests.whole import WHOLE, whole_only
 
 MNIST = SHARED / "mnist"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -64,15 +64,13 @@ def older_spark(version: str) -> Path:
     return place
 
 
-@pytest.fixture(scope="session", params=["3.5", "4.0"])
+@pytest.fixture(scope="session", params=["3.5", pytest.param("4.0", marks=whole_only)])
 def on_an_older_spark(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Printed]:
     version: str = request.param
     folder = tmp_path_factory.mktemp(f"spark-{version}")
-    programs = [("versions.py", folder)]
-    if WHOLE or version == "3.5":  # between the oldest and the newest, shards use nothing that differs
-        programs.append(("shards.py", "classic"))
+    programs = [("versions.py", folder), ("shards.py", "classic")]
     return version, run_programs(folder, *programs, paths=[older_spark(version)], warm=True, **TORCH)
 
 

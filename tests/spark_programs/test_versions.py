@@ -9,7 +9,6 @@ import pytest
 from tests.in_turn import Printed
 from tests.spark_programs import shards_seen
 from tests.spark_programs.conftest import last_line
-from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,6 +55,4 @@ def check_core_facts(seen: dict[str, Any]) -> None:
 
 
 def test_shards_are_the_same(on_an_older_spark: tuple[str, Printed]) -> None:
-    if on_an_older_spark[0] != "3.5" and not WHOLE:
-        pytest.skip("on the oldest and on the newest Spark; on all with KINDLER_TEST_WHOLE=1")
     assert last_line(on_an_older_spark[1]("shards.py")) == shards_seen.EXPECTED
