@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+from kindler.compat.bigdl.alias import alias
 from kindler.compat.not_provided import refuse_the_rest
 
+# Later homes of the same modules, and where classes were in earlier versions of Kindler, by which pickled
+# models name them.
+_ALIASES = {
+    "orca": "zoo.orca",
+    "dllib.nn": "bigdl.nn",
+    "dllib.optim": "bigdl.optim",
+    "dllib.utils": "bigdl.util",
+    "dllib.nnframes": "zoo.pipeline.nnframes",
+    "nn.criterion_base": "bigdl.nn.criterion",
+    "optim.regularizers": "bigdl.nn.regularizers",
+    **dict.fromkeys(
+        [
+            f"nn.{name}"
+            for name in ("activations", "convolution", "linear", "normalization", "pooling", "recurrent")
+        ],
+        "bigdl.nn.layer",
+    ),
+    **dict.fromkeys(["nn.shaping", "nn.tables"], "bigdl.nn.layer"),
+}
+for _name, _target in _ALIASES.items():
+    alias(f"{__name__}.{_name}", f"kindler.compat.{_target}")
 refuse_the_rest()

@@ -1,14 +1,16 @@
-"""Classes whose constructor is a row of a table: BigDL's names of arguments and their defaults.
+"""Classes that are rows of tables: BigDL's names of arguments, their defaults, and what a class computes.
 
->>> class Power(Configured, takes=arguments("power, scale=1.0")): ...
->>> Power(2).scale, Power(2, scale=3)
-(1.0, Power(power=2, scale=3.0))
+>>> table = {"Power(power, scale=1.0)": lambda o, x: (o.scale * x) ** o.power}
+>>> Power = classes(__name__, Configured, table, "compute")["Power"]
+>>> Power(2).scale, Power(2, scale=3), Power(2).compute(4)
+(1.0, Power(power=2, scale=3.0), 16.0)
 """
 
 from __future__ import annotations
 
 import sys
 from ast import literal_eval
+from collections.abc import Mapping
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,10 +19,7 @@ _CONSTANTS = {"INTMAX": INTMAX, "INTMIN": INTMIN, "DOUBLEMAX": DOUBLEMAX}
 
 
 def arguments(*texts: str) -> Signature:
-    """The arguments of a constructor, written as in Python: "kw, kh, dw=1, format='NCHW'".
-
-    All of BigDL's end with `bigdl_type`, which has no effect here.
-    """
+    """Arguments as in Python: "kw, dw=1, format='NCHW'"; `bigdl_type`, the last of all, has no effect."""
     parameters: dict[str, Parameter] = {}
     for part in [part for text in (*texts, "bigdl_type='float'") for part in text.split(", ") if part]:
         name, _, default = part.partition("=")
@@ -72,14 +71,12 @@ class Configured:
 
     def extra_repr(self) -> str:
         """Arguments other than the defaults."""
-        kept = {name: vars(self).get(name, vars(self).get(f"_{name}")) for name in self.takes.parameters}
-        changed = {
-            name: value
-            for name, value in kept.items()
-            if isinstance(value, bool | int | float | str | list | tuple)
-            and value != self.takes.parameters[name].default
-        }
-        return ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        shown = []
+        for name, parameter in self.takes.parameters.items():
+            value = vars(self).get(name, vars(self).get(f"_{name}"))
+            if isinstance(value, bool | int | float | str | list | tuple) and value != parameter.default:
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
@@ -87,3 +84,19 @@ class Configured:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+def classes(
+    module: str, base: type[Any], table: Mapping[str, Any], *methods: str, **attributes: Any
+) -> dict[str, Any]:
+    """A class for each row of a table: its name and arguments, and the function that is its method.
+
+    Where there are several methods, a row has a tuple of functions. `attributes` are those of all classes.
+    """
+    made = {}
+    for row, functions in table.items():
+        name, _, takes = row.removesuffix(")").partition("(")
+        parts = functions if isinstance(functions, tuple) else (functions,)
+        body = {"__module__": module, **attributes, **dict(zip(methods, parts, strict=True))}
+        made[name] = type(base)(name, (base,), body, takes=arguments(takes))
+    return made

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import Signature
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,17 +17,25 @@ import torch
 from torch import nn
 
 from kindler.compat.bigdl.arguments import Configured, arguments
-from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
 from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
 from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
 from kindler.compat.bigdl.nn.regularizers import Regularizer
+from kindler.compat.bigdl.nn.samples import (
+    are_arrays,
+    evaluated,
+    gradients_of,
+    leaves,
+    predicted,
+    predicted_classes,
+    to_arrays,
+    to_tensors,
+)
 from kindler.compat.bigdl.util.arrays import JTensor
 from kindler.compat.bigdl.util.rng import fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 
-# The layers of these modules by name: nothing else is ever made of a file.
 # What `backward` needs of the last `forward` with arrays; not in the layers, which must be picklable.
 _TAPES: WeakKeyDictionary[nn.Module, tuple[Any, Any]] = WeakKeyDictionary()
 
@@ -86,14 +93,10 @@ class ParameterTable(Iterator[nn.Parameter]):
     def __len__(self) -> int:
         return len(self._table())
 
-    def keys(self) -> Any:
-        return self._table().keys()
-
-    def values(self) -> Any:
-        return self._table().values()
-
-    def items(self) -> Any:
-        return self._table().items()
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("keys", "values", "items"):
+            raise AttributeError(name)
+        return getattr(self._table(), name)
 
     def _table(self) -> dict[str, dict[str, Array]]:
         table: dict[str, dict[str, Array]] = {}
@@ -127,13 +130,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
             CLASSES[cls.__name__] = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kept: dict[str, Any] = {
-            "_given_name": None,
-            "_regularizers": {},
-            "_init_methods": {},
-            "_arguments": (args, kwargs),
-        }
-        vars(self).update(kept)  # before `setup`
+        vars(self).update(_given_name=None, _regularizers={}, _init_methods={}, _arguments=(args, kwargs))
         super().__init__(*args, **kwargs)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,14 +196,9 @@ class Layer(Configured, nn.Module, takes=arguments()):
         return [to_arrays(parameter).copy() for parameter in nn.Module.parameters(self)]
 
     def set_weights(self, weights: Any) -> None:
-        """Set the weights.
+        """Set the weights: arrays in the order and the shapes of `get_weights`.
 
-        Args:
-            weights: Arrays in the order and the shapes of `get_weights`. As in BigDL, an array of another
-                shape with as many numbers is taken in the order of its numbers; that warns.
-
-        Raises:
-            ConfigError: There are more or fewer, or one has more or fewer numbers.
+        As in BigDL, an array of another shape with as many numbers is taken in their order; that warns.
         """
         several = [weights] if isinstance(weights, np.ndarray | JTensor) else list(weights)
         arrays = [np.asarray(array) for array in several]
@@ -229,24 +221,15 @@ class Layer(Configured, nn.Module, takes=arguments()):
                 " (inputs, outputs).",
                 stacklevel=2,
             )
-        with torch.no_grad():
-            for parameter, array in zip(own, arrays, strict=True):
-                parameter.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
+        for parameter, array in zip(own, arrays, strict=True):
+            parameter.data.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
 
     def is_with_weights(self) -> bool:
         """Whether it has weights."""
         return any(True for _ in nn.Module.parameters(self))
 
     def set_init_method(self, weight_init_method: Any = None, bias_init_method: Any = None) -> Layer:
-        """Draw the weight and the bias anew, now and at every `reset`.
-
-        Args:
-            weight_init_method: A method of `bigdl.nn.initialization_method`; None leaves what there is.
-            bias_init_method: The same for the bias.
-
-        Raises:
-            ConfigError: The layer has neither a weight nor a bias, or it is not a method.
-        """
+        """Draw the weight and the bias anew, now and at every `reset`; None leaves what there is."""
         both = {"weight": weight_init_method, "bias": bias_init_method}
         chosen = {name: method for name, method in both.items() if method is not None}
         for name, method in chosen.items():
@@ -292,10 +275,9 @@ class Layer(Configured, nn.Module, takes=arguments()):
 
     def update_parameters(self, learning_rate: float) -> None:
         """A step of gradient descent with the gradients that `backward` has added up."""
-        with torch.no_grad():
-            for parameter in nn.Module.parameters(self):
-                if parameter.grad is not None:
-                    parameter.sub_(learning_rate * parameter.grad)
+        for parameter in nn.Module.parameters(self):
+            if parameter.grad is not None:
+                parameter.data.sub_(learning_rate * parameter.grad)
 
     def freeze(self, names: Sequence[str] | str | None = None) -> Layer:
         """Do not train these layers, or all of them; returns the layer."""
@@ -329,39 +311,28 @@ class Layer(Configured, nn.Module, takes=arguments()):
         Returns:
             The layer, or a list of `EvaluatedResult`.
         """
-        if not args:
-            return self.eval()
-        from kindler.compat.bigdl.nn.samples import evaluated
-
-        return evaluated(self, *args)
+        return evaluated(self, *args) if args else self.eval()
 
     def predict(self, features: Any, batch_size: int = -1) -> Any:
         """The outputs for arrays as an array, for an RDD of `Sample`s as an RDD."""
-        from kindler.compat.bigdl.nn.samples import predicted
-
         return predicted(self, features, batch_size)
 
     def predict_class(self, features: Any, batch_size: int = -1) -> Any:
         """The number of the largest output of each row, counted from 1."""
-        from kindler.compat.bigdl.nn.samples import predicted_classes
-
         return predicted_classes(self, features, batch_size)
 
     def predict_local(self, X: Any, batch_size: int = -1) -> Any:
-        """The same as `predict`."""
-        return self.predict(X, batch_size)
+        """The same as `predict`, as are the others, but for classes."""
+        return predicted(self, X, batch_size)
 
     def predict_class_local(self, X: Any, batch_size: int = -1) -> Any:
-        """The same as `predict_class`."""
-        return self.predict_class(X, batch_size)
+        return predicted_classes(self, X, batch_size)
 
     def predict_distributed(self, data_rdd: Any, batch_size: int = -1) -> Any:
-        """The same as `predict`."""
-        return self.predict(data_rdd, batch_size)
+        return predicted(self, data_rdd, batch_size)
 
     def predict_class_distributed(self, data_rdd: Any, batch_size: int = -1) -> Any:
-        """The same as `predict_class`."""
-        return self.predict_class(data_rdd, batch_size)
+        return predicted_classes(self, data_rdd, batch_size)
 
     def set_seed(self, seed: int = 123) -> Layer:
         """Seed the numbers that layers draw their weights from: the same ones as BigDL's."""
@@ -369,13 +340,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
         return self
 
     def saveModel(self, modelPath: str, weightPath: str | None = None, over_write: bool = False) -> None:
-        """Write the layer to a file, which `Model.loadModel` reads without running code of it.
-
-        Args:
-            modelPath: The file.
-            weightPath: Without effect: the weights are in the same file.
-            over_write: Whether an existing file is replaced.
-        """
+        """Write the layer, with its weights, to a file; `loadModel` reads it without running code of it."""
         write_layer(self, modelPath, over_write=over_write)
 
     def save(self, path: str, over_write: bool = False) -> None:
@@ -394,18 +359,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
         def __getattr__(self, name: str) -> Any: ...
 
 
-def layer(name: str, compute: Callable[[Any, Any], Any], *texts: str) -> Any:
-    """A class of layers that is a row of a table.
-
-    Args:
-        name: The name of the class.
-        compute: The output, a function of the layer, whose attributes are its arguments, and the input.
-        texts: The arguments of the constructor.
-    """
-    body = {"__module__": compute.__module__, "compute": compute}
-    return type(name, (Layer,), body, takes=arguments(*texts))
-
-
 # Arguments of layers with weights, by what they are for.
 _REGULARIZERS = {
     "weight": ("wRegularizer", "w_regularizer", "weight_regularizer"),
@@ -416,39 +369,33 @@ _REGULARIZERS = {
 class Weighted(Layer):
     """A layer with a weight, a bias, or both, drawn between `1 / sqrt(fan)` and its negative."""
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        """The shape of the weight, that of the bias (None is none) and the fan, of a layer's arguments."""
+    def shapes(self) -> tuple[Any, Any, float]:
+        """The shape of the weight, that of the bias (None is none) and the fan."""
         raise NotImplementedError
 
     def setup(self) -> None:
         options = vars(self)
-        for name, shape in zip(("weight", "bias"), type(self).shapes(self), strict=False):
+        for name, shape in zip(("weight", "bias"), self.shapes(), strict=False):
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape)))
         self.initialize()
         for name in ("weight", "bias"):
             self._start_with(name, options.get(f"init_{name}"))
-            for argument in _REGULARIZERS[name]:
-                self._regularize(name, options.get(argument))
+            for regularizer in (options[n] for n in _REGULARIZERS[name] if options.get(n) is not None):
+                if not isinstance(regularizer, Regularizer):
+                    raise ConfigError(
+                        f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
+                        f" L1L2Regularizer of bigdl.optim.optimizer; received {regularizer!r}."
+                    )
+                self._regularizers[name] = regularizer
         ignored = [name for name in ("init_grad_weight", "init_grad_bias") if options.get(name) is not None]
         if ignored:
             warnings.warn(f"{type(self).__name__}: {', '.join(ignored)} have no effect.", stacklevel=4)
 
     def initialize(self) -> None:
-        bound = 1 / math.sqrt(type(self).shapes(self)[2])
+        bound = 1 / math.sqrt(self.shapes()[2])
         for parameter in self._parameters.values():
             if parameter is not None:
                 fill_uniform(parameter.data, -bound, bound)
-
-    def _regularize(self, name: str, regularizer: Any) -> None:
-        if regularizer is None:
-            return
-        if not isinstance(regularizer, Regularizer):
-            raise ConfigError(
-                f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
-                f" L1L2Regularizer of bigdl.optim.optimizer; received {regularizer!r}."
-            )
-        self._regularizers[name] = regularizer
 
     def _start_with(self, name: str, array: Any) -> None:
         parameter = getattr(self, name)
@@ -460,19 +407,7 @@ class Weighted(Layer):
                 f"{type(self).__name__}: init_{name} must have the shape {tuple(parameter.shape)};"
                 f" received {tuple(value.shape)}."
             )
-        with torch.no_grad():
-            parameter.copy_(value.reshape(parameter.shape))
-
-
-def weighted(
-    name: str,
-    compute: Callable[[Any, Any], Any],
-    shapes: Callable[[Any], tuple[Any, Any, float]],
-    takes: Signature,
-) -> Any:
-    """A class of layers with weights that is a row of a table, see `layer` and `Weighted`."""
-    body = {"__module__": compute.__module__, "compute": compute, "shapes": staticmethod(shapes)}
-    return type(name, (Weighted,), body, takes=takes)
+        parameter.data.copy_(value.reshape(parameter.shape))
 
 
 def regularized(model: nn.Module) -> Iterator[tuple[nn.Parameter, Regularizer]]:

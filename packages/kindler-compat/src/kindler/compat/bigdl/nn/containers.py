@@ -7,14 +7,14 @@ computed step by step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler.compat.bigdl.arguments import arguments
+from kindler.compat.bigdl.arguments import arguments, classes
 from kindler.compat.bigdl.nn import functions
 from kindler.compat.bigdl.nn.base import Layer, Node, nodes_of
 from kindler.compat.bigdl.nn.functions import CAddTable, Identity, axis_of
@@ -23,22 +23,15 @@ from kindler.errors import ConfigError
 
 
 class Container(Layer):
-    """Base class of containers.
+    """Base class of containers."""
 
-    Attributes:
-        wraps: Whether the layers in it are those that it is made with, rather than added to it.
-    """
-
-    wraps = False
+    wraps = False  # whether the layers in it are those that it is made with, rather than added to it
 
     def add(self, model: Any) -> Any:
         """Append a layer, which may be any torch module; returns the container."""
-        if isinstance(model, Node):
-            raise ConfigError(
-                f"add takes a layer; received {model!r}.\nHint: Model(inputs, outputs) takes nodes."
-            )
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"add takes a layer; received {model!r}.")
+            hint = "\nHint: Model(inputs, outputs) takes nodes." if isinstance(model, Node) else ""
+            raise ConfigError(f"add takes a layer; received {model!r}.{hint}")
         self.add_module(str(len(self._modules)), model)
         return self
 
@@ -68,34 +61,6 @@ class Sequential(Container):
         return value
 
 
-class Concat(Container, takes=arguments("dimension")):
-    """Gives its input to every layer, and joins their outputs along an axis; the batch is the first."""
-
-    def compute(self, value: Any) -> Any:
-        outputs = [layer(value) for layer in self.layers]
-        return torch.cat(outputs, axis_of(self.dimension, outputs[0]))
-
-
-class ConcatTable(Container):
-    """Gives its input to every layer; the output is the table of their outputs."""
-
-    def compute(self, value: Any) -> Any:
-        return [layer(value) for layer in self.layers]
-
-
-class ParallelTable(Container):
-    """Gives the i-th of its inputs to the i-th layer; the output is the table of their outputs."""
-
-    def compute(self, value: Any) -> Any:
-        layers = self.layers
-        if not isinstance(value, list) or len(value) != len(layers):
-            raise ConfigError(
-                f"ParallelTable has {len(layers)} layers and takes as many inputs; received"
-                f" {len(value) if isinstance(value, list) else 'a single tensor'}."
-            )
-        return [layer(part) for layer, part in zip(layers, value, strict=True)]
-
-
 class _Wrapper(Container):
     """A container of the one layer that it is made with."""
 
@@ -107,32 +72,44 @@ class _Wrapper(Container):
             self.add(module)
 
 
-class MapTable(_Wrapper, takes=arguments("module=None")):
-    """Gives each of its inputs to one layer, with the same weights for all."""
-
-    def compute(self, value: Any) -> Any:
-        (layer,) = self.layers
-        return [layer(part) for part in value]
+def _concat(o: Any, x: Any) -> Any:
+    outputs = [layer(x) for layer in o.layers]
+    return torch.cat(outputs, axis_of(o.dimension, outputs[0]))
 
 
-class Bottle(_Wrapper, takes=arguments("module, n_input_dim=2, n_output_dim1=INTMAX")):
-    """Joins the leading axes for a layer that takes `n_input_dim`, and separates them afterwards."""
+def _parallel_table(o: Any, x: Any) -> Any:
+    if not isinstance(x, list) or len(x) != len(o.layers):
+        raise ConfigError(
+            f"ParallelTable has {len(o.layers)} layers and takes as many inputs; received"
+            f" {len(x) if isinstance(x, list) else 'a single tensor'}."
+        )
+    return [layer(part) for layer, part in zip(o.layers, x, strict=True)]
 
-    def compute(self, value: Any) -> Any:
-        (layer,) = self.layers
-        leading = value.shape[: value.dim() - self.n_input_dim + 1]
-        output = layer(value.reshape(-1, *value.shape[len(leading) :]))
-        return output.reshape(*leading, *output.shape[1:])
+
+def _bottle(o: Any, x: Any) -> Any:
+    leading = x.shape[: x.dim() - o.n_input_dim + 1]
+    output = o.layers[0](x.reshape(-1, *x.shape[len(leading) :]))
+    return output.reshape(*leading, *output.shape[1:])
 
 
-class TimeDistributed(_Wrapper, takes=arguments("model")):
-    """Applies a layer to every step of a sequence: axis 2 of a batch."""
-
-    def compute(self, value: Any) -> Any:
-        (layer,) = self.layers
-        rows, steps = value.shape[:2]
-        output = layer(value.reshape(rows * steps, *value.shape[2:]))
-        return output.reshape(rows, steps, *output.shape[1:])
+_CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
+    # Gives its input to every layer, and joins their outputs along an axis; the batch is the first.
+    "Concat(dimension)": _concat,
+    # Gives its input to every layer; the output is the table of their outputs.
+    "ConcatTable": lambda o, x: [layer(x) for layer in o.layers],
+    # Gives the i-th of its inputs to the i-th layer.
+    "ParallelTable": _parallel_table,
+}
+_WRAPPERS: dict[str, Callable[[Any, Any], Any]] = {
+    # Gives each of its inputs to one layer, with the same weights for all.
+    "MapTable(module=None)": lambda o, x: [o.layers[0](part) for part in x],
+    # Joins the leading axes for a layer that takes `n_input_dim`, and separates them afterwards.
+    "Bottle(module, n_input_dim=2, n_output_dim1=INTMAX)": _bottle,
+    # Applies a layer to every step of a sequence: axis 2 of a batch.
+    "TimeDistributed(model)": lambda o, x: o.layers[0](x.flatten(0, 1)).unflatten(0, x.shape[:2]),
+}
+globals().update(classes(__name__, Container, _CONTAINERS, "compute"))
+globals().update(classes(__name__, _Wrapper, _WRAPPERS, "compute"))
 
 
 class _InputLayer(Identity):  # type: ignore[misc]
@@ -201,12 +178,9 @@ class Model(
     def arrange(
         self, steps: Sequence[tuple[int, Sequence[int]]], starts: Sequence[int], ends: Sequence[int]
     ) -> None:
-        """Set the order of computation.
+        """Set the order of computation: for each step the number of a layer, and the steps that it takes.
 
-        Args:
-            steps: For each step the number of a layer, and the steps whose outputs it takes.
-            starts: The steps that take the data.
-            ends: The steps whose outputs are returned.
+        `starts` are the steps that take the data, `ends` those whose outputs are returned.
         """
         self.steps = [(int(layer), [int(number) for number in before]) for layer, before in steps]
         self.starts, self.ends = [int(number) for number in starts], [int(number) for number in ends]
@@ -225,11 +199,7 @@ class Model(
         return ends[0] if len(ends) == 1 else ends
 
     def node(self, name: str) -> Node:
-        """A node with the layer of this name.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """A node with the layer of this name."""
         for layer in self.layers:
             if isinstance(layer, Layer) and layer.name() == name:
                 return Node(layer, ())
@@ -276,12 +246,8 @@ class Cell(Layer):
     states = 1
 
     def project(self, value: Any) -> Any:
-        """What the inputs of all steps contribute."""
+        """What the inputs of all steps contribute; `step` gives the output and the new state of a step."""
         return self.of_input(self.dropped(value))
-
-    def step(self, projected: Any, state: list[Any]) -> tuple[Any, list[Any]]:
-        """The output and the new state of a step."""
-        raise NotImplementedError
 
     def initial(self, value: Any) -> list[Any]:
         """The state before the first step."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler.compat.bigdl.arguments import Configured, arguments
-from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, to_tensors
+from kindler.compat.bigdl.arguments import Configured, arguments, classes
+from kindler.compat.bigdl.nn.samples import are_arrays, gradients_of, to_tensors
 from kindler.errors import ConfigError, DataError
 
 _PADDING = -1  # the label of rows that do not count
@@ -47,8 +47,15 @@ class Criterion(Configured, nn.Module, takes=arguments("size_average=True")):
         raise NotImplementedError
 
     def forward(self, *values: Any) -> Any:
-        """The loss of an output, or a list of them, and a target: a tensor, or a number for arrays."""
-        output, target = _halves(values)
+        """The loss of an output, or a list of them, and a target: a tensor, or a number for arrays.
+
+        The training loop passes the outputs of a table, then its targets, one after the other.
+        """
+        output, target, half = values[0], values[-1], len(values) // 2
+        if len(values) > 2:
+            output, target = list(values[:half]), list(values[half:])
+            if len(values) % 2:
+                output, target = list(values[:-1]), values[-1]
         if are_arrays(output):
             return float(self(to_tensors(output), to_tensors(target)).item())
         return self.compute(output, target)
@@ -66,19 +73,12 @@ class Criterion(Configured, nn.Module, takes=arguments("size_average=True")):
             return values.sum()
         return values.mean() if rows is None else values.sum() / rows
 
+    def weights_like(self, output: torch.Tensor) -> Any:
+        return None if self.weights is None else self.weights.to(output.dtype)
+
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
-
-
-def _halves(values: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Outputs and targets; the training loop passes those of tables one after the other."""
-    if len(values) == 2:
-        return values[0], values[1]
-    half = len(values) // 2
-    if len(values) == 2 * half:
-        return list(values[:half]), list(values[half:])
-    return list(values[:-1]), values[-1]
 
 
 def class_numbers(target: torch.Tensor, classes: int, *, ignored: int | None = None) -> torch.Tensor:
@@ -108,176 +108,122 @@ def like(output: torch.Tensor, target: Any) -> torch.Tensor:
     return tensor.reshape(output.shape).to(output.dtype)
 
 
-def criterion(
-    name: str,
-    compute: Callable[[Any, Any, Any], Any],
-    *texts: str,
-    averages: bool = True,
-    matched: bool = True,
-) -> Any:
-    """A class of criteria that is a row of a table.
-
-    Args:
-        name: The name of the class.
-        compute: The loss, a function of the criterion, the output and the target.
-        texts: The arguments of the constructor.
-        averages: Whether it is a mean, where `size_average` is not an argument.
-        matched: Whether `compute` gets the target in the shape of the output.
-    """
-
-    def of_matched(self: Any, output: Any, target: Any) -> Any:
-        return compute(self, output, like(output, target))
-
-    body = {"__module__": __name__, "averages": averages, "compute": of_matched if matched else compute}
-    return type(name, (Criterion,), body, takes=arguments(*texts))
+def matched(compute: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """A loss that gets the target in the shape of the output."""
+    return lambda o, x, y: compute(o, x, like(x, y))
 
 
-# x is the output, y the target.
-
-MSECriterion = criterion("MSECriterion", lambda self, x, y: (x - y).square().mean())
-AbsCriterion = criterion("AbsCriterion", lambda self, x, y: self.reduced((x - y).abs()), "size_average=True")
-SmoothL1Criterion = criterion(
-    "SmoothL1Criterion",
-    lambda self, x, y: F.smooth_l1_loss(x, y, reduction=self.reduction),
-    "size_average=True",
-)
-CategoricalCrossEntropy = criterion(
-    "CategoricalCrossEntropy",  # of probabilities and one-hot labels
-    lambda self, x, y: -(y * (x / x.sum(-1, keepdim=True)).clamp(_TINY, 1 - _TINY).log()).sum(-1).mean(),
-)
-DistKLDivCriterion = criterion(
-    "DistKLDivCriterion",  # of logarithms of probabilities from probabilities; the mean is over all values
-    lambda self, x, y: self.reduced(torch.where(y > 0, y * (y.clamp(min=1e-38).log() - x), 0.0)),
-    "size_average=True",
-)
-KullbackLeiblerDivergenceCriterion = criterion(
-    "KullbackLeiblerDivergenceCriterion",  # of probabilities from probabilities, a mean over rows
-    lambda self, x, y: (y.clamp(_TINY, 1) * (y.clamp(_TINY, 1) / x.clamp(_TINY, 1)).log()).sum(-1).mean(),
-)
-SoftMarginCriterion = criterion(
-    "SoftMarginCriterion",
-    lambda self, x, y: F.soft_margin_loss(x, y, reduction=self.reduction),
-    "size_average=True",
-)
-HingeEmbeddingCriterion = criterion(
-    "HingeEmbeddingCriterion",  # x where the label is 1, and `max(0, margin - x)` where it is -1
-    lambda self, x, y: F.hinge_embedding_loss(x, y, self.margin, reduction=self.reduction),
-    "margin=1, size_average=True",
-)
-CosineDistanceCriterion = criterion(
-    "CosineDistanceCriterion",
-    lambda self, x, y: self.reduced(1 - F.cosine_similarity(x, y, -1)),
-    "size_average=True",
-)
-CosineProximityCriterion = criterion(
-    "CosineProximityCriterion", lambda self, x, y: -(F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).mean()
-)
-DotProductCriterion = criterion(
-    "DotProductCriterion",
-    lambda self, x, y: self.reduced(x * y, rows=x.shape[0] if x.dim() > 1 else 1),
-    "size_average=False",
-)
-PoissonCriterion = criterion("PoissonCriterion", lambda self, x, y: (x - y * (x + _TINY).log()).mean())
-MeanAbsolutePercentageCriterion = criterion(
-    "MeanAbsolutePercentageCriterion",
-    lambda self, x, y: 100 * ((x - y).abs() / y.abs().clamp(min=_TINY)).mean(),
-)
-MeanSquaredLogarithmicCriterion = criterion(
-    "MeanSquaredLogarithmicCriterion",
-    lambda self, x, y: ((x.clamp(min=_TINY) + 1).log() - (y.clamp(min=_TINY) + 1).log()).square().mean(),
-)
-L1Cost = criterion("L1Cost", lambda self, x, y: x.abs().sum(), averages=False, matched=False)
-MultiLabelSoftMarginCriterion = criterion(
-    "MultiLabelSoftMarginCriterion",  # cross-entropy of the sigmoid and labels 0 and 1
-    lambda self, x, y: F.multilabel_soft_margin_loss(
-        x, y, None if self.weights is None else self.weights.to(x.dtype), reduction=self.reduction
-    ),
-    "weights=None, size_average=True",
-)
-
-MarginRankingCriterion = criterion(
-    "MarginRankingCriterion",  # of a table of two outputs, with labels 1 and -1
-    lambda self, x, y: self.reduced(F.relu(-like(x[0], _first(y)) * (x[0] - x[1]) + self.margin)),
-    "margin=1.0, size_average=True",
-    matched=False,
-)
-CosineEmbeddingCriterion = criterion(
-    "CosineEmbeddingCriterion",  # of a table of two outputs, with labels 1 and -1
-    lambda self, x, y: F.cosine_embedding_loss(
-        x[0], x[1], _first(y).reshape(-1).to(x[0].dtype), self.margin, reduction=self.reduction
-    ),
-    "margin=0.0, size_average=True",
-    matched=False,
-)
-KLDCriterion = criterion(
-    "KLDCriterion",  # of a Gaussian, a table of mean and log-variance, from a standard one
-    lambda self, x, y: self.reduced(0.5 * (x[0].square() + x[1].exp() - 1 - x[1]), rows=x[0].shape[0]),
-    "size_average=True",
-    matched=False,
-)
-MultiLabelMarginCriterion = criterion(
-    "MultiLabelMarginCriterion",  # labels are the class numbers of a row; 0 ends their list
-    lambda self, x, y: F.multilabel_margin_loss(x, y.long() - 1, reduction=self.reduction),
-    "size_average=True",
-)
-MultiLabelMarginCriterion.one_based = True
-
-
-class GaussianCriterion(Criterion, takes=arguments()):
-    """Minus the log-likelihood of targets under a Gaussian, a table of mean and log-variance; a sum."""
-
-    averages = False
-
-    def compute(self, output: Any, target: Any) -> Any:
-        mean, logarithm = output
-        errors = (like(mean, target) - mean).square() / logarithm.exp()
-        return (0.5 * (math.log(2 * math.pi) + logarithm + errors)).sum()
-
-
-class BCECriterion(Criterion, takes=arguments("weights=None, size_average=True")):
-    """The cross-entropy of probabilities and labels from 0 to 1, with a weight for each output of a row."""
-
-    def compute(self, output: Any, target: Any) -> Any:
-        target = like(output, target)
-        losses = -(target * (output + 1e-12).log() + (1 - target) * (1 - output + 1e-12).log())
-        return self.reduced(losses if self.weights is None else losses * self.weights.to(losses.dtype))
-
-
-class MarginCriterion(Criterion, takes=arguments("margin=1.0, size_average=True, squared=False")):
-    """`max(0, margin - y * x)`, or its square, with labels 1 and -1."""
-
-    def compute(self, output: Any, target: Any) -> Any:
-        losses = F.relu(self.margin - like(output, target) * output)
-        return self.reduced(losses.square() if self.squared else losses)
-
-
-class DiceCoefficientCriterion(Criterion, takes=arguments("size_average=True, epsilon=1.0")):
+def _dice(o: Any, x: Any, y: Any) -> Any:
     """One minus the Dice coefficient of output and target, a mean over rows."""
-
-    def compute(self, output: Any, target: Any) -> Any:
-        rows, labels = output.flatten(1), like(output, target).flatten(1)
-        common = 2 * (rows * labels).sum(1) + self.epsilon
-        return self.reduced(1 - common / (rows.sum(1) + labels.sum(1) + self.epsilon))
+    rows, labels = x.flatten(1), y.flatten(1)
+    common = 2 * (rows * labels).sum(1) + o.epsilon
+    return o.reduced(1 - common / (rows.sum(1) + labels.sum(1) + o.epsilon))
 
 
-class MultiMarginCriterion(Criterion, takes=arguments("p=1, weights=None, margin=1.0, size_average=True")):
-    """A margin between the right class and each other one, to the power `p`, a mean over classes."""
+def _gaussian(o: Any, x: Any, y: Any) -> Any:
+    """Minus the log-likelihood of targets under a Gaussian, a table of mean and log-variance; a sum."""
+    mean, logarithm = x
+    errors = (like(mean, y) - mean).square() / logarithm.exp()
+    return (0.5 * (math.log(2 * math.pi) + logarithm + errors)).sum()
 
-    one_based = True
 
-    def compute(self, output: Any, target: Any) -> Any:
-        numbers = class_numbers(target.reshape(-1), output.shape[1])
-        weights = None if self.weights is None else self.weights.to(output.dtype)
-        return F.multi_margin_loss(output, numbers, self.p, self.margin, weights, reduction=self.reduction)
+# Losses of an output x and a target y of the same shape.
+_MATCHED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "MSECriterion": lambda o, x, y: (x - y).square().mean(),
+    "AbsCriterion(size_average=True)": lambda o, x, y: o.reduced((x - y).abs()),
+    "SmoothL1Criterion(size_average=True)": lambda o, x, y: F.smooth_l1_loss(x, y, reduction=o.reduction),
+    # Of probabilities and one-hot labels.
+    "CategoricalCrossEntropy": lambda o, x, y: (
+        -(y * (x / x.sum(-1, keepdim=True)).clamp(_TINY, 1 - _TINY).log()).sum(-1).mean()
+    ),
+    # Of logarithms of probabilities from probabilities; the mean is over all values.
+    "DistKLDivCriterion(size_average=True)": lambda o, x, y: o.reduced(
+        torch.where(y > 0, y * (y.clamp(min=1e-38).log() - x), 0.0)
+    ),
+    # Of probabilities from probabilities, a mean over rows.
+    "KullbackLeiblerDivergenceCriterion": lambda o, x, y: (
+        (y.clamp(_TINY, 1) * (y.clamp(_TINY, 1) / x.clamp(_TINY, 1)).log()).sum(-1).mean()
+    ),
+    "SoftMarginCriterion(size_average=True)": lambda o, x, y: F.soft_margin_loss(x, y, reduction=o.reduction),
+    # x where the label is 1, and `max(0, margin - x)` where it is -1.
+    "HingeEmbeddingCriterion(margin=1, size_average=True)": lambda o, x, y: F.hinge_embedding_loss(
+        x, y, o.margin, reduction=o.reduction
+    ),
+    "CosineDistanceCriterion(size_average=True)": lambda o, x, y: o.reduced(
+        1 - F.cosine_similarity(x, y, -1)
+    ),
+    "CosineProximityCriterion": lambda o, x, y: -(F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).mean(),
+    "DotProductCriterion(size_average=False)": lambda o, x, y: o.reduced(
+        x * y, rows=x.shape[0] if x.dim() > 1 else 1
+    ),
+    "PoissonCriterion": lambda o, x, y: (x - y * (x + _TINY).log()).mean(),
+    "MeanAbsolutePercentageCriterion": lambda o, x, y: (
+        100 * ((x - y).abs() / y.abs().clamp(min=_TINY)).mean()
+    ),
+    "MeanSquaredLogarithmicCriterion": lambda o, x, y: (
+        ((x.clamp(min=_TINY) + 1).log() - (y.clamp(min=_TINY) + 1).log()).square().mean()
+    ),
+    # Cross-entropy of the sigmoid and labels 0 and 1.
+    "MultiLabelSoftMarginCriterion(weights=None, size_average=True)": lambda o, x, y: (
+        F.multilabel_soft_margin_loss(x, y, o.weights_like(x), reduction=o.reduction)
+    ),
+    # Cross-entropy of probabilities and labels from 0 to 1, with a weight for each output of a row.
+    "BCECriterion(weights=None, size_average=True)": lambda o, x, y: o.reduced(
+        -(y * (x + 1e-12).log() + (1 - y) * (1 - x + 1e-12).log())
+        * (1 if o.weights is None else o.weights_like(x))
+    ),
+    # `max(0, margin - y * x)`, or its square, with labels 1 and -1.
+    "MarginCriterion(margin=1.0, size_average=True, squared=False)": lambda o, x, y: o.reduced(
+        F.relu(o.margin - y * x) ** (2 if o.squared else 1)
+    ),
+    "DiceCoefficientCriterion(size_average=True, epsilon=1.0)": _dice,
+}
+# Those of tables, and of targets of another shape.
+_OTHERS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    # Of a table of two outputs, with labels 1 and -1; the same for the next one.
+    "MarginRankingCriterion(margin=1.0, size_average=True)": lambda o, x, y: o.reduced(
+        F.relu(-like(x[0], _first(y)) * (x[0] - x[1]) + o.margin)
+    ),
+    "CosineEmbeddingCriterion(margin=0.0, size_average=True)": lambda o, x, y: F.cosine_embedding_loss(
+        x[0], x[1], _first(y).reshape(-1).to(x[0].dtype), o.margin, reduction=o.reduction
+    ),
+    # Of a Gaussian, a table of mean and log-variance, from a standard one.
+    "KLDCriterion(size_average=True)": lambda o, x, y: o.reduced(
+        0.5 * (x[0].square() + x[1].exp() - 1 - x[1]), rows=x[0].shape[0]
+    ),
+}
+_SUMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "L1Cost": lambda o, x, y: x.abs().sum(),
+    "GaussianCriterion": _gaussian,
+}
+_OF_CLASSES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    # Labels are the class numbers of a row; 0 ends their list.
+    "MultiLabelMarginCriterion(size_average=True)": lambda o, x, y: F.multilabel_margin_loss(
+        x, like(x, y).long() - 1, reduction=o.reduction
+    ),
+    # A margin between the right class and each other one, to the power `p`, a mean over classes.
+    "MultiMarginCriterion(p=1, weights=None, margin=1.0, size_average=True)": lambda o, x, y: (
+        F.multi_margin_loss(
+            x,
+            class_numbers(y.reshape(-1), x.shape[1]),
+            o.p,
+            o.margin,
+            o.weights_like(x),
+            reduction=o.reduction,
+        )
+    ),
+}
+_of_matched = {row: matched(compute) for row, compute in _MATCHED.items()}
+globals().update(classes(__name__, Criterion, {**_of_matched, **_OTHERS}, "compute"))
+globals().update(classes(__name__, Criterion, _SUMS, "compute", averages=False))
+globals().update(classes(__name__, Criterion, _OF_CLASSES, "compute", one_based=True))
 
 
 class ClassNLLCriterion(Criterion, takes=arguments("weights=None, size_average=True, logProbAsInput=True")):
     """Minus the logarithm of the probability of the right class; rows with the label -1 do not count.
 
-    Args:
-        weights: A weight for each class; the mean divides by the sum of the weights of its rows.
-        size_average: Whether the loss is a mean; otherwise it is a sum.
-        logProbAsInput: Whether the output is logarithms of probabilities; otherwise it is probabilities.
+    `weights` are those of classes; a mean divides by the sum of those of its rows. Without `logProbAsInput`
+    the output is probabilities, otherwise their logarithms.
     """
 
     one_based = True
@@ -322,8 +268,7 @@ class ClassNLLCriterion(Criterion, takes=arguments("weights=None, size_average=T
             raise ConfigError(
                 f"{type(self).__name__}: there are {len(self.weights)} weights for {scores.shape[1]} classes."
             )
-        weights = self.weights.to(scores.dtype)[numbers.clamp(min=0)]
-        return torch.where(numbers >= 0, weights, torch.zeros_like(weights))
+        return self.weights_like(scores)[numbers.clamp(min=0)] * (numbers >= 0)
 
 
 class CrossEntropyCriterion(ClassNLLCriterion, takes=arguments("weights=None, size_average=True")):
@@ -336,10 +281,8 @@ class CrossEntropyCriterion(ClassNLLCriterion, takes=arguments("weights=None, si
 class SoftmaxWithCriterion(Criterion, takes=arguments('ignore_label=None, normalize_mode="VALID"')):
     """The cross-entropy at each place of an image; outputs are (rows, classes, ...), labels (rows, ...).
 
-    Args:
-        ignore_label: A label whose places do not count.
-        normalize_mode: What the sum is divided by: "FULL" all places, "VALID" those that count,
-            "BATCH_SIZE" the rows, "NONE" nothing.
+    Places with `ignore_label` do not count. `normalize_mode` is what the sum is divided by: "FULL" all
+    places, "VALID" those that count, "BATCH_SIZE" the rows, "NONE" nothing.
     """
 
     one_based = True

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.arguments import Configured, arguments
+from kindler.compat.bigdl.arguments import Configured, arguments, classes
 from kindler.compat.bigdl.util.rng import fill_uniform
 from kindler.errors import ConfigError
 
-__all__ = [
-    "BilinearFiller",
-    "ConstInitMethod",
-    "InitializationMethod",
-    "MsraFiller",
-    "Ones",
-    "RandomNormal",
-    "RandomUniform",
-    "Xavier",
-    "Zeros",
-]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the classes of the table
 
 
 class InitializationMethod(Configured, takes=arguments()):
-    """Base class."""
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        """Fill a parameter."""
-        raise NotImplementedError
-
-
-def _method(name: str, fill: Callable[[Any, torch.Tensor], object], takes: str = "") -> Any:
-    body = {"__module__": __name__, "fill": fill}
-    return type(name, (InitializationMethod,), body, takes=arguments(takes))
-
-
-Zeros = _method("Zeros", lambda self, tensor: tensor.zero_())
-Ones = _method("Ones", lambda self, tensor: tensor.fill_(1.0))
-ConstInitMethod = _method("ConstInitMethod", lambda self, tensor: tensor.fill_(self.value), "value")
-RandomNormal = _method(
-    "RandomNormal", lambda self, tensor: tensor.normal_(self.mean, self.stdv), "mean, stdv"
-)
+    """Base class; `fill` fills a parameter."""
 
 
 class RandomUniform(InitializationMethod, takes=arguments("upper=None, lower=None")):
@@ -58,16 +33,7 @@ class RandomUniform(InitializationMethod, takes=arguments("upper=None, lower=Non
 
     def fill(self, tensor: torch.Tensor) -> None:
         bound = 1 / math.sqrt(_fans(tensor)[0])
-        low, high = self.limits or (-bound, bound)
-        fill_uniform(tensor, low, high)
-
-
-class Xavier(InitializationMethod):
-    """Uniform within `sqrt(6 / (fan in + fan out))`."""
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        bound = math.sqrt(6 / sum(_fans(tensor)))
-        fill_uniform(tensor, -bound, bound)
+        fill_uniform(tensor, *(self.limits or (-bound, bound)))
 
 
 class MsraFiller(InitializationMethod, takes=arguments("variance_norm_average=True")):
@@ -80,14 +46,6 @@ class MsraFiller(InitializationMethod, takes=arguments("variance_norm_average=Tr
         fan_in, fan_out = _fans(tensor)
         count = (fan_in + fan_out) / 2 if self.average else fan_in
         tensor.normal_(0.0, math.sqrt(2 / count))
-
-
-class BilinearFiller(InitializationMethod):
-    """The kernel of bilinear interpolation, for `SpatialFullConvolution`."""
-
-    def fill(self, tensor: torch.Tensor) -> None:
-        height, width = tensor.shape[-2:]
-        tensor.copy_((_tent(height)[:, None] * _tent(width)).expand_as(tensor))
 
 
 def _tent(size: int) -> torch.Tensor:
@@ -103,3 +61,20 @@ def _fans(tensor: torch.Tensor) -> tuple[float, float]:
     plain = tensor.flatten(0, 1) if tensor.dim() == 5 else tensor
     fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(plain)
     return float(fan_in), float(fan_out)
+
+
+_TABLE: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "Zeros": lambda o, tensor: tensor.zero_(),
+    "Ones": lambda o, tensor: tensor.fill_(1.0),
+    "ConstInitMethod(value)": lambda o, tensor: tensor.fill_(o.value),
+    "RandomNormal(mean, stdv)": lambda o, tensor: tensor.normal_(o.mean, o.stdv),
+    # Uniform within `sqrt(6 / (fan in + fan out))`.
+    "Xavier": lambda o, tensor: fill_uniform(tensor, -(bound := math.sqrt(6 / sum(_fans(tensor)))), bound),
+    # The kernel of bilinear interpolation, for `SpatialFullConvolution`.
+    "BilinearFiller": lambda o, tensor: tensor.copy_(
+        (_tent(tensor.shape[-2])[:, None] * _tent(tensor.shape[-1])).expand_as(tensor)
+    ),
+}
+_CLASSES = classes(__name__, InitializationMethod, _TABLE, "fill")
+globals().update(_CLASSES)
+__all__ = ["InitializationMethod", "MsraFiller", "RandomUniform", *_CLASSES]  # noqa: PLE0604 - names

@@ -1,8 +1,9 @@
-"""Predictions and judgements of a layer for arrays, lists and RDDs of `Sample`s."""
+"""Arrays, `JTensor`s, tables of them and `Sample`s: as tensors and back, and what a model makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,9 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.bigdl.nn.conversion import to_arrays, to_tensors
-from kindler.compat.bigdl.util.arrays import Sample
-from kindler.compat.bigdl.util.common import EvaluatedResult
+from kindler.compat.bigdl.util.arrays import JTensor, Sample
 from kindler.errors import ConfigError
 
 _BATCH = 256
@@ -21,16 +20,58 @@ _BATCH = 256
 Array = np.ndarray[Any, Any]
 
 
+def are_arrays(value: Any) -> bool:
+    """Whether these are arrays, numbers or `JTensor`s, rather than tensors of torch."""
+    if isinstance(value, list | tuple):
+        return any(are_arrays(part) for part in value)
+    return isinstance(value, np.ndarray | np.generic | JTensor | int | float)
+
+
+def to_tensors(value: Any, *, tracked: bool = False) -> Any:
+    """Tensors instead of arrays: float32, as all of BigDL's are; `tracked` if gradients are wanted."""
+    if isinstance(value, list | tuple):
+        return [to_tensors(part, tracked=tracked) for part in value]
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(np.asarray(value), dtype=torch.float32)
+    return value.detach().clone().requires_grad_() if tracked else value
+
+
+def to_arrays(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [to_arrays(part) for part in value]
+    if isinstance(value, Mapping):
+        return {name: to_arrays(part) for name, part in value.items()}
+    return value.detach().cpu().numpy()
+
+
+def gradients_of(value: Any) -> Any:
+    """What backward left at the tensors of `to_tensors(tracked=True)`, as arrays; zeros where nothing."""
+    if isinstance(value, list):
+        return [gradients_of(part) for part in value]
+    return to_arrays(value.grad if value.grad is not None else torch.zeros_like(value))
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
 def predicted(model: nn.Module, x: Any, batch_size: int = -1) -> Any:
     """The outputs: of arrays as an array, of a list of samples as a list, of an RDD as an RDD."""
-    scorer = _Scorer(model, batch_size)
     if hasattr(x, "mapPartitions"):
-        from kindler.spark.tasks import sent_task
-
-        return x.mapPartitions(sent_task(_Outputs(scorer.packed())))
+        return _pairs_of_rdd(model, x, batch_size).map(lambda pair: pair[0])
     if isinstance(x, list | tuple) and x and isinstance(x[0], Sample):
-        return [output for output, _ in scorer.pairs(x)]
-    return scorer.arrays(x)
+        return [output for output, _ in _pairs(model, batch_size, x)]
+    columns = [np.asarray(part) for part in (x if isinstance(x, list | tuple) else [x])]
+    if not len(columns[0]):
+        raise ConfigError("predict: there are no rows.")
+    rows = batch_size if batch_size and batch_size > 0 else _BATCH
+    starts = range(0, len(columns[0]), rows)
+    parts = [_scores(model, [column[start : start + rows] for column in columns]) for start in starts]
+    if isinstance(parts[0], list):
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return np.concatenate(parts)
 
 
 def predicted_classes(model: nn.Module, x: Any, batch_size: int = -1) -> Any:
@@ -43,83 +84,50 @@ def predicted_classes(model: nn.Module, x: Any, batch_size: int = -1) -> Any:
     return scores.reshape(len(scores), -1).argmax(1) + 1
 
 
-def evaluated(model: nn.Module, data: Any, batch_size: int, methods: Any) -> list[EvaluatedResult]:
+def evaluated(model: nn.Module, data: Any, batch_size: int, methods: Any) -> list[Any]:
     """What validation methods say about an RDD or a list of samples, whose labels are counted from 1."""
     from kindler.compat.bigdl.optim.validation import named_all
+    from kindler.compat.bigdl.util.common import EvaluatedResult
 
-    scorer = _Scorer(model, batch_size)
-    if hasattr(data, "mapPartitions"):
-        from kindler.spark.tasks import sent_task
-
-        pairs = data.mapPartitions(sent_task(_Pairs(scorer.packed()))).collect()
-    else:
-        pairs = list(scorer.pairs(data))
+    on_rdd = hasattr(data, "mapPartitions")
+    pairs = (
+        _pairs_of_rdd(model, data, batch_size).collect() if on_rdd else list(_pairs(model, batch_size, data))
+    )
     if not pairs:
         raise ConfigError("evaluate: there are no samples.")
-    outputs = np.stack([output for output, _ in pairs])
-    labels = np.stack([label for _, label in pairs])
-    results = []
-    for method in named_all(methods):
-        found = method.score(outputs, labels - 1 if method.by_class else labels)
-        results.append(EvaluatedResult(found, len(pairs), method.tag))
-    return results
+    outputs, labels = (np.stack(column) for column in zip(*pairs, strict=True))
+    return [
+        EvaluatedResult(m.score(outputs, labels - 1 if m.by_class else labels), len(pairs), m.tag)
+        for m in named_all(methods)
+    ]
 
 
-class _Scorer:
-    def __init__(self, model: nn.Module, batch_size: int) -> None:
-        self._model = model
-        self._rows = batch_size if batch_size and batch_size > 0 else _BATCH
+def _pairs_of_rdd(model: nn.Module, rdd: Any, batch_size: int) -> Any:
+    from kindler.spark.tasks import sent_task
 
-    def packed(self) -> bytes:
-        packed: bytes = cloudpickle.dumps((self._model, self._rows))
-        return packed
-
-    def arrays(self, x: Any) -> Any:
-        several = [np.asarray(part) for part in (x if isinstance(x, list | tuple) else [x])]
-        count = len(several[0])
-        if not count:
-            raise ConfigError("predict: there are no rows.")
-        parts = [
-            self.scores([part[start : start + self._rows] for part in several])
-            for start in range(0, count, self._rows)
-        ]
-        if isinstance(parts[0], list):
-            return [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return np.concatenate(parts)
-
-    def pairs(self, samples: Iterable[Sample]) -> Iterator[tuple[Array, Array]]:
-        source = iter(samples)
-        while batch := list(islice(source, self._rows)):
-            columns = [
-                np.stack([sample.features[place].to_ndarray() for sample in batch])
-                for place in range(len(batch[0].features))
-            ]
-            for output, sample in zip(self.scores(columns), batch, strict=True):
-                yield output, sample.labels[0].to_ndarray() if sample.labels else np.zeros(1, np.float32)
-
-    def scores(self, columns: Sequence[Array]) -> Any:
-        mode = self._model.training
-        try:
-            self._model.eval()
-            with torch.inference_mode():
-                return to_arrays(self._model(*to_tensors(list(columns))))
-        finally:
-            self._model.train(mode)
+    packed = cloudpickle.dumps(model)  # as it is now, not when Spark comes to the rows
+    return rdd.mapPartitions(sent_task(partial(_pairs_of_partition, packed, batch_size)))
 
 
-class _Outputs:
-    """Scores a partition on an executor."""
-
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
-
-    def pairs(self, samples: Iterable[Sample]) -> Iterator[tuple[Array, Array]]:
-        return _Scorer(*cloudpickle.loads(self.packed)).pairs(samples)
-
-    def __call__(self, samples: Iterable[Sample]) -> Iterator[Any]:
-        return (output for output, _ in self.pairs(samples))
+def _pairs_of_partition(packed: bytes, batch_size: int, samples: Iterable[Sample]) -> Iterator[Any]:
+    return _pairs(cloudpickle.loads(packed), batch_size, samples)
 
 
-class _Pairs(_Outputs):
-    def __call__(self, samples: Iterable[Sample]) -> Iterator[Any]:
-        return self.pairs(samples)
+def _pairs(model: nn.Module, batch_size: int, samples: Iterable[Sample]) -> Iterator[tuple[Array, Array]]:
+    """Outputs with labels."""
+    source = iter(samples)
+    while batch := list(islice(source, batch_size if batch_size and batch_size > 0 else _BATCH)):
+        rows = [[feature.to_ndarray() for feature in sample.features] for sample in batch]
+        columns = [np.stack(column) for column in zip(*rows, strict=True)]
+        for output, sample in zip(_scores(model, columns), batch, strict=True):
+            yield output, sample.labels[0].to_ndarray() if sample.labels else np.zeros(1, np.float32)
+
+
+def _scores(model: nn.Module, columns: Sequence[Array]) -> Any:
+    mode = model.training
+    try:
+        model.eval()
+        with torch.inference_mode():
+            return to_arrays(model(*to_tensors(list(columns))))
+    finally:
+        model.train(mode)

@@ -1,22 +1,27 @@
 """Layers with weights: linear ones, convolutions, tables of rows, batch normalization.
 
-A row has the name, the output as a function of the layer and its input, then the shapes of weight and bias
-and the fan that they are drawn with as a function of its arguments, and the arguments.
+A row has the name and the arguments of a layer, its output as a function of the layer and its input, then the
+shapes of weight and bias and the fan that they are drawn with.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler.compat.bigdl.arguments import DOUBLEMAX, arguments
-from kindler.compat.bigdl.nn.base import Layer, Weighted, weighted
+from kindler.compat.bigdl.arguments import DOUBLEMAX, arguments, classes
+from kindler.compat.bigdl.nn.base import Layer, Weighted
 from kindler.compat.bigdl.nn.functions import is_channels_last, padded
 from kindler.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the classes of the table
+
 
 _REGULARIZED = "wRegularizer=None, bRegularizer=None"
 _STARTED = "init_weight=None, init_bias=None"
@@ -26,9 +31,12 @@ _INITIAL = f"{_STARTED}, init_grad_weight=None, init_grad_bias=None"
 class Linear(Weighted, takes=arguments("input_size, output_size, with_bias=True", _REGULARIZED, _INITIAL)):
     """`x @ weight.T + bias`, with a weight of shape (output_size, input_size)."""
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        return (o.output_size, o.input_size), o.output_size if o.with_bias else None, o.input_size
+    def shapes(self) -> tuple[Any, Any, float]:
+        return (
+            (self.output_size, self.input_size),
+            self.output_size if self.with_bias else None,
+            self.input_size,
+        )
 
     def compute(self, value: Any) -> Any:
         return F.linear(value.to(self.weight.dtype), self.weight, self.bias)
@@ -43,61 +51,111 @@ class SparseLinear(
     """`Linear`; rows of sparse tensors come here as dense ones."""
 
 
-CMul = weighted(
-    "CMul",  # the weight repeats along the axes where it has length 1
-    lambda self, x: x * self.weight,
-    lambda o: (tuple(o.size), None, math.prod(o.size)),
-    arguments("size, wRegularizer=None"),
-)
-CAdd = weighted(
-    "CAdd",
-    lambda self, x: x + self.bias,
-    lambda o: (None, tuple(o.size), math.prod(o.size)),
-    arguments("size, bRegularizer=None"),
-)
-Scale = weighted(
-    "Scale",
-    lambda self, x: x * self.weight + self.bias,
-    lambda o: (tuple(o.size), tuple(o.size), math.prod(o.size)),
-    arguments("size"),
-)
-Mul = weighted("Mul", lambda self, x: x * self.weight, lambda o: (1, None, 1), arguments())
-Add = weighted(
-    "Add",
-    lambda self, x: x + self.bias,
-    lambda o: (None, o.input_size, o.input_size),
-    arguments("input_size"),
-)
-Bilinear = weighted(
-    "Bilinear",  # x1 @ weight[k] @ x2 + bias[k] of a table of two inputs
-    lambda self, x: F.bilinear(x[0], x[1], self.weight, self.bias),
-    lambda o: (
-        (o.output_size, o.input_size1, o.input_size2),
-        o.output_size if o.bias_res else None,
-        o.input_size1,
+def _volumetric_convolution(o: Any, x: Any) -> Any:
+    kernel, stride = (o.k_t, o.k_h, o.k_w), (o.d_t, o.d_h, o.d_w)
+    x, pad = padded(x, kernel, stride, (o.pad_t, o.pad_h, o.pad_w))
+    return F.conv3d(x, o.weight, o.bias, stride, pad)
+
+
+def _temporal_convolution(o: Any, x: Any) -> Any:
+    """Along the steps of sequences (rows, steps, frame); the weight is (output frame, kernel_w * frame)."""
+    x = (x if o.propagate_back else x.detach()).to(o.weight.dtype)
+    kernel = o.weight.reshape(o.weight.shape[0], o.kernel_w, -1).transpose(1, 2)
+    return F.conv1d(x.mT, kernel, o.bias, o.stride_w).mT
+
+
+_TABLE = {
+    # The weight repeats along the axes where it has length 1.
+    "CMul(size, wRegularizer=None)": (
+        lambda o, x: x * o.weight,
+        lambda o: (tuple(o.size), None, math.prod(o.size)),
     ),
-    arguments("input_size1, input_size2, output_size, bias_res=True", _REGULARIZED),
-)
-Cosine = weighted(
-    "Cosine",  # of the angle between a row and each row of the weight
-    lambda self, x: F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1)),
-    lambda o: ((o.output_size, o.input_size), None, o.output_size),
-    arguments("input_size, output_size"),
-)
-Euclidean = weighted(
-    "Euclidean",  # the distance of a row to each column of the weight
-    lambda self, x: (x.unsqueeze(-1) - self.weight).norm(dim=-2),
-    lambda o: ((o.input_size, o.output_size), None, o.input_size),
-    arguments("input_size, output_size, fast_backward=True"),
-)
+    "CAdd(size, bRegularizer=None)": (
+        lambda o, x: x + o.bias,
+        lambda o: (None, tuple(o.size), math.prod(o.size)),
+    ),
+    "Scale(size)": (
+        lambda o, x: x * o.weight + o.bias,
+        lambda o: (tuple(o.size), tuple(o.size), math.prod(o.size)),
+    ),
+    "Mul": (lambda o, x: x * o.weight, lambda o: (1, None, 1)),
+    "Add(input_size)": (lambda o, x: x + o.bias, lambda o: (None, o.input_size, o.input_size)),
+    # x1 @ weight[k] @ x2 + bias[k] of a table of two inputs.
+    f"Bilinear(input_size1, input_size2, output_size, bias_res=True, {_REGULARIZED})": (
+        lambda o, x: F.bilinear(x[0], x[1], o.weight, o.bias),
+        lambda o: (
+            (o.output_size, o.input_size1, o.input_size2),
+            o.output_size if o.bias_res else None,
+            o.input_size1,
+        ),
+    ),
+    # The cosine of the angle between a row and each row of the weight.
+    "Cosine(input_size, output_size)": (
+        lambda o, x: F.linear(F.normalize(x, dim=-1), F.normalize(o.weight, dim=-1)),
+        lambda o: ((o.output_size, o.input_size), None, o.output_size),
+    ),
+    # The distance of a row to each column of the weight.
+    "Euclidean(input_size, output_size, fast_backward=True)": (
+        lambda o, x: (x.unsqueeze(-1) - o.weight).norm(dim=-2),
+        lambda o: ((o.input_size, o.output_size), None, o.input_size),
+    ),
+    "SpatialDilatedConvolution(n_input_plane, n_output_plane, kw, kh, dw=1, dh=1, pad_w=0, pad_h=0, "
+    f"dilation_w=1, dilation_h=1, {_REGULARIZED})": (
+        lambda o, x: F.conv2d(
+            x, o.weight, o.bias, (o.dh, o.dw), (o.pad_h, o.pad_w), (o.dilation_h, o.dilation_w)
+        ),
+        lambda o: (
+            (o.n_output_plane, o.n_input_plane, o.kh, o.kw),
+            o.n_output_plane,
+            o.n_input_plane * o.kh * o.kw,
+        ),
+    ),
+    # The transpose of a convolution.
+    "SpatialFullConvolution(n_input_plane, n_output_plane, kw, kh, dw=1, dh=1, pad_w=0, pad_h=0, adj_w=0, "
+    f"adj_h=0, n_group=1, no_bias=False, {_REGULARIZED})": (
+        lambda o, x: F.conv_transpose2d(
+            x,
+            o.weight.flatten(0, 1),
+            o.bias,
+            (o.dh, o.dw),
+            (o.pad_h, o.pad_w),
+            (o.adj_h, o.adj_w),
+            o.n_group,
+        ),
+        lambda o: (
+            (o.n_group, o.n_input_plane // o.n_group, o.n_output_plane // o.n_group, o.kh, o.kw),
+            None if o.no_bias else o.n_output_plane,
+            o.kh * o.kw * o.n_input_plane,
+        ),
+    ),
+    "TemporalConvolution(input_frame_size, output_frame_size, kernel_w, stride_w=1, propagate_back=True, "
+    f"weight_regularizer=None, bias_regularizer=None, {_INITIAL})": (
+        _temporal_convolution,
+        lambda o: (
+            (o.output_frame_size, o.kernel_w * o.input_frame_size),
+            o.output_frame_size,
+            o.kernel_w * o.input_frame_size,
+        ),
+    ),
+    # Of volumes (channels, time, height, width); the weight is (output, input, kt, kh, kw).
+    "VolumetricConvolution(n_input_plane, n_output_plane, k_t, k_w, k_h, d_t=1, d_w=1, d_h=1, pad_t=0, "
+    f"pad_w=0, pad_h=0, with_bias=True, {_REGULARIZED})": (
+        _volumetric_convolution,
+        lambda o: (
+            (o.n_output_plane, o.n_input_plane, o.k_t, o.k_h, o.k_w),
+            o.n_output_plane if o.with_bias else None,
+            o.n_input_plane * o.k_t * o.k_h * o.k_w,
+        ),
+    ),
+}
+globals().update(classes(__name__, Weighted, _TABLE, "compute", "shapes"))
 
 
 class PReLU(Weighted, takes=arguments("n_output_plane=0")):
     """x, and a learned multiple of x below 0: one for all, or one for each of `n_output_plane` channels."""
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        return max(1, o.n_output_plane), None, 1
+    def shapes(self) -> tuple[Any, Any, float]:
+        return max(1, self.n_output_plane), None, 1
 
     def initialize(self) -> None:
         nn.init.constant_(self.weight, 0.25)
@@ -119,9 +177,8 @@ class LookupTable(
     they are used. With `should_scale_grad_by_freq` gradients are divided by how often a row is in a batch.
     """
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        return (o.n_index, o.n_output), None, 1
+    def shapes(self) -> tuple[Any, Any, float]:
+        return (self.n_index, self.n_output), None, 1
 
     def initialize(self) -> None:
         nn.init.normal_(self.weight)
@@ -170,15 +227,9 @@ class Maxout(
     """The largest of `maxout_number` linear outputs."""
 
     def setup(self) -> None:
-        self.linear = Linear(
-            self.input_size,
-            self.output_size * self.maxout_number,
-            self.with_bias,
-            self.w_regularizer,
-            self.b_regularizer,
-            self.init_weight,
-            self.init_bias,
-        )
+        regularizers, initial = (self.w_regularizer, self.b_regularizer), (self.init_weight, self.init_bias)
+        size = self.output_size * self.maxout_number
+        self.linear = Linear(self.input_size, size, self.with_bias, *regularizers, *initial)
 
     def compute(self, value: Any) -> Any:
         output = self.linear(value)
@@ -203,16 +254,12 @@ class SpatialConvolution(
     stride. Without `propagate_back` the input gets no gradient.
     """
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        ins, outs, kernel = (
-            o.n_input_plane // o.n_group,
-            o.n_output_plane // o.n_group,
-            (o.kernel_h, o.kernel_w),
-        )
-        shape = (*kernel, ins, outs) if is_channels_last(o.data_format) else (outs, ins, *kernel)
-        bias = o.n_output_plane if o.with_bias else None
-        return (o.n_group, *shape), bias, o.kernel_h * o.kernel_w * o.n_input_plane
+    def shapes(self) -> tuple[Any, Any, float]:
+        ins, outs = self.n_input_plane // self.n_group, self.n_output_plane // self.n_group
+        kernel = (self.kernel_h, self.kernel_w)
+        shape = (*kernel, ins, outs) if is_channels_last(self.data_format) else (outs, ins, *kernel)
+        bias = self.n_output_plane if self.with_bias else None
+        return (self.n_group, *shape), bias, math.prod(kernel) * self.n_input_plane
 
     def setup(self) -> None:
         if self.n_input_plane % self.n_group or self.n_output_plane % self.n_group:
@@ -237,96 +284,6 @@ class SpatialShareConvolution(SpatialConvolution):
     """`SpatialConvolution`."""
 
 
-SpatialDilatedConvolution = weighted(
-    "SpatialDilatedConvolution",
-    lambda self, x: F.conv2d(
-        x,
-        self.weight,
-        self.bias,
-        (self.dh, self.dw),
-        (self.pad_h, self.pad_w),
-        (self.dilation_h, self.dilation_w),
-    ),
-    lambda o: (
-        (o.n_output_plane, o.n_input_plane, o.kh, o.kw),
-        o.n_output_plane,
-        o.n_input_plane * o.kh * o.kw,
-    ),
-    arguments(
-        "n_input_plane, n_output_plane, kw, kh, dw=1, dh=1, pad_w=0, pad_h=0, dilation_w=1",
-        "dilation_h=1",
-        _REGULARIZED,
-    ),
-)
-SpatialFullConvolution = weighted(
-    "SpatialFullConvolution",  # the transpose of a convolution
-    lambda self, x: F.conv_transpose2d(
-        x,
-        self.weight.flatten(0, 1),
-        self.bias,
-        (self.dh, self.dw),
-        (self.pad_h, self.pad_w),
-        (self.adj_h, self.adj_w),
-        self.n_group,
-    ),
-    lambda o: (
-        (o.n_group, o.n_input_plane // o.n_group, o.n_output_plane // o.n_group, o.kh, o.kw),
-        None if o.no_bias else o.n_output_plane,
-        o.kh * o.kw * o.n_input_plane,
-    ),
-    arguments(
-        "n_input_plane, n_output_plane, kw, kh, dw=1, dh=1, pad_w=0, pad_h=0, adj_w=0",
-        "adj_h=0, n_group=1, no_bias=False",
-        _REGULARIZED,
-    ),
-)
-
-
-class TemporalConvolution(
-    Weighted,
-    takes=arguments(
-        "input_frame_size, output_frame_size, kernel_w, stride_w=1, propagate_back=True",
-        "weight_regularizer=None, bias_regularizer=None",
-        _INITIAL,
-    ),
-):
-    """A convolution along the steps of sequences of shape (rows, steps, input_frame_size).
-
-    The weight has the shape (output_frame_size, kernel_w * input_frame_size).
-    """
-
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        width = o.kernel_w * o.input_frame_size
-        return (o.output_frame_size, width), o.output_frame_size, width
-
-    def compute(self, value: Any) -> Any:
-        value = (value if self.propagate_back else value.detach()).to(self.weight.dtype)
-        kernel = self.weight.reshape(self.weight.shape[0], self.kernel_w, -1).transpose(1, 2)
-        return F.conv1d(value.transpose(-1, -2), kernel, self.bias, self.stride_w).transpose(-1, -2)
-
-
-class VolumetricConvolution(
-    Weighted,
-    takes=arguments(
-        "n_input_plane, n_output_plane, k_t, k_w, k_h, d_t=1, d_w=1, d_h=1, pad_t=0, pad_w=0",
-        "pad_h=0, with_bias=True",
-        _REGULARIZED,
-    ),
-):
-    """A convolution of volumes (channels, time, height, width); the weight is (output, input, kt, kh, kw)."""
-
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        shape = (o.n_output_plane, o.n_input_plane, o.k_t, o.k_h, o.k_w)
-        return shape, o.n_output_plane if o.with_bias else None, math.prod(shape[1:])
-
-    def compute(self, value: Any) -> Any:
-        kernel, stride = (self.k_t, self.k_h, self.k_w), (self.d_t, self.d_h, self.d_w)
-        value, pad = padded(value, kernel, stride, (self.pad_t, self.pad_h, self.pad_w))
-        return F.conv3d(value, self.weight, self.bias, stride, pad)
-
-
 class BatchNormalization(
     Weighted, takes=arguments("n_output, eps=1e-5, momentum=0.1, affine=True", _INITIAL)
 ):
@@ -339,9 +296,8 @@ class BatchNormalization(
     running_mean: torch.Tensor
     running_var: torch.Tensor
 
-    @staticmethod
-    def shapes(o: Any) -> tuple[Any, Any, float]:
-        shape = o.n_output if o.affine else None
+    def shapes(self) -> tuple[Any, Any, float]:
+        shape = self.n_output if self.affine else None
         return shape, shape, 1
 
     def setup(self) -> None:
