@@ -7,6 +7,16 @@ from kindler.compat.not_provided import refuse_the_rest
 
 # Later homes of the same modules, and where classes were in earlier versions of Kindler, by which pickled
 # models name them.
+_LAYERS = [
+    "activations",
+    "convolution",
+    "linear",
+    "normalization",
+    "pooling",
+    "recurrent",
+    "shaping",
+    "tables",
+]
 _ALIASES = {
     "orca": "zoo.orca",
     "dllib.nn": "bigdl.nn",
@@ -14,15 +24,9 @@ _ALIASES = {
     "dllib.utils": "bigdl.util",
     "dllib.nnframes": "zoo.pipeline.nnframes",
     "nn.criterion_base": "bigdl.nn.criterion",
+    "optim.metrics_torch": "bigdl.optim.rules_torch",
     "optim.regularizers": "bigdl.nn.regularizers",
-    **dict.fromkeys(
-        [
-            f"nn.{name}"
-            for name in ("activations", "convolution", "linear", "normalization", "pooling", "recurrent")
-        ],
-        "bigdl.nn.layer",
-    ),
-    **dict.fromkeys(["nn.shaping", "nn.tables"], "bigdl.nn.layer"),
+    **{f"nn.{name}": "bigdl.nn.layer" for name in _LAYERS},
 }
 for _name, _target in _ALIASES.items():
     alias(f"{__name__}.{_name}", f"kindler.compat.{_target}")

@@ -1,1 +1,1 @@
-"""`bigdl.dllib`: the later home of `bigdl.nn`, `bigdl.optim` and `bigdl.util`, and of `zoo.pipeline.nnframes`."""
+"""`bigdl.dllib`: the later home of modules of `bigdl`, and of `zoo.pipeline.nnframes`."""

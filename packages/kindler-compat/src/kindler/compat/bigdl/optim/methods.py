@@ -12,28 +12,20 @@ import json
 import warnings
 import zipfile
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kindler.compat.bigdl.arguments import DOUBLEMAX, Configured, arguments
+from kindler.compat.bigdl.arguments import DOUBLEMAX, Configured, arguments, classes
 from kindler.compat.bigdl.optim import schedules
 from kindler.compat.bigdl.optim.schedules import Default, Schedule
 from kindler.errors import ConfigError
 from kindler.files import folder_at, split
 
-__all__ = [
-    "LBFGS",
-    "SGD",
-    "Adadelta",
-    "Adagrad",
-    "Adam",
-    "Adamax",
-    "Ftrl",
-    "OptimMethod",
-    "ParallelAdam",
-    "RMSprop",
-]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the classes of the table
+
 
 _FORMAT = "kindler.bigdl.optim.1"
 
@@ -80,12 +72,7 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
         return self.learningrate
 
     def save(self, path: str | PathLike[str], overWrite: bool = False) -> None:
-        """Write the method to a file: its arguments, its counters, and what it keeps beside parameters.
-
-        Args:
-            path: The file.
-            overWrite: Whether an existing file is replaced.
-        """
+        """Write the method to a file: its arguments, its counters, and what it keeps beside parameters."""
         folder, name = split(path)
         if not overWrite and name in folder_at(folder).names():
             raise ConfigError(f"{path} exists.\nHint: pass overWrite=True to replace it.")
@@ -118,15 +105,10 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        rate = self.schedule.rate(np, self.learningrate, self.learningrate_decay, np.float64(step))
-        return float(rate)
+        return float(self.schedule.rate(np, self.learningrate, self.learningrate_decay, np.float64(step)))
 
     def refuse_used(self) -> None:
-        """Complain about what it keeps beside parameters of layers, which other models do not have.
-
-        Raises:
-            ConfigError: `Optimizer` has used it, here or before it was saved.
-        """
+        """Complain about what it keeps beside parameters of layers, which other models do not have."""
         if self.kept:
             raise ConfigError(
                 f"{self!r} was used by Optimizer for a model of layers, and would begin anew here.\n"
@@ -134,31 +116,15 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
             )
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        """The parameter and its slots after a step, in operations of TensorFlow.
+        """A parameter's new value, and those of its slots by name, in operations that `tf` has.
 
-        Args:
-            tf: `tensorflow.compat.v1`.
-            value: The parameter.
-            gradient: Its gradient.
-            slots: What is kept beside it, by name.
-            lr: The rate of this step.
-            step: The number of the step, counted from 1, as a float.
-
-        Returns:
-            The parameter's new value, and those of the slots by name.
+        `slots` is what is kept beside it, by name; `lr` is the rate of this step, `step` its number, counted
+        from 1, as a float.
         """
         raise NotImplementedError
 
-    def keras_options(self) -> tuple[str, dict[str, Any]]:
-        """The name of the Keras optimizer that makes the same steps, and its arguments.
-
-        Raises:
-            ConfigError: Keras has none.
-        """
-        raise ConfigError(
-            f"{self!r} has no equal among the optimizers of Keras.\n"
-            "Hint: compile the model with an optimizer of Keras, or build it in a TensorFlow 1 graph."
-        )
+    # The name of the Keras optimizer that makes the same steps, and its arguments; None where there is none.
+    keras_options: Any = None
 
     def keras_optimizer(self, keras: Any) -> Any:
         """An optimizer of this Keras that makes the same steps."""
@@ -169,8 +135,13 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
                 "Hint: compile the model with a schedule of Keras, or build it after"
                 " tf.disable_v2_behavior()."
             )
-        name, options = self.keras_options()
-        return getattr(keras.optimizers, name)(**options)
+        found = None if self.keras_options is None else self.keras_options()
+        if found is None:
+            raise ConfigError(
+                f"{self!r} has no equal among the optimizers of Keras.\n"
+                "Hint: compile the model with an optimizer of Keras, or build it in a TensorFlow 1 graph."
+            )
+        return getattr(keras.optimizers, found[0])(**found[1])
 
 
 class SGD(
@@ -215,10 +186,10 @@ class SGD(
         move = gradient + self._momentum * velocity if self._nesterov else velocity
         return value - lr * move, {"velocity": velocity}
 
-    def keras_options(self) -> tuple[str, dict[str, Any]]:
-        if self.weightdecay or (self._momentum and self.dampening):
-            return super().keras_options()
+    def keras_options(self) -> tuple[str, dict[str, Any]] | None:
         options = {"momentum": self._momentum, "nesterov": self._nesterov}
+        if self.weightdecay or (self._momentum and self.dampening):
+            return None
         return "SGD", {"learning_rate": self.learningrate, **options}
 
     def momentum(self) -> float:
@@ -230,85 +201,79 @@ class SGD(
         return bool(self._nesterov)
 
 
-class Adam(
-    OptimMethod,
-    takes=arguments("learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8"),
-):
-    """Adam."""
-
-    slots = {"m": 0.0, "v": 0.0}  # noqa: RUF012
-
-    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
-        v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient * gradient
-        made = tf.cast(step, tf.float64)  # 1 - 0.999 has few digits in float32
-        unbiased = tf.cast(tf.sqrt(1.0 - self.beta2**made) / (1.0 - self.beta1**made), gradient.dtype)
-        return value - lr * unbiased * m / (tf.sqrt(v) + self.epsilon), {"m": m, "v": v}
-
-    def keras_options(self) -> tuple[str, dict[str, Any]]:
-        options = {"beta_1": self.beta1, "beta_2": self.beta2, "epsilon": self.epsilon}
-        return "Adam", {"learning_rate": self.learningrate, **options}
+def _adam(o: Any, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+    m = o.beta1 * slots["m"] + (1 - o.beta1) * gradient
+    v = o.beta2 * slots["v"] + (1 - o.beta2) * gradient * gradient
+    steps = tf.cast(step, tf.float64)  # 1 - 0.999 has few digits in float32
+    unbiased = tf.cast(tf.sqrt(1.0 - o.beta2**steps) / (1.0 - o.beta1**steps), gradient.dtype)
+    return value - lr * unbiased * m / (tf.sqrt(v) + o.epsilon), {"m": m, "v": v}
 
 
-class ParallelAdam(
-    Adam,
-    takes=arguments(
-        "learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8", "parallel_num=-1"
+def _adagrad(o: Any, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+    if o.weightdecay:
+        gradient = gradient + o.weightdecay * value
+    squares = slots["sum"] + gradient * gradient
+    return value - lr * gradient / (tf.sqrt(squares) + 1e-10), {"sum": squares}
+
+
+def _adadelta(o: Any, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+    rho, epsilon = o.decayrate, o.epsilon
+    squares = rho * slots["squares"] + (1 - rho) * gradient * gradient
+    move = gradient * tf.sqrt(slots["moves"] + epsilon) / tf.sqrt(squares + epsilon)
+    moves = rho * slots["moves"] + (1 - rho) * move * move
+    return value - lr * move, {"squares": squares, "moves": moves}
+
+
+def _adamax(o: Any, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+    m = o.beta1 * slots["m"] + (1 - o.beta1) * gradient
+    u = tf.maximum(o.beta2 * slots["u"], tf.abs(gradient) + o.epsilon)
+    unbiased = tf.cast(1.0 - o.beta1 ** tf.cast(step, tf.float64), gradient.dtype)
+    return value - lr / unbiased * tf.math.divide_no_nan(m, u), {"m": m, "u": u}
+
+
+def _rmsprop(o: Any, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
+    squares = o.decayrate * slots["squares"] + (1 - o.decayrate) * gradient * gradient
+    return value - lr * gradient / (tf.sqrt(squares) + o.epsilon), {"squares": squares}
+
+
+_ADAM_TAKES = "learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8"
+_ADAM = (
+    _adam,
+    {"m": 0.0, "v": 0.0},
+    lambda o: (
+        "Adam",
+        {
+            "learning_rate": o.learningrate,
+            "beta_1": o.beta1,
+            "beta_2": o.beta2,
+            "epsilon": o.epsilon,
+        },
     ),
-):
-    """Adam; the number of threads that BigDL's applied it with has no effect."""
-
-
-class Adagrad(OptimMethod, takes=arguments("learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0")):
-    """Adagrad, whose sums start from 0."""
-
-    slots = {"sum": 0.0}  # noqa: RUF012
-
-    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        if self.weightdecay:
-            gradient = gradient + self.weightdecay * value
-        squares = slots["sum"] + gradient * gradient
-        return value - lr * gradient / (tf.sqrt(squares) + 1e-10), {"sum": squares}
-
-
-class Adadelta(OptimMethod, takes=arguments("decayrate=0.9, epsilon=1e-10")):
-    """Adadelta; it has no learning rate."""
-
-    slots = {"squares": 0.0, "moves": 0.0}  # noqa: RUF012
-
-    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        rho, epsilon = self.decayrate, self.epsilon
-        squares = rho * slots["squares"] + (1 - rho) * gradient * gradient
-        move = gradient * tf.sqrt(slots["moves"] + epsilon) / tf.sqrt(squares + epsilon)
-        moves = rho * slots["moves"] + (1 - rho) * move * move
-        return value - lr * move, {"squares": squares, "moves": moves}
-
-    def keras_options(self) -> tuple[str, dict[str, Any]]:
-        return "Adadelta", {"learning_rate": 1.0, "rho": self.decayrate, "epsilon": self.epsilon}
-
-
-class Adamax(OptimMethod, takes=arguments("learningrate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-38")):
-    """Adamax."""
-
-    slots = {"m": 0.0, "u": 0.0}  # noqa: RUF012
-
-    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
-        u = tf.maximum(self.beta2 * slots["u"], tf.abs(gradient) + self.epsilon)
-        unbiased = tf.cast(1.0 - self.beta1 ** tf.cast(step, tf.float64), gradient.dtype)
-        return value - lr / unbiased * tf.math.divide_no_nan(m, u), {"m": m, "u": u}
-
-
-class RMSprop(
-    OptimMethod, takes=arguments("learningrate=1e-2, learningrate_decay=0.0, decayrate=0.99, epsilon=1e-8")
-):
-    """RMSprop, whose means start from 0."""
-
-    slots = {"squares": 0.0}  # noqa: RUF012
-
-    def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
-        squares = self.decayrate * slots["squares"] + (1 - self.decayrate) * gradient * gradient
-        return value - lr * gradient / (tf.sqrt(squares) + self.epsilon), {"squares": squares}
+)
+_TABLE = {
+    f"Adam({_ADAM_TAKES})": _ADAM,
+    f"ParallelAdam({_ADAM_TAKES}, parallel_num=-1)": _ADAM,  # the number of threads has no effect
+    "Adagrad(learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0)": (_adagrad, {"sum": 0.0}, None),
+    # It has no learning rate.
+    "Adadelta(decayrate=0.9, epsilon=1e-10)": (
+        _adadelta,
+        {"squares": 0.0, "moves": 0.0},
+        lambda o: ("Adadelta", {"learning_rate": 1.0, "rho": o.decayrate, "epsilon": o.epsilon}),
+    ),
+    "Adamax(learningrate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-38)": (
+        _adamax,
+        {"m": 0.0, "u": 0.0},
+        None,
+    ),
+    # Its means start from 0.
+    "RMSprop(learningrate=1e-2, learningrate_decay=0.0, decayrate=0.99, epsilon=1e-8)": (
+        _rmsprop,
+        {"squares": 0.0},
+        None,
+    ),
+}
+_ROWS = classes(__name__, OptimMethod, _TABLE, "new_value", "slots", "keras_options")
+globals().update(_ROWS)
 
 
 class Ftrl(
@@ -399,6 +364,7 @@ def _built(value: Any) -> Any:
     return built
 
 
+__all__ = ["LBFGS", "SGD", "Ftrl", "OptimMethod", *_ROWS]  # noqa: PLE0604 - names
 _CLASSES: dict[str, type[Any]] = {
     **{name: globals()[name] for name in __all__},
     **{name: getattr(schedules, name) for name in schedules.__all__},

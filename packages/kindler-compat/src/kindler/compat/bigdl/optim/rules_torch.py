@@ -1,53 +1,41 @@
-"""BigDL's optimizers as optimizers of torch: the same formulas as in graphs, see `methods.py`."""
+"""BigDL's optimizers as optimizers of torch, with the formulas of `methods.py`, and its validation methods.
+
+Means over rows are functions of (outputs, targets). What is not a mean over rows (AUC) is a metric of
+torchmetrics, which takes seconds to import in every worker: only what uses it does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from kindler.compat.bigdl.nn.base import regularized
+from kindler.compat.bigdl.nn.criterion import Criterion
 from kindler.compat.bigdl.nn.regularizers import Regularizer
 from kindler.compat.bigdl.optim.methods import LBFGS, OptimMethod
+from kindler.compat.bigdl.optim.validation import AUC, Loss, ValidationMethod
 from kindler.errors import ConfigError
 
-__all__ = ["RuleOptimizer", "TorchRule", "refuse_regularizers"]
-
-
-class _Math:
-    @staticmethod
-    def divide_no_nan(first: Any, second: Any) -> Any:
-        return torch.where(second == 0, torch.zeros_like(first), first / second)
-
-
-class _Operations:
-    """The operations of the formulas, under TensorFlow's names."""
-
-    float64 = torch.float64
-    where, sqrt, abs, sign = torch.where, torch.sqrt, torch.abs, torch.sign
-    maximum, ones_like, zeros_like = torch.maximum, torch.ones_like, torch.zeros_like
-    math = _Math
-
-    @staticmethod
-    def cast(value: Any, dtype: torch.dtype) -> Any:
-        return value.to(dtype)
+# The operations of the formulas, under TensorFlow's names.
+_OPERATIONS = SimpleNamespace(
+    **{name: getattr(torch, name) for name in ("float64", "where", "sqrt", "abs", "sign", "maximum")},
+    ones_like=torch.ones_like,
+    zeros_like=torch.zeros_like,
+    cast=torch.Tensor.to,
+    math=SimpleNamespace(divide_no_nan=lambda a, b: torch.where(b == 0, torch.zeros_like(a), a / b)),
+)
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """Applies the rule of an `OptimMethod` to every parameter that has a gradient.
+    """Applies the rule of an `OptimMethod` to every parameter that has a gradient; see `TorchRule`.
 
     The number of steps, from which the learning rate follows, is in the parameter group, and so in
     checkpoints.
-
-    Args:
-        params: The parameters.
-        method: The rule.
-        regularizers: What is added to the gradients of some parameters.
-        limits: Gradients are clipped between these, if any.
-        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
-            before it was saved.
     """
 
     def __init__(
@@ -69,13 +57,14 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def kept(self) -> list[dict[str, Any]]:
         """What is kept beside each parameter, as arrays."""
-        states = [
-            self.state.get(parameter, {}) for group in self.param_groups for parameter in group["params"]
-        ]
+        states = [self.state.get(parameter, {}) for parameter in self._all()]
         return [{name: value.cpu().numpy() for name, value in state.items()} for state in states]
 
+    def _all(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
     def _resume(self, kept: Sequence[Mapping[str, Any]]) -> None:
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        parameters = self._all()
         wrong = len(kept) != len(parameters) or any(
             tuple(value.shape) != tuple(parameter.shape)
             for parameter, state in zip(parameters, kept, strict=False)
@@ -100,24 +89,19 @@ class RuleOptimizer(torch.optim.Optimizer):
             group["neval"] = made + 1
             group["lr"] = self._method.rate(made + 1)
 
-    def _move(self, parameter: nn.Parameter, made: int, rate: float) -> None:
-        gradient = self._gradient(parameter)
-        kept = self.state[parameter]
+    def _move(self, parameter: Any, made: int, rate: float) -> None:
+        gradient, kept = parameter.grad, self.state[parameter]
+        if (regularizer := self._regularizers.get(id(parameter))) is not None:
+            gradient = gradient + regularizer.gradient(parameter)
+        if self._limits is not None:
+            gradient = gradient.clamp(*self._limits)
         if not kept:
             kept.update({n: torch.full_like(parameter, v) for n, v in self._method.slots.items()})
         number = torch.tensor(float(made + 1), device=parameter.device)
-        new, after = self._method.new_value(_Operations, parameter.data, gradient, dict(kept), rate, number)
+        new, after = self._method.new_value(_OPERATIONS, parameter.data, gradient, dict(kept), rate, number)
         parameter.copy_(new)
         for name, value in after.items():
             kept[name].copy_(value)
-
-    def _gradient(self, parameter: nn.Parameter) -> torch.Tensor:
-        gradient = parameter.grad
-        assert gradient is not None
-        regularizer = self._regularizers.get(id(parameter))
-        if regularizer is not None:
-            gradient = gradient + regularizer.gradient(parameter)
-        return gradient if self._limits is None else gradient.clamp(*self._limits)
 
 
 class TorchRule:
@@ -145,13 +129,48 @@ class TorchRule:
 
 
 def refuse_regularizers(model: Any) -> None:
-    """Complain about regularizers of layers where an optimizer of torch would leave them out.
-
-    Raises:
-        ConfigError: A layer of the model has one.
-    """
+    """Complain about regularizers of layers where an optimizer of torch would leave them out."""
     if isinstance(model, nn.Module) and any(True for _ in regularized(model)):
         raise ConfigError(
             "layers of the model have regularizers, which optimizers of torch do not know.\n"
             "Hint: use one of bigdl.optim.optimizer, or weight_decay of torch's instead of regularizers."
         )
+
+
+def torch_metrics(methods: Sequence[ValidationMethod], loss: Any) -> dict[str, Any]:
+    """Metrics by BigDL's names; the model's own `Loss`, which is always counted, is left out.
+
+    If the labels of the loss are counted from 1, so are those of the methods.
+    """
+    one_based = isinstance(loss, Criterion) and loss.one_based
+    metrics: dict[str, Any] = {}
+    for method in methods:
+        first = method.first_class if not one_based else 1
+        if isinstance(method, AUC):
+            from kindler.compat.bigdl.optim.exact_auc import ExactAUC
+
+            metrics[method.tag] = ExactAUC(float(first if method.by_class else 0))
+        elif (counted := getattr(method, "counted", None)) is not None:
+            import torchmetrics
+
+            metrics[method.tag] = getattr(torchmetrics.classification, counted)(validate_args=False)
+        elif not isinstance(method, Loss) or method.cri not in (None, loss):
+            metrics[method.tag] = RowMean(method, first if method.by_class else 0)
+    return metrics
+
+
+class RowMean:
+    """The mean of a validation method over the rows of a batch."""
+
+    def __init__(self, method: ValidationMethod, first: int) -> None:
+        if method.rows is not None:
+            raise ConfigError(
+                f"{method!r} judges groups of {method.rows} rows, which batches would tear apart.\n"
+                "Hint: method.score(outputs, labels) judges the arrays of predict."
+            )
+        self.method, self.first = method, first
+
+    def __call__(self, outputs: Any, targets: Any) -> float:
+        """The mean over these rows."""
+        output, label = (part[0] if isinstance(part, tuple | list) else part for part in (outputs, targets))
+        return self.method.score(output.cpu().numpy(), np.asarray(label.cpu().numpy()) - self.first)

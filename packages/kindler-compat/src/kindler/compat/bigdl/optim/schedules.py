@@ -7,22 +7,14 @@ number here and a tensor in a graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kindler.compat.bigdl.arguments import Configured, arguments
+from kindler.compat.bigdl.arguments import Configured, arguments, classes
 from kindler.errors import ConfigError
 
-__all__ = [
-    "Default",
-    "Exponential",
-    "MultiStep",
-    "NaturalExp",
-    "Poly",
-    "Schedule",
-    "SequentialSchedule",
-    "Step",
-    "Warmup",
-]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...  # the classes of the table
 
 
 class Schedule(Configured, takes=arguments()):
@@ -46,51 +38,32 @@ class Schedule(Configured, takes=arguments()):
         raise NotImplementedError
 
 
-def _factor(name: str, factor: Callable[[Any, Any, Any], Any], *texts: str) -> Any:
-    """A schedule whose rate is the base times a function of it, the operations and the steps made."""
-
-    def rate(self: Any, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        return base * factor(self, ops, step - start)
-
-    body = {"__module__": __name__, "rate": rate}
-    return type(name, (Schedule,), body, takes=arguments(*texts))
+def _poly(o: Any, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
+    """Steps are counted from the beginning of training, even after another schedule."""
+    left = 1.0 - step / o.max_iteration
+    power = ops.where(left > 0.0, left, left * 0.0 + 1.0) ** o.power
+    return base * ops.where(left > 0.0, power, left * 0.0)
 
 
-NaturalExp = _factor(
-    "NaturalExp",
-    lambda self, ops, steps: ops.exp(-self.gamma * ops.floor(steps / self.decay_step)),
-    "decay_step, gamma",
-)
-Step = _factor(
-    "Step", lambda self, ops, steps: self.gamma ** ops.floor(steps / self.step_size), "step_size, gamma"
-)
-Exponential = _factor(
-    "Exponential",  # with whole exponents if `stair_case`
-    lambda self, ops, steps: (
-        self.decay_rate
-        ** (ops.floor(steps / self.decay_step) if self.stair_case else steps / self.decay_step)
+_TABLE: dict[str, Callable[..., Any]] = {
+    "Default": lambda o, ops, base, decay, step, start=0: base / (1.0 + (step - start) * decay),
+    "NaturalExp(decay_step, gamma)": lambda o, ops, base, decay, step, start=0: (
+        base * ops.exp(-o.gamma * ops.floor((step - start) / o.decay_step))
     ),
-    "decay_step, decay_rate, stair_case=False",
-)
-
-
-class Default(Schedule):
-    """`base / (1 + step * learningrate_decay)`."""
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        return base / (1.0 + (step - start) * decay)
-
-
-class Poly(Schedule, takes=arguments("power, max_iteration")):
-    """`base * (1 - step / max_iteration) ** power`, and 0 after `max_iteration` steps.
-
-    Steps are counted from the beginning of training, even after another schedule.
-    """
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        left = 1.0 - step / self.max_iteration
-        power = ops.where(left > 0.0, left, left * 0.0 + 1.0) ** self.power
-        return base * ops.where(left > 0.0, power, left * 0.0)
+    "Step(step_size, gamma)": lambda o, ops, base, decay, step, start=0: (
+        base * o.gamma ** ops.floor((step - start) / o.step_size)
+    ),
+    # With whole exponents if `stair_case`.
+    "Exponential(decay_step, decay_rate, stair_case=False)": lambda o, ops, base, decay, step, start=0: (
+        base
+        * o.decay_rate ** (ops.floor if o.stair_case else lambda steps: steps)((step - start) / o.decay_step)
+    ),
+    # `base * (1 - step / max_iteration) ** power`, and 0 after `max_iteration` steps.
+    "Poly(power, max_iteration)": _poly,
+    "Warmup(delta)": lambda o, ops, base, decay, step, start=0: base + o.delta * (step - start),
+}
+_ROWS = classes(__name__, Schedule, _TABLE, "rate")
+globals().update(_ROWS)
 
 
 class MultiStep(Schedule, takes=arguments("step_sizes, gamma")):
@@ -104,13 +77,6 @@ class MultiStep(Schedule, takes=arguments("step_sizes, gamma")):
         for size in self.step_sizes:
             base = base * ops.where(steps >= size, steps * 0.0 + self.gamma, steps * 0.0 + 1.0)
         return base
-
-
-class Warmup(Schedule, takes=arguments("delta")):
-    """`base + delta * step`."""
-
-    def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        return base + self.delta * (step - start)
 
 
 class SequentialSchedule(Schedule, takes=arguments("iteration_per_epoch")):
@@ -149,3 +115,6 @@ def _whole(where: str, name: str, value: Any) -> int:
     if isinstance(value, bool) or int(value) != value or value < 1:
         raise ConfigError(f"{where}: {name} must be a whole number of at least 1; received {value!r}.")
     return int(value)
+
+
+__all__ = ["MultiStep", "Schedule", "SequentialSchedule", *_ROWS]  # noqa: PLE0604 - names

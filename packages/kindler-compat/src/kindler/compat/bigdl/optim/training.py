@@ -147,8 +147,7 @@ class BaseOptimizer:
         self._methods = named_all([Top1Accuracy()] if val_method is None else val_method)
 
     def _made(self) -> Any:
-        from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
-        from kindler.compat.bigdl.optim.rules_torch import TorchRule
+        from kindler.compat.bigdl.optim.rules_torch import TorchRule, torch_metrics
         from kindler.compat.zoo.orca.learn.base import workers_of
         from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel
         from kindler.compat.zoo.tfpark.training import TFParkEstimator

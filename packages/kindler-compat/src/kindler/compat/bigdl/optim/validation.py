@@ -6,28 +6,14 @@ outputs and labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
 
-__all__ = [
-    "AUC",
-    "MAE",
-    "MSE",
-    "NDCG",
-    "HitRatio",
-    "Loss",
-    "Scores",
-    "Top1Accuracy",
-    "Top5Accuracy",
-    "TreeNNAccuracy",
-    "ValidationMethod",
-    "named",
-    "tag_of",
-]
+__all__ = ["AUC", "MAE", "MSE", "NDCG", "HitRatio", "Loss", "Scores", "Top1Accuracy", "Top5Accuracy"]
+__all__ += ["TreeNNAccuracy", "ValidationMethod", "named", "tag_of"]
 
 Array = Any
 
@@ -50,19 +36,12 @@ def tag_of(name: str) -> str:
 
 
 class ValidationMethod:
-    """Base class.
+    """Base class."""
 
-    Attributes:
-        tag: The name of its result.
-        by_class: Whether its labels are class numbers.
-        first_class: The number of the first class.
-        rows: How many rows make one group, where it judges groups.
-    """
-
-    tag: str
-    by_class = False
-    first_class = 0
-    rows: int | None = None
+    tag: str  # the name of its result
+    by_class = False  # whether its labels are class numbers
+    first_class = 0  # the number of the first class
+    rows: int | None = None  # how many rows make one group, where it judges groups
 
     def __init__(self, bigdl_type: str = "float") -> None: ...
 
@@ -88,14 +67,10 @@ class Top1Accuracy(ValidationMethod):
     by_class = True
 
     def tensor(self, tf: Any, output: Any, label: Any) -> Any:
-        width = output.shape[-1] if output.shape.rank is not None and output.shape.rank > 1 else 1
-        if width == 1:
-            predicted = tf.cast(tf.reshape(output, [-1]) >= 0.5, tf.int64)
-            truth = tf.cast(tf.reshape(label, [-1]), tf.int64)
-        else:
-            predicted = tf.reshape(tf.argmax(output, -1, output_type=tf.int64), [-1])
-            truth = _classes_tf(tf, output, label)
-        return tf.reduce_mean(tf.cast(tf.equal(predicted, truth), tf.float32))
+        several = output.shape.rank is not None and output.shape.rank > 1 and output.shape[-1] != 1
+        best = tf.argmax(output, -1, output_type=tf.int64) if several else tf.cast(output >= 0.5, tf.int64)
+        truth = _classes_tf(tf, output, label) if several else tf.cast(tf.reshape(label, [-1]), tf.int64)
+        return tf.reduce_mean(tf.cast(tf.equal(tf.reshape(best, [-1]), truth), tf.float32))
 
     def score(self, output: Array, label: Array) -> float:
         if output.ndim < 2 or output.shape[-1] == 1:
@@ -122,12 +97,7 @@ class Top5Accuracy(ValidationMethod):
 
 
 class Loss(ValidationMethod):
-    """The mean over rows of a criterion.
-
-    Args:
-        cri: The criterion; None is the model's own loss, and `ClassNLLCriterion()` for a model alone.
-        bigdl_type: Without effect.
-    """
+    """The mean over rows of a criterion; None is the model's own, `ClassNLLCriterion()` for a model alone."""
 
     tag = "Loss"
 
@@ -140,28 +110,27 @@ class Loss(ValidationMethod):
         return float((self.cri or ClassNLLCriterion()).forward(output, label))
 
 
-class MAE(ValidationMethod):
+class _Error(ValidationMethod):
+    cost: str  # of numpy and of TensorFlow
+
+    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
+        target = tf.reshape(tf.cast(label, output.dtype), tf.shape(output))
+        return tf.reduce_mean(getattr(tf, self.cost)(output - target))
+
+    def score(self, output: Array, label: Array) -> float:
+        return float(np.mean(getattr(np, self.cost)(output - label.reshape(output.shape))))
+
+
+class MAE(_Error):
     """The mean absolute error."""
 
-    tag = "MAE"
-
-    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
-        return tf.reduce_mean(tf.abs(output - _like_tf(tf, output, label)))
-
-    def score(self, output: Array, label: Array) -> float:
-        return float(np.mean(np.abs(output - label.reshape(output.shape))))
+    tag, cost = "MAE", "abs"
 
 
-class MSE(ValidationMethod):
+class MSE(_Error):
     """The mean squared error."""
 
-    tag = "MSE"
-
-    def tensor(self, tf: Any, output: Any, label: Any) -> Any:
-        return tf.reduce_mean(tf.square(output - _like_tf(tf, output, label)))
-
-    def score(self, output: Array, label: Array) -> float:
-        return float(np.mean(np.square(output - label.reshape(output.shape))))
+    tag, cost = "MSE", "square"
 
 
 class AUC(ValidationMethod):
@@ -181,11 +150,8 @@ class AUC(ValidationMethod):
         positives, negatives = int(truth.sum()), int((~truth).sum())
         if not positives or not negatives:
             raise ConfigError("AUC needs labels of both classes, 0 and 1.")
-        order = np.argsort(scores, kind="stable")
-        ranks = np.empty(len(scores))
-        ranks[order] = np.arange(1, len(scores) + 1)
         _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-        ranks = (np.bincount(inverse, ranks) / counts)[inverse]  # ties have their mean rank
+        ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]  # ties have their mean rank
         return float((ranks[truth].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
@@ -248,20 +214,15 @@ _METHODS: dict[str, type[ValidationMethod]] = {
 
 
 def named(method: Any) -> ValidationMethod:
-    """A validation method by its name, as "acc" or "top5acc"; methods themselves are returned.
-
-    Raises:
-        ConfigError: There is no such method.
-    """
+    """A validation method by its name, as "acc" or "top5acc"; methods themselves are returned."""
     if isinstance(method, ValidationMethod):
         return method
     if not isinstance(method, str):
         raise ConfigError(f"a validation method is a name such as 'acc', or an object; received {method!r}.")
-    found = _METHODS.get(tag_of(method))
-    if found is None:
+    if tag_of(method) not in _METHODS:
         known = "'acc', 'top5acc', 'loss', 'mae', 'mse', 'auc', 'treennaccuracy'"
         raise ConfigError(f"unknown validation method {method!r}; there are {known}.")
-    return found()
+    return _METHODS[tag_of(method)]()
 
 
 class Scores(dict[str, float]):
@@ -289,11 +250,9 @@ class Scores(dict[str, float]):
 
 
 def named_all(methods: Any) -> list[ValidationMethod]:
-    """Several methods: one, or a list of them."""
-    if methods is None:
-        return []
-    several: Iterable[Any] = methods if isinstance(methods, list | tuple) else [methods]
-    return [named(method) for method in several]
+    """Several methods: one, or a list of them; None is none."""
+    several = methods if isinstance(methods, list | tuple) else [methods]
+    return [] if methods is None else [named(method) for method in several]
 
 
 def _classes(output: Array, label: Array) -> Array:
@@ -307,7 +266,3 @@ def _classes_tf(tf: Any, output: Any, label: Any) -> Any:
     if same and label.shape[-1] == output.shape[-1] and label.shape[-1] is not None:
         return tf.reshape(tf.argmax(label, -1, output_type=tf.int64), [-1])
     return tf.cast(tf.reshape(label, [-1]), tf.int64)
-
-
-def _like_tf(tf: Any, output: Any, label: Any) -> Any:
-    return tf.reshape(tf.cast(label, output.dtype), tf.shape(output))

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
 
 from kindler.collective import Array
-from kindler.compat.frameworks.tf_graph.ends import Ends, Port, Training
+from kindler.compat.frameworks.tf_graph.ends import Ends, Port, op_of
 from kindler.errors import ConfigError, DataError
 
 Call = Callable[..., list[Any]]
 
 
 class Calls:
-    """Each is a function of arrays in a fixed order; see the properties.
-
-    Args:
-        sess: The session.
-        ends: What is fed and fetched.
-        inputs: The placeholders of features, in the order of their arrays.
-        labels: The same for labels.
+    """Each is a function of arrays in a fixed order; see `_plan`.
 
     Attributes:
         epoch: The number of the epoch, fed where a learning rate depends on it.
@@ -32,111 +25,58 @@ class Calls:
 
     def __init__(self, sess: Any, ends: Ends, *, inputs: Sequence[str], labels: Sequence[str]) -> None:
         self._sess, self._ends = sess, ends
-        self._inputs, self._labels = list(inputs), list(labels)
-        self._constants = [name for name, _, _ in ends.values]
-        self._for_training = self._typed([value for _, value, _ in ends.values])
-        self._otherwise = self._typed([value for _, _, value in ends.values])
+        self._inputs, self._rows = list(inputs), [*inputs, *labels]
+        tensors = [sess.graph.get_tensor_by_name(name) for name in ends.constants]
+        types = [tensor.dtype.base_dtype.as_numpy_dtype for tensor in tensors]
+        self._constants = {  # as their placeholders take them: the calls below convert nothing
+            trains: [np.asarray(v[1 if trains else 2], t) for v, t in zip(ends.values, types, strict=True)]
+            for trains in (True, False)
+        }
         self.epoch = 0
         self.draw: Array = np.zeros(2, np.int64)
+        # What is fetched to judge a batch: the loss, and metrics that are means.
+        self.judged = [name for name in (ends.loss, *(port.tensor for port in ends.metrics)) if name]
+        self._made: dict[str, Call] = {}
 
-    def _typed(self, values: Sequence[Any]) -> list[Array]:
-        """Constants as their placeholders take them: the calls below convert nothing."""
-        tensors = [self._sess.graph.get_tensor_by_name(name) for name in self._constants]
-        return [
-            np.asarray(value, tensor.dtype.base_dtype.as_numpy_dtype)
-            for value, tensor in zip(values, tensors, strict=True)
-        ]
+    def __call__(self, kind: str, *arrays: Any) -> list[Any]:
+        if kind not in self._made:
+            self._made[kind] = self._make(*self._plan(kind))
+        return self._made[kind](*arrays)
 
-    @property
-    def judged(self) -> list[str]:
-        """What is fetched to judge a batch: the loss, and metrics that are means."""
-        return [name for name in (self._ends.loss, *(port.tensor for port in self._ends.metrics)) if name]
+    def _plan(self, kind: str) -> tuple[list[str], list[str], list[str], bool, bool]:
+        """What is fetched, what runs besides, what is fed, whether it trains, and whether it has an epoch."""
+        ends, judged, rows = self._ends, self.judged, self._rows
+        streams = [metric.update for metric in ends.streamed]
+        if kind == "judge":
+            return judged, streams, rows, False, False
+        if kind == "predict":
+            return [port.tensor for port in ends.outputs], [], self._inputs, False, False
+        if kind == "results":  # of metrics that count in variables
+            return [metric.value for metric in ends.streamed], [], [], False, False
+        training = ends.training
+        assert training is not None, "a graph without an optimizer is not trained"
+        updates = [*training.updates, *streams]
+        if kind == "gradients":
+            return [*judged, *training.fed], updates, rows, True, False
+        if kind == "apply":
+            return [], list(training.apply), training.fed, True, True
+        if kind == "rate":
+            return [training.rate], [], [], True, True
+        return judged, [*updates, *training.apply], rows, True, True  # a whole step
 
-    @property
-    def _streams(self) -> list[str]:
-        return [metric.update for metric in self._ends.streamed]
-
-    @cached_property
-    def step(self) -> Call:
-        """(rows) a whole step: what was judged."""
-        training = self._training
-        fetched = [
-            *self.judged,
-            *self._ops(training.updates),
-            *self._ops(self._streams),
-            *self._ops(training.apply),
-        ]
-        return self._made(fetched, self._rows, self._for_training, epoch=training.epoch)
-
-    @cached_property
-    def gradients(self) -> Call:
-        """(rows) what was judged, then every gradient, then the indices of those that have some."""
-        training = self._training
-        fetched = [
-            *self.judged,
-            *(parameter.gradient for parameter in training.parameters),
-            *(parameter.indices for parameter in training.parameters if parameter.indices),
-            *self._ops(training.updates),
-            *self._ops(self._streams),
-        ]
-        return self._made(fetched, self._rows, self._for_training)
-
-    @cached_property
-    def apply(self) -> Call:
-        """(gradients and indices, as `gradients` gives them) nothing."""
-        training = self._training
-        fed = [parameter.gradient for parameter in training.parameters]
-        fed += [parameter.indices for parameter in training.parameters if parameter.indices]
-        return self._made(self._ops(training.apply), fed, self._for_training, epoch=training.epoch)
-
-    @cached_property
-    def judge(self) -> Call:
-        """(rows) what was judged."""
-        return self._made([*self.judged, *self._ops(self._streams)], self._rows, self._otherwise)
-
-    @cached_property
-    def predict(self) -> Call:
-        """(features) the outputs."""
-        return self._made([port.tensor for port in self._ends.outputs], self._inputs, self._otherwise)
-
-    @cached_property
-    def results(self) -> Call:
-        """() the results of metrics that count in variables."""
-        return self._made([metric.value for metric in self._ends.streamed], [], self._otherwise)
-
-    @cached_property
-    def rate(self) -> Call:
-        """() the learning rate."""
-        training = self._training
-        return self._made([training.rate], [], self._for_training, epoch=training.epoch)
-
-    @property
-    def _training(self) -> Training:
-        assert self._ends.training is not None, "a graph without an optimizer is not trained"
-        return self._ends.training
-
-    @property
-    def _rows(self) -> list[str]:
-        return [*self._inputs, *self._labels]
-
-    def _ops(self, names: Sequence[str]) -> list[Any]:
-        return [self._sess.graph.as_graph_element(name) for name in names]
-
-    def _made(
-        self, fetched: Sequence[Any], fed: Sequence[str], constants: list[Array], *, epoch: str = ""
-    ) -> Call:
-        """A function of the arrays for `fed`."""
-        graph, draws = self._sess.graph, self._ends.draws
-        names = [*self._constants, *filter(None, [epoch, draws]), *fed]
-        tensors = [item for item in fetched if isinstance(item, str)]
+    def _make(self, tensors: list[str], ops: list[str], fed: list[str], trains: bool, in_epoch: bool) -> Call:
+        graph, draws, constants = self._sess.graph, self._ends.draws, self._constants[trains]
+        epoch = self._ends.training.epoch if in_epoch and self._ends.training is not None else ""
+        names = [*self._ends.constants, *filter(None, [epoch, draws]), *fed]
+        targets = [graph.as_graph_element(name) for name in ops]
         if set(tensors) & set(names) or len(set(tensors)) < len(tensors):
-            elements = [graph.as_graph_element(item) if isinstance(item, str) else item for item in fetched]
+            elements = [*map(graph.as_graph_element, tensors), *targets]
             call = self._sess.make_callable(elements, [graph.as_graph_element(name) for name in names])
         else:
             # Where something is fed, `make_callable` looks everything up again in each call, which takes
             # longer than a small step does.
-            targets = [getattr(item, "op", item).name for item in fetched if not isinstance(item, str)]
-            options = config_pb2.CallableOptions(feed=names, fetch=tensors, target=targets)
+            target_names = [op_of(target).name for target in targets]
+            options = config_pb2.CallableOptions(feed=names, fetch=tensors, target=target_names)
             call = self._sess._make_callable_from_options(options)
 
         def with_constants(*arrays: Any) -> list[Any]:
@@ -157,10 +97,8 @@ class Feed:
     def __init__(self, tensor: Any, column: str) -> None:
         self.name, self.column = str(tensor.name), column
         self.dtype = np.dtype(tensor.dtype.base_dtype.as_numpy_dtype)
-        shape = tensor.shape
-        self.shape: tuple[int | None, ...] | None = None
-        if shape.rank is not None:
-            self.shape = tuple(shape.as_list())[1:]
+        known = tensor.shape.rank is not None
+        self.shape: tuple[int | None, ...] | None = tuple(tensor.shape.as_list())[1:] if known else None
 
     def array(self, values: Array, where: Where | None = None) -> Array:
         """The column's rows, as the placeholder takes them."""
@@ -190,19 +128,16 @@ class Feed:
                 cast = values.astype(self.dtype)
             bad = cast.astype(values.dtype) != values
             if bad.any():
-                self._refuse(values, bad, where)
+                place = int(bad.reshape(-1).argmax())
+                row = place // max(1, bad.size // len(bad))
+                raise DataError(
+                    f"is {values.reshape(-1)[place]}, which {self.dtype.name} does not have; the placeholder"
+                    f" {self.name!r} takes {self.dtype.name}.",
+                    column=self.column or None,
+                    row=row if where is None else where(row),
+                )
             return cast
         return values.astype(self.dtype)
-
-    def _refuse(self, values: Array, bad: Array, where: Where | None) -> None:
-        place = int(bad.reshape(-1).argmax())
-        row = place // max(1, bad.size // len(bad))
-        raise DataError(
-            f"is {values.reshape(-1)[place]}, which {self.dtype.name} does not have; the placeholder"
-            f" {self.name!r} takes {self.dtype.name}.",
-            column=self.column or None,
-            row=row if where is None else where(row),
-        )
 
 
 class Feeds:
@@ -228,11 +163,7 @@ class Feeds:
             Feed(graph.get_tensor_by_name(port.tensor), column)
             for port, column in zip(ports, columns, strict=True)
         ]
-
-    @property
-    def tensors(self) -> list[str]:
-        """Names of the placeholders."""
-        return [feed.name for feed in self._feeds]
+        self.tensors = [feed.name for feed in self._feeds]  # names of the placeholders
 
     def arrays(self, columns: Sequence[Array], where: Where | None = None) -> list[Array]:
         """What the placeholders are fed with, in the order of `tensors`."""
@@ -252,16 +183,11 @@ def unbatched(graph: Any, ends: Ends, data: Any) -> list[str]:
         return []
     import tensorflow as tf
 
-    given = [part.shape.rank for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
-    ports = (*ends.inputs, *ends.labels)
-    wanted = [graph.get_tensor_by_name(port.tensor).shape.rank for port in ports]
-    if len(given) != len(wanted) or None in given or None in wanted:
+    ranks = [part.shape.rank for part in tf.nest.flatten(spec) if hasattr(part, "shape")]
+    wanted = [graph.get_tensor_by_name(name).shape.rank for name in ends.rows]
+    if None in ranks or None in wanted or [rank + 1 for rank in ranks] != wanted:
         return []
-    if all(mine + 1 == theirs for mine, theirs in zip(given, wanted, strict=True)):
-        return [
-            "the elements of this tf.data.Dataset are rows, not batches of them.\nHint: dataset.batch(n)."
-        ]
-    return []
+    return ["the elements of this tf.data.Dataset are rows, not batches of them.\nHint: dataset.batch(n)."]
 
 
 def _fits(row: Sequence[int], wanted: Sequence[int | None]) -> bool:

@@ -7,7 +7,7 @@ of it adds to a graph.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,137 +20,96 @@ from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A tensor that is fed or fetched.
+    """A tensor that is fed or fetched."""
 
-    Attributes:
-        name: What users call it: the key of a dict, or "" where they gave none.
-        tensor: Its name in the graph, such as "images:0".
-    """
-
-    name: str
-    tensor: str
+    name: str  # what users call it: the key of a dict, or "" where they gave none
+    tensor: str  # its name in the graph, such as "images:0"
 
 
 @dataclass(frozen=True, slots=True)
 class VariableEnds:
-    """How a variable is read and written without adding anything to its graph.
+    """How a variable is read and written without adding anything to its graph."""
 
-    Attributes:
-        name: Its name, such as "dense/kernel:0".
-        read: The tensor that holds its value.
-        assign: The operation that assigns its first value.
-        value: The tensor that this operation takes; feeding it assigns any value.
-        dtype: As numpy calls it.
-        shape: None where it is not known.
-        trainable: Whether optimizers change it.
-    """
-
-    name: str
-    read: str
-    assign: str
-    value: str
-    dtype: str
-    shape: tuple[int, ...] | None
-    trainable: bool
+    name: str  # such as "dense/kernel:0"
+    read: str  # the tensor that holds its value
+    assign: str  # the operation that assigns its first value
+    value: str  # the tensor that this operation takes; feeding it assigns any value
+    dtype: str  # as numpy calls it
+    shape: tuple[int, ...] | None  # None where it is not known
+    trainable: bool  # whether optimizers change it
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A trained variable and its gradient.
-
-    Attributes:
-        variable: The variable's name.
-        gradient: The tensor that is fetched, and fed with what all ranks agreed on.
-        indices: For a gradient of some rows only (of an embedding): the tensor that numbers them.
-    """
+    """A trained variable and its gradient."""
 
     variable: str
-    gradient: str
-    indices: str = ""
+    gradient: str  # the tensor that is fetched, and fed with what all ranks agreed on
+    indices: str = ""  # for a gradient of some rows only (of an embedding): the tensor that numbers them
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a step consists of.
-
-    Attributes:
-        parameters: The trained variables.
-        apply: Operations that apply the gradients.
-        updates: Operations that run with every computation of gradients, such as those of BatchNorm.
-        rate: The tensor of the learning rate; "" where it is not known.
-        epoch: A placeholder for the number of the epoch, which a learning rate depends on; "" for none.
-        ties: Pairs of operations of which the first waits for the second; workers leave this out, for the
-            second is one of `updates`.
-    """
+    """What a step consists of."""
 
     parameters: tuple[Parameter, ...]
-    apply: tuple[str, ...]
-    updates: tuple[str, ...] = ()
-    rate: str = ""
-    epoch: str = ""
+    apply: tuple[str, ...]  # operations that apply the gradients
+    updates: tuple[str, ...] = ()  # operations that run with every computation of gradients, as BatchNorm's
+    rate: str = ""  # the tensor of the learning rate; "" where it is not known
+    epoch: str = ""  # a placeholder for the number of the epoch, which a rate depends on; "" for none
+    # Pairs of operations of which the first waits for the second; workers leave this out, for the second is
+    # one of `updates`.
     ties: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fed(self) -> list[str]:
+        """The gradients, then the indices of those that have some."""
+        return [p.gradient for p in self.parameters] + [p.indices for p in self.parameters if p.indices]
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A metric of `tf.metrics`, which counts in variables of its own.
-
-    Attributes:
-        name: What it is called.
-        value: The tensor of its result.
-        update: The operation or tensor that counts a batch.
-        variables: What it counts in.
-    """
+    """A metric of `tf.metrics`, which counts in variables of its own."""
 
     name: str
-    value: str
-    update: str
+    value: str  # the tensor of its result
+    update: str  # the operation or tensor that counts a batch
     variables: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """All of them.
+    """All of them."""
 
-    Attributes:
-        inputs: What features are fed to.
-        labels: What labels are fed to.
-        outputs: What `predict` fetches.
-        named_inputs: Whether inputs have names that columns may have, too.
-        named_outputs: Whether outputs have names of the user's.
-        loss: The loss, a scalar; "" for none.
-        metrics: Means over the rows of a batch.
-        streamed: Metrics that count in variables.
-        values: Tensors that are fed with a constant: one for training, another for everything else.
-        training: None for a graph that is not trained.
-        variables: Every variable.
-        model: Names of the variables that the outputs, the loss and the updates need; others belong to the
-            optimizer.
-        start: Operations that run once in a new session, such as those that fill tables.
-        draws: The tensor that random operations draw from; "" where there are none, and in the user's graph.
-    """
-
-    inputs: tuple[Port, ...]
+    inputs: tuple[Port, ...]  # what features are fed to
     labels: tuple[Port, ...] = ()
-    outputs: tuple[Port, ...] = ()
-    named_inputs: bool = False
+    outputs: tuple[Port, ...] = ()  # what `predict` fetches
+    named_inputs: bool = False  # whether they have names of the user's, which columns may have, too
     named_labels: bool = False
     named_outputs: bool = False
-    loss: str = ""
-    metrics: tuple[Port, ...] = ()
+    loss: str = ""  # a scalar; "" for none
+    metrics: tuple[Port, ...] = ()  # means over the rows of a batch
     streamed: tuple[Streamed, ...] = ()
-    values: tuple[tuple[str, Any, Any], ...] = ()
-    training: Training | None = None
-    variables: tuple[VariableEnds, ...] = ()
-    model: frozenset[str] = field(default_factory=frozenset)
-    start: tuple[str, ...] = ()
-    draws: str = ""
+    values: tuple[tuple[str, Any, Any], ...] = ()  # tensors with a constant for training and one otherwise
+    training: Training | None = None  # None for a graph that is not trained
+    variables: tuple[VariableEnds, ...] = ()  # every variable
+    model: frozenset[str] = frozenset()  # what outputs, loss and updates need; others are the optimizer's
+    start: tuple[str, ...] = ()  # operations that run once in a new session, such as those that fill tables
+    draws: str = ""  # what random operations draw from; "" where there are none, and in the user's graph
+
+    @property
+    def rows(self) -> list[str]:
+        """What the rows of a batch are fed to."""
+        return [port.tensor for port in (*self.inputs, *self.labels)]
+
+    @property
+    def constants(self) -> list[str]:
+        return [tensor for tensor, _, _ in self.values]
 
 
 def ports_of(structure: Any, what: str) -> tuple[tuple[Port, ...], bool]:
     """The tensors of an argument in their order, and whether it names them."""
-    found = list(_leaves(structure, "", what))
-    ports = tuple(Port(name, str(tensor.name)) for name, tensor in found)
+    ports = tuple(Port(name, str(tensor.name)) for name, tensor in _leaves(structure, "", what))
     names = [port.tensor for port in ports]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice and what != "outputs":
@@ -177,8 +136,6 @@ def _leaves(structure: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor(item: Any, what: str) -> Any:
-    import tensorflow.compat.v1 as tf
-
     if isinstance(item, tf.Variable):
         item = item._as_graph_element()
     if isinstance(item, tf.SparseTensor):
@@ -266,7 +223,7 @@ def _ends(variable: Any, *, trainable: bool) -> VariableEnds:
 
 def initialized(sess: Any, variables: Iterable[Any]) -> None:
     """Give those of a graph's variables that have no value yet their first one."""
-    missing = [variable for variable in variables if not _has_value(sess, variable)]
+    missing = [variable for variable in variables if not has_value(sess, variable.to_proto().snapshot_name)]
     # One at a time and again: the first value of one may depend on another.
     while missing:
         left = []
@@ -280,9 +237,9 @@ def initialized(sess: Any, variables: Iterable[Any]) -> None:
         missing = left
 
 
-def _has_value(sess: Any, variable: Any) -> bool:
+def has_value(sess: Any, read: str) -> bool:
     try:
-        sess.run(variable.to_proto().snapshot_name)
+        sess.run(read)
     except tf.errors.FailedPreconditionError:
         return False
     return True
@@ -303,8 +260,10 @@ class Values:
             # Old-style variables are changed in place, under arrays that were fetched.
             return [np.array(value) for value in self._sess.run([variable.read for variable in chosen])]
         except tf.errors.FailedPreconditionError as exc:
+            names = [variable.name for variable in chosen if not has_value(self._sess, variable.read)]
+            more = f" and {len(names) - 5} more variables" if len(names) > 5 else ""
             raise ConfigError(
-                f"the session has no value for {self._empty(chosen)}.\n"
+                f"the session has no value for {', '.join(names[:5])}{more}.\n"
                 "Hint: run tf.global_variables_initializer() in the session, or restore a checkpoint, before"
                 " it is used; or pass no sess."
             ) from exc
@@ -334,15 +293,6 @@ class Values:
             ops.append(variable.assign)
         if ops:
             self._sess.run(ops, feeds)
-
-    def _empty(self, chosen: Sequence[VariableEnds]) -> str:
-        names = []
-        for variable in chosen:
-            try:
-                self._sess.run(variable.read)
-            except tf.errors.FailedPreconditionError:
-                names.append(variable.name)
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more variables" if len(names) > 5 else "")
 
 
 def session_of(graph: Any, sess: Any, *, known: set[str]) -> Any:

@@ -14,19 +14,16 @@ from typing import Any
 import numpy as np
 
 from kindler.collective import Array, Batch, Gradients
+from kindler.compat.frameworks import loads
 from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.build import make_spec
 from kindler.compat.frameworks.tf_graph.calls import Calls, Feeds, unbatched
 from kindler.compat.frameworks.tf_graph.ends import Values, worker_config
-from kindler.compat.frameworks.tf_graph.spec import GraphSpec, draw_of, dumps, opened, seed_of, unpacked
+from kindler.compat.frameworks.tf_graph.spec import GraphSpec, draw_of, dumps, opened, seed_of
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica, packed
-from kindler.frameworks.base import unpacked as unpacked_variables
+from kindler.frameworks.base import BaseReplica, packed, unpacked
 from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.devices import is_installed
-from kindler.frameworks.merged_buffers import merge_parts
-from kindler.frameworks.rng import own_states, restore_own, seed_own
-from kindler.frameworks.state_format import pack, unpack
 
 
 def preload() -> None:
@@ -67,20 +64,16 @@ class GraphReplica(BaseReplica):
     @classmethod
     def loads(cls, data: bytes) -> GraphSpec:
         """The graph in a new session, with the values it travelled with."""
-        return opened(unpacked(data))
+        return opened(loads(data))
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> GraphReplica:
         """A replica in a session that is configured for this rank."""
-        packed = unpacked(spec)
-        config = worker_config(
-            packed.session_config,
-            device=options.get("device", "cpu"),
-            local_rank=options.get("local_rank", 0),
-            threads=options.get("threads"),
-        )
+        graph, known = loads(spec), {"device": "cpu", "local_rank": 0, "threads": None, **options}
+        placed = {name: known[name] for name in ("device", "local_rank", "threads")}
+        config = worker_config(graph.session_config, **placed)
         numbers = {name: options.get(name, 0) for name in ("seed", "rank")}
-        return cls(opened(packed, config, **numbers), **options)
+        return cls(opened(graph, config, **numbers), **options)
 
     @property
     def on_gpu(self) -> bool:
@@ -118,12 +111,9 @@ class GraphReplica(BaseReplica):
         """The variables of a group: buffers are those of the model that updates change, and no gradient."""
         if group == "parameters":
             return self.names()
-        trained, counted = set(self.names()), set(self._stream_variables())
-        if group == "buffers":
-            rest = trained | counted
-            return [v.name for v in self.ends.variables if v.name in self.ends.model and v.name not in rest]
-        known = trained | set(self._group("buffers"))
-        return [v.name for v in self.ends.variables if v.name not in known]
+        trained, names = set(self.names()), [variable.name for variable in self.ends.variables]
+        buffers = self.ends.model - trained - set(self._stream_variables())
+        return [name for name in names if name not in trained and (name in buffers) == (group == "buffers")]
 
     def variables(self, *groups: str) -> Variables:
         named = {group: self._group(group) for group in groups or ("parameters", "buffers", "optimizer")}
@@ -150,7 +140,7 @@ class GraphReplica(BaseReplica):
         """Gradients and their application in one call of the session."""
         if batch.rows:
             self._draw()
-            judged = self._calls.step(*self._fed(batch))
+            judged = self._calls("step", *self._fed(batch))
             self._count(batch, judged)
             self.step += 1
 
@@ -160,16 +150,19 @@ class GraphReplica(BaseReplica):
         if not batch.rows:
             return Gradients([self._zeros(parameter.variable) for parameter in parameters], 0.0)
         self._draw()
-        results = self._calls.gradients(*self._fed(batch))
+        results = self._calls("gradients", *self._fed(batch))
         judged = len(self._calls.judged)
         self._count(batch, results)
         arrays = results[judged : judged + len(parameters)]
         indices = iter(results[judged + len(parameters) :])
-        dense = [
-            self._dense(parameter.variable, array, next(indices)) if parameter.indices else np.asarray(array)
-            for parameter, array in zip(parameters, arrays, strict=True)
-        ]
-        return Gradients(dense, float(batch.rows))
+        gradients = []
+        for parameter, array in zip(parameters, arrays, strict=True):
+            if parameter.indices:
+                dense = self._zeros(parameter.variable)
+                np.add.at(dense, next(indices), array)
+                array = dense
+            gradients.append(np.asarray(array))
+        return Gradients(gradients, float(batch.rows))
 
     def apply(self, gradients: Sequence[Array]) -> None:
         """One step of the optimizer with these gradients in the place of its own."""
@@ -184,14 +177,14 @@ class GraphReplica(BaseReplica):
                 indices.append(rows.astype(tensor.dtype.as_numpy_dtype))
                 gradient = gradient[rows]
             fed.append(gradient)
-        self._calls.apply(*fed, *indices)
+        self._calls("apply", *fed, *indices)
         self.step += 1
 
     def eval_step(self, batch: Batch) -> None:
         """Judge a batch."""
         if batch.rows:
             self._calls.draw = draw_of(seed_of(self.seed, 0, self.rank), int(self._rows))
-            self._count(batch, self._calls.judge(*self._fed(batch)), trains=False)
+            self._count(batch, self._calls("judge", *self._fed(batch)), trains=False)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         """The outputs for these rows."""
@@ -199,7 +192,7 @@ class GraphReplica(BaseReplica):
         if not ports:
             raise ConfigError("there is nothing to predict; pass outputs=... to from_graph.")
         self._draw()
-        outputs = [np.asarray(part) for part in self._calls.predict(*self._features.arrays(features))]
+        outputs = [np.asarray(part) for part in self._calls("predict", *self._features.arrays(features))]
         rows = len(features[0])
         for port, output in zip(ports, outputs, strict=True):
             if output.ndim == 0 or len(output) != rows:
@@ -215,62 +208,57 @@ class GraphReplica(BaseReplica):
         training = self.ends.training
         if training is None or not training.rate:
             return float("nan")
-        return float(self._calls.rate()[0])
+        return float(self._calls("rate")[0])
 
-    def take_tallies(self) -> bytes:
+    def _counted(self) -> Any:
         """Sums, and what streamed metrics have counted."""
-        tallies = self._tallies()
-        self._rows, self._sums = 0.0, {}
-        self._reset_streams()
-        return tallies
+        names = self._stream_variables()
+        streams = zip(names, self._values.read(names), strict=True)
+        return [self._rows, self._sums, {name: array.tolist() for name, array in streams}]
+
+    def _count_on_from(self, counted: Sequence[Any]) -> None:
+        super()._count_on_from([part[:2] for part in counted])
+        sums = {
+            name: np.sum([part[2][name] for part in counted], axis=0) if counted else self._zeros(name)
+            for name in self._stream_variables()
+        }
+        self._values.assign(sums)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """Sums of sums, divided once; counts of streamed metrics are added up."""
-        parts = [unpack(part) for part in tallies]
-        figures = super().merge_tallies([head for head, _ in parts])
-        names = self._stream_variables()
-        if names:
-            self._values.assign(dict(zip(names, self._summed([b for _, b in parts]), strict=True)))
-            results = self._calls.results()
-            pairs = zip(self.ends.streamed, results, strict=True)
-            figures |= {metric.name: float(result) for metric, result in pairs}
-            self._reset_streams()
+        parts = [json.loads(part) for part in tallies]
+        figures = super().merge_tallies([json.dumps(part[:2]).encode() for part in parts])
+        if self.ends.streamed:
+            kept = self._counted()
+            self._count_on_from(parts)
+            results = zip(self.ends.streamed, self._calls("results"), strict=True)
+            figures |= {metric.name: float(result) for metric, result in results}
+            self._count_on_from([kept])
         return figures
 
     def local_state(self) -> bytes:
-        """Randomness, tallies, and this rank's own buffers."""
-        fields = {
-            "own": own_states(),
-            "tallies": self._counted(),
-            "epoch_rows": self.epoch_rows,
-            "drawing": self._drawing,
-        }
-        streams = self._stream_variables()
-        counted = dict(zip(streams, self._values.read(streams), strict=True))
-        return b"".join(packed(fields, {**self.variables("buffers"), "metrics": counted}))
+        fields, groups = unpacked(super().local_state())
+        return b"".join(packed({**fields, "drawing": self._drawing}, groups))
 
     def load_local_state(self, data: bytes) -> None:
-        fields, groups = unpacked_variables(data)
-        restore_own(fields["own"])
-        self._count_on_from([fields["tallies"]])
-        self.epoch_rows, self._drawing = fields["epoch_rows"], fields["drawing"]
-        self.assign(groups)
+        super().load_local_state(self._repacked(data))
+        self._drawing = unpacked(data)[0]["drawing"]
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        parts = [unpacked_variables(data) for data in states]
-        known = [{n: a for group in groups.values() for n, a in group.items()} for _, groups in parts]
-        rows = [fields["epoch_rows"] for fields, _ in parts]
-        names = self._group("buffers")
-        buffers = [{name: part[name] for name in names} for part in known]
-        merged = merge_parts(buffers, rows, self._means_of_variances())
-        for name in self._stream_variables():
-            total = np.sum([part[name] for part in known], axis=0)
-            merged[name] = total if self.rank == 0 else np.zeros_like(known[0][name])
-        self.assign({"buffers": merged})
-        if self.rank == 0:
-            self._count_on_from([fields["tallies"] for fields, _ in parts])
-        seed_own(self.seed, self.epoch, self.rank, self.step)
+        super().join_local_states([self._repacked(data) for data in states], size=size)
+        if self.rank:  # rank 0 goes on with what all have counted
+            self._count_on_from([])
         self._drawing = [seed_of(self.seed, self.epoch, self.rank, self.step), 0]
+
+    def _repacked(self, data: bytes) -> bytes:
+        """A local state; those of earlier versions have what metrics have counted among the variables."""
+        fields, groups = unpacked(data)
+        if "rows" in fields:
+            return data
+        known = {name: array for arrays in groups.values() for name, array in arrays.items()}
+        streams = {name: known[name].tolist() for name in self._stream_variables()}
+        fields |= {"rows": fields["epoch_rows"], "tallies": [*fields["tallies"], streams]}
+        return b"".join(packed(fields, {"buffers": {name: known[name] for name in self._group("buffers")}}))
 
     def trained_model(self) -> Any:
         """The session, whose graph is `sess.graph`."""
@@ -295,18 +283,14 @@ class GraphReplica(BaseReplica):
         self._calls.draw, self._drawing = draw_of(seed, count), [seed, count + 1]
 
     def _fed(self, batch: Batch) -> list[Array]:
-        where = batch.where
-        return [
-            *self._features.arrays(batch.features, where),
-            *self._labels.arrays(batch.labels, where),
-        ]
+        features = self._features.arrays(batch.features, batch.where)
+        return [*features, *self._labels.arrays(batch.labels, batch.where)]
 
     def _count(self, batch: Batch, judged: Sequence[Any], *, trains: bool = True) -> None:
         names = (["loss"] if self.ends.loss else []) + [port.name for port in self.ends.metrics]
-        for name, value in zip(names, judged, strict=False):
-            mean = float(value) if np.ndim(value) == 0 else float(np.mean(value))
-            self._sums[name] = self._sums.get(name, 0.0) + mean * batch.rows
         self._rows += batch.rows
+        for name, value in zip(names, judged, strict=False):
+            self._sums[name] = self._sums.get(name, 0.0) + float(np.mean(value)) * batch.rows
         if trains:
             self.epoch_rows += batch.rows
 
@@ -315,33 +299,5 @@ class GraphReplica(BaseReplica):
         shape = variable.shape if variable.shape is not None else self._values.read([name])[0].shape
         return np.zeros(shape, np.dtype(variable.dtype))
 
-    def _dense(self, name: str, values: Array, indices: Array) -> Array:
-        dense = self._zeros(name)
-        np.add.at(dense, indices, values)
-        return dense
-
-    def _tallies(self) -> bytes:
-        arrays = self._values.read(self._stream_variables())
-        head = json.dumps([self._rows, self._sums]).encode()
-        return b"".join(pack(head, [_raw(array.astype(np.float64)) for array in arrays]))
-
     def _stream_variables(self) -> list[str]:
         return list(dict.fromkeys(name for metric in self.ends.streamed for name in metric.variables))
-
-    def _summed(self, parts: Sequence[Sequence[memoryview]]) -> list[Array]:
-        names = self._stream_variables()
-        shapes = [self._zeros(name).shape for name in names]
-        return [
-            np.sum([np.frombuffer(part[place], np.float64) for part in parts], axis=0).reshape(shape)
-            for place, shape in enumerate(shapes)
-        ]
-
-    def _reset_streams(self) -> None:
-        names = self._stream_variables()
-        if names:
-            self._values.assign({name: self._zeros(name) for name in names})
-
-
-def _raw(array: Array) -> memoryview:
-    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return memoryview(flat)

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from kindler.collective import Array
-from kindler.compat.frameworks import loads
 from kindler.compat.frameworks.tf_graph.ends import Ends, Values, VariableEnds, needed
 from kindler.errors import ConfigError
 from kindler.frameworks.pickling import pickle_for_workers
@@ -30,74 +29,47 @@ _HOST_CODE = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 @dataclass(frozen=True, kw_only=True)
 class GraphSpec:
-    """A graph, its session, and what of it is trained and fetched.
+    """A graph, its session, and what of it is trained and fetched."""
 
-    Attributes:
-        graph: The user's graph.
-        sess: The user's session, whose values training starts from, and which gets the trained ones.
-        ends: What is fed and fetched.
-        optimizer: What the optimizer is called.
-        clip_norm: What gradients are clipped to, for records of a run.
-        clip_value: The same.
-        config: What functions that make data are called with.
-        session_config: A `tf.ConfigProto` for the sessions of workers.
-    """
-
-    graph: Any
-    sess: Any
+    graph: Any  # the user's
+    sess: Any  # the user's, whose values training starts from, and which gets the trained ones
     ends: Ends
-    optimizer: str = ""
+    optimizer: str = ""  # what it is called, for records of a run, as are the next two
     clip_norm: float | None = None
     clip_value: Any = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    session_config: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)  # the argument of functions that make data
+    session_config: Any = None  # a `tf.ConfigProto` for the sessions of workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGraph:
-    """A spec that travels.
+    """A spec that travels."""
 
-    Attributes:
-        graph_def: The part of the graph that is needed.
-        ends: What is fed and fetched.
-        values: The variables' values, as `numpy.savez` writes them, in the order of `ends.variables`.
-        session_config: A `tf.ConfigProto` as bytes.
-        rest: The other fields of the spec.
-    """
-
-    graph_def: bytes
+    graph_def: bytes  # the part of the graph that is needed
     ends: Ends
-    values: bytes
-    session_config: bytes
-    rest: Mapping[str, Any]
+    values: bytes  # of the variables, as `numpy.savez` writes them, in the order of `ends.variables`
+    session_config: bytes  # a `tf.ConfigProto`
+    rest: Mapping[str, Any]  # the other fields of the spec
 
 
-def dumps(spec: GraphSpec) -> bytes:
-    """The spec as bytes, with the values that the session holds now."""
+def packed(spec: GraphSpec) -> PackedGraph:
+    """The spec with the values that the session holds now."""
     values = Values(spec.sess, spec.ends.variables).read()
     file = io.BytesIO()
     np.savez(file, *[_storable(value) for value in values], allow_pickle=False)
     ends, graph_def = needed_graph(spec.graph, spec.ends)
     ends = replace(ends, draws=make_stateless(graph_def))
-    packed = PackedGraph(
+    return PackedGraph(
         graph_def=graph_def.SerializeToString(),
         ends=ends,
         values=file.getvalue(),
         session_config=b"" if spec.session_config is None else spec.session_config.SerializeToString(),
-        rest={
-            "optimizer": spec.optimizer,
-            "clip_norm": spec.clip_norm,
-            "clip_value": spec.clip_value,
-            "config": dict(spec.config),
-        },
+        rest={name: getattr(spec, name) for name in ("optimizer", "clip_norm", "clip_value", "config")},
     )
-    return pickle_for_workers(packed)
 
 
-def unpacked(data: bytes) -> PackedGraph:
-    """What `dumps` packed."""
-    packed: PackedGraph = loads(data)
-    return packed
+def dumps(spec: GraphSpec) -> bytes:
+    return pickle_for_workers(packed(spec))
 
 
 def opened(packed: PackedGraph, config: Any = None, *, seed: int = 0, rank: int = 0) -> GraphSpec:
@@ -130,14 +102,13 @@ def _as_stored(array: Array, variable: VariableEnds) -> Array:
 
 def fetched(ends: Ends) -> list[str]:
     """Names of everything that is ever run or fetched, tensors and operations."""
-    names = [port.tensor for port in (*ends.inputs, *ends.labels, *ends.outputs, *ends.metrics)]
+    names = ends.rows + [port.tensor for port in (*ends.outputs, *ends.metrics)]
     names += [part for metric in ends.streamed for part in (metric.value, metric.update)]
-    names += [tensor for tensor, _, _ in ends.values]
+    names += ends.constants
     names += [name for variable in ends.variables for name in (variable.read, variable.assign)]
     names += [ends.loss, ends.draws, *ends.start]
     if (training := ends.training) is not None:
-        names += [name for part in training.parameters for name in (part.gradient, part.indices)]
-        names += [*training.apply, *training.updates, training.rate, training.epoch]
+        names += [*training.fed, *training.apply, *training.updates, training.rate, training.epoch]
     return [name for name in dict.fromkeys(names) if name]
 
 

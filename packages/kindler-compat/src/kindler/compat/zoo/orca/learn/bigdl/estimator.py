@@ -13,8 +13,7 @@ from kindler.compat.bigdl.nn import layer as _layers  # noqa: F401 - so that fil
 from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import OptimMethod
-from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
-from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
+from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers, torch_metrics
 from kindler.compat.bigdl.optim.triggers import EveryEpoch
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca

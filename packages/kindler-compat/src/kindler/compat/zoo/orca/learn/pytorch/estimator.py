@@ -12,8 +12,7 @@ import torch
 
 from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.optim.methods import OptimMethod
-from kindler.compat.bigdl.optim.metrics_torch import torch_metrics
-from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers
+from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers, torch_metrics
 from kindler.compat.bigdl.optim.validation import ValidationMethod
 from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
 from kindler.compat.zoo.orca.learn.base import (
