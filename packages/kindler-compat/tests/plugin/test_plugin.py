@@ -10,7 +10,7 @@ import kindler
 from kindler import Estimator
 from kindler.compat import estimators
 from kindler.compat.frameworks import loads
-from kindler.compat.frameworks.mxnet.config import create_config
+from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.tf_graph.ends import Port
 from kindler.frameworks.loaders import is_loader
 from kindler.frameworks.registry import FRAMEWORKS

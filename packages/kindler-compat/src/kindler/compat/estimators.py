@@ -11,8 +11,8 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from kindler.compat.frameworks.mxnet.config import create_config
-from kindler.compat.frameworks.tf_graph.model_fn_types import EstimatorSpec, InputData, ModeKeys
+from kindler.compat.frameworks.mxnet import create_config
+from kindler.compat.frameworks.tf_graph import EstimatorSpec, InputData, ModeKeys
 from kindler.config import RunSettings
 from kindler.estimator.checks import backend_complaints, refuse
 from kindler.estimator.estimator import Estimator
@@ -21,7 +21,10 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator
+    from kindler.estimator.constructors import RunArguments
 
 __all__ = [
     "EstimatorSpec",
@@ -48,20 +51,13 @@ def from_graph(
     clip_value: Any = None,
     updates: Any = None,
     sess: Any = None,
-    model_dir: str | PathLike[str] | None = None,
     train_op: Any = None,
     tensor_with_value: Any = None,
     global_step: Any = None,
     session_config: Any = None,
     config: Mapping[str, Any] | None = None,
-    workers: int | None = None,
-    engine: Engine = "auto",
-    device: str = "auto",
-    share_gpus: bool = False,
-    seed: int = 0,
-    log_dir: str | PathLike[str] | None = None,
-    settings: RunSettings | None = None,
     backend: str | None = None,
+    **options: Unpack[RunArguments],
 ) -> Estimator:
     """Create an estimator from a TensorFlow graph, as programs of TensorFlow 1 build them.
 
@@ -87,8 +83,6 @@ def from_graph(
             `UPDATE_OPS`, such as those of BatchNorm; `[]` is none.
         sess: The session with the variables' values. None takes the default session, or makes one and
             initializes every variable.
-        model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
-            several machines must share it.
         train_op: Instead of `optimizer`: what `minimize` of a `tf.train.Optimizer` returned. Its
             gradients are found in the graph.
         tensor_with_value: A dict from tensors that no column is fed to, such as a rate of dropout, to a
@@ -96,45 +90,15 @@ def from_graph(
         global_step: The variable that counts steps. None takes the graph's own, if it has one.
         session_config: A `tf.ConfigProto` for the sessions of the workers.
         config: The argument of functions that make data.
-        workers: Number of workers. None is one per slot of the Spark application, or one per core.
-        engine: "spark", "local", or "auto": Spark if the data is in Spark.
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-        seed: Decides the order of rows, and what random operations of the graph draw.
-        log_dir: The folder that the driver writes event files for TensorBoard to.
-        settings: Time limits, threads, shared memory.
         backend: Accepted for programs written for Orca ("bigdl"), without effect.
+        options: See `RunArguments`; `seed` also decides what random operations of the graph draw.
 
     Raises:
         ConfigError: The graph cannot be trained or scored as the arguments say.
     """
+    own = {name: value for name, value in locals().items() if name not in ("cls", "backend", "options")}
     refuse(*backend_complaints(backend))
-    return cls.from_framework(
-        "tf_graph",
-        inputs=inputs,
-        outputs=outputs,
-        labels=labels,
-        loss=loss,
-        optimizer=optimizer,
-        metrics=metrics,
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        updates=updates,
-        sess=sess,
-        train_op=train_op,
-        tensor_with_value=tensor_with_value,
-        global_step=global_step,
-        session_config=session_config,
-        config=config,
-        workers=workers,
-        engine=engine,
-        device=device,
-        model_dir=model_dir,
-        seed=seed,
-        settings=settings,
-        share_gpus=share_gpus,
-        log_dir=log_dir,
-    )
+    return cls.from_framework("tf_graph", **own, **options)
 
 
 def from_model_fn(
@@ -217,20 +181,7 @@ def from_mxnet(
         ConfigError: A creator is not a function.
         MissingExtraError: MXNet is not installed.
     """
+    arguments = {name: value for name, value in locals().items() if name != "cls"}
     if seed is None:
-        seed = config.get("seed", 0) if isinstance(config, Mapping) else 0
-    return cls.from_framework(
-        "mxnet",
-        workers=workers,
-        engine=engine,
-        device="cpu",
-        model_dir=model_dir,
-        seed=seed,
-        log_dir=log_dir,
-        settings=settings,
-        config=config,
-        model_creator=model_creator,
-        loss_creator=loss_creator,
-        eval_metrics_creator=eval_metrics_creator,
-        validation_metrics_creator=validation_metrics_creator,
-    )
+        arguments["seed"] = config.get("seed", 0) if isinstance(config, Mapping) else 0
+    return cls.from_framework("mxnet", device="cpu", **arguments)

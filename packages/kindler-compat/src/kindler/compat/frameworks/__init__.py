@@ -12,7 +12,7 @@ class _Unpickler(pickle.Unpickler):
         """Files from before kindler-compat name the folders that these frameworks were in then."""
         for folder in ("tf_graph", "mxnet"):
             module = module.replace(f"kindler.frameworks.{folder}", f"{__name__}.{folder}")
-        return super().find_class(module, name)
+        return super().find_class(module.replace("mxnet.config", "mxnet"), name)
 
 
 def loads(data: bytes) -> Any:

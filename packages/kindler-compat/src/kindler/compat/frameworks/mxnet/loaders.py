@@ -18,29 +18,18 @@ from kindler.frameworks.loaders import Dealing, cannot_travel, is_loader, says_s
 
 
 class WorkerStore:
-    """What a data creator gets as `kv`: the part of MXNet's kvstore that such functions ask for.
+    """What a data creator gets as `kv`: the part of MXNet's kvstore that such functions ask for."""
 
-    Attributes:
-        asked: Whether somebody has asked which worker this is.
-        type: As MXNet calls training in step.
-    """
-
-    type = "dist_sync"
+    type = "dist_sync"  # as MXNet calls training in step
 
     def __init__(self, rank: int, workers: int) -> None:
-        self._rank, self._workers = rank, workers
-        self.asked = False
+        self._rank, self.num_workers = rank, workers
+        self.asked = False  # which worker this is
 
     @property
     def rank(self) -> int:
-        """The number of this worker."""
         self.asked = True
         return self._rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return self._workers
 
 
 class Creator:
@@ -48,19 +37,15 @@ class Creator:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__qualname__ = title(function).removesuffix("()")
-        try:
-            self._packed = cloudpickle.dumps(function)
-        except Exception as exc:
-            raise ConfigError(cannot_travel(function, str(exc).partition("\n")[0])) from exc
+        self._packed = _packed(function)
 
     def __call__(self, config: dict[str, Any], batch_size: int, rank: int, workers: int) -> Any:
         """What the function makes on this worker; `config["batch_size"]` is the worker's share."""
-        made_for = WorkerStore(rank, workers)
-        function = _unpacked(self._packed)
-        made = call(function, {**config, "batch_size": batch_size}, made_for)
-        if made_for.asked and not says_sharded(made):
-            made.sharded = True
-        return made
+        store = WorkerStore(rank, workers)
+        loader = call(_unpacked(self._packed), {**config, "batch_size": batch_size}, store)
+        if store.asked and not says_sharded(loader):
+            loader.sharded = True
+        return loader
 
 
 def adapt(data: Any) -> Any:
@@ -70,15 +55,15 @@ def adapt(data: Any) -> Any:
 
 def pack_loader(loader: Any) -> Callable[[], Any]:
     """A loader as a function that gives it elsewhere."""
+    return partial(_unpacked, _packed(loader))
+
+
+def _packed(value: Any) -> bytes:
     try:
-        return partial(_unpacked, cloudpickle.dumps(loader))
+        data: bytes = cloudpickle.dumps(value)
+        return data
     except Exception as exc:
-        raise ConfigError(cannot_travel(loader, str(exc).partition("\n")[0])) from exc
-
-
-def open_loader(loader: Any, dealing: Dealing) -> LoaderStream:
-    """A data iterator, or a DataLoader, as this rank's batches."""
-    return LoaderStream(loader, dealing)
+        raise ConfigError(cannot_travel(value, str(exc).partition("\n")[0])) from exc
 
 
 class LoaderStream:
@@ -126,6 +111,9 @@ def _numpy(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_numpy(part) for part in value)
     return value.asnumpy() if hasattr(value, "asnumpy") else value
+
+
+open_loader = LoaderStream
 
 
 def _unpacked(packed: bytes) -> Any:

@@ -33,10 +33,6 @@ class MetricTallies:
         for number, metric in enumerate(self._groups[trains]):
             self._count(f"{'train' if trains else 'judge'} {number}", metric.counted(labels, outputs, rows))
 
-    def counted(self) -> list[Any]:
-        """What was counted so far."""
-        return [self.rows, self.sums]
-
     def load(self, parts: Sequence[Any]) -> None:
         """Go on from what was counted, by all of these together."""
         self.rows, self.sums = 0.0, {}

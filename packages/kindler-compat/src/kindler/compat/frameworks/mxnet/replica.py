@@ -19,9 +19,9 @@ from kindler.compat.frameworks import loads
 from kindler.compat.frameworks.mxnet.library import mx
 from kindler.compat.frameworks.mxnet.loaders import adapt
 from kindler.compat.frameworks.mxnet.metrics import MetricTallies
-from kindler.compat.frameworks.mxnet.optimizer import Steps
 from kindler.compat.frameworks.mxnet.spec import (
     MxnetSpec,
+    Steps,
     build_loss,
     build_metrics,
     build_model,
@@ -51,14 +51,8 @@ class MxnetReplica(BaseReplica):
         self._parameters: dict[str, Any] = dict(self.model._collect_params_with_prefix())
         self._draw(0)
 
-    @classmethod
-    def make_spec(cls, **options: Any) -> MxnetSpec:
-        """A spec of the arguments of `Estimator.from_mxnet`."""
-        return make_spec(**options)
-
-    @classmethod
-    def loads(cls, data: bytes) -> Any:
-        return loads(data)
+    make_spec = staticmethod(make_spec)
+    loads = staticmethod(loads)
 
     @classmethod
     def facts(cls, spec: MxnetSpec) -> Facts:
@@ -155,10 +149,11 @@ class MxnetReplica(BaseReplica):
 
     def rates(self) -> list[float]:
         """The optimizer's rate, unless a schedule decides it."""
-        return self.steps.rates()
+        return [] if self.optimizer.lr_scheduler is not None else [float(self.optimizer.lr)]
 
     def set_rates(self, rates: Sequence[float]) -> None:
-        self.steps.set_rates(rates)
+        for rate in rates[:1]:
+            self.optimizer.set_learning_rate(float(rate))
 
     def learning_rate(self) -> float:
         """The rate of the next step."""
@@ -176,14 +171,14 @@ class MxnetReplica(BaseReplica):
         return [output.asnumpy() for output in _several(self.model(*_arrays(features)))]
 
     def _counted(self) -> Any:
-        return self._tallied.counted()
+        return [self._tallied.rows, self._tallied.sums]
 
     def _count_on_from(self, counted: Sequence[Any]) -> None:
         self._tallied.load(counted)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         """Sums of sums, divided once."""
-        kept = self._tallied.counted()
+        kept = self._counted()
         self._tallied.load([json.loads(part) for part in tallies])
         figures = {**self._tallied.figures(), "num_samples": self._tallied.rows}
         self._tallied.load([kept])
@@ -243,10 +238,7 @@ class MxnetReplica(BaseReplica):
 
     def _mean_loss(self, outputs: Any, labels: Sequence[Any], rows: int) -> Any:
         """What Gluon's trainer makes of a loss: its sum, divided by the rows; a single number is a mean."""
-        if isinstance(outputs, list | tuple):
-            loss = self.loss(*outputs, *labels)
-        else:
-            loss = self.loss(outputs, *labels)
+        loss = self.loss(*_several(outputs), *labels)
         return loss.sum() / (rows if loss.size > 1 or rows == 1 else 1)
 
     def _count(self, batch: Batch, mean: Any, labels: Sequence[Any], outputs: Any, *, trains: bool) -> None:

@@ -1,1 +1,56 @@
-"""TensorFlow graphs: a loss tensor, placeholders and a session, as programs of TensorFlow 1 make them."""
+"""Graphs of TensorFlow 1. Here: what model functions and input functions return; imports no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kindler.data.column_options import Names
+
+
+class ModeKeys:
+    """What a model function is asked to build."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """What a model function returns.
+
+    Attributes:
+        mode: The mode it was called with.
+        predictions: A tensor, or a dict of them.
+        loss: A scalar: the mean over rows. Needed to train and to judge.
+        train_op: What `minimize` of a `tf.train.Optimizer` returned; None where the estimator has an
+            optimizer.
+        eval_metric_ops: A dict from names to pairs of `tf.metrics`, or to tensors that are means over rows.
+    """
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputData:
+    """What an input function returns where the data alone does not say everything.
+
+    Attributes:
+        data: Data of any kind that `Estimator.fit` takes.
+        batch_size: Rows per step, over all workers together.
+        feature_cols: The columns that the model function gets as features.
+        label_cols: The columns that it gets as labels.
+        options: More options of `fit`, `evaluate` and `predict`, such as `shapes`.
+    """
+
+    data: Any
+    batch_size: int = 32
+    feature_cols: Names = None
+    label_cols: Names = None
+    options: Mapping[str, Any] = field(default_factory=dict)

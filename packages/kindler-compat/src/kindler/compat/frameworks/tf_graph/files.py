@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,27 +16,13 @@ from tensorflow.core.protobuf.meta_graph_pb2 import SignatureDef
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from kindler.collective import Array
-from kindler.compat.frameworks.tf_graph.ends import (
-    Ends,
-    Parameter,
-    Port,
-    Streamed,
-    Training,
-    Values,
-    VariableEnds,
-)
-from kindler.compat.frameworks.tf_graph.spec import (
-    GraphSpec,
-    PackedGraph,
-    make_stateless,
-    needed_graph,
-    opened,
-)
+from kindler.compat.frameworks.tf_graph.ends import Ends, Values, VariableEnds
+from kindler.compat.frameworks.tf_graph.spec import GraphSpec, PackedGraph, needed_graph, opened, packed
 from kindler.errors import ConfigError
 
 GRAPH = "graph.pb"
 _ENDS, _VALUES, _CONSTANTS = "ends.json", "values.npz", "constants.npz"
-_PORTS = ("inputs", "labels", "outputs", "metrics")
+_REST = ("optimizer", "clip_norm", "clip_value")
 _SIGNATURE = "serving_default"
 
 
@@ -97,18 +83,16 @@ def _signature(graph: Any, spec: GraphSpec) -> dict[str, Any]:
 
 def read(spec: GraphSpec, path: str) -> dict[str, Array]:
     """The variables of a SavedModel, of a checkpoint, or of the newest checkpoint of a folder."""
-    reader = tf.train.load_checkpoint(_prefix(path))
-    there = reader.get_variable_to_shape_map()
-    found: dict[str, Array] = {}
-    missing: list[str] = []
-    for variable in spec.ends.variables:
-        name = variable.name.partition(":")[0]
-        if name in there:
-            found[variable.name] = np.asarray(reader.get_tensor(name))
-        else:
-            missing.append(variable.name)
-    own = [name for name in missing if name in spec.ends.model]
-    if own:
+    inside = f"{path}/variables/variables"  # of a SavedModel
+    prefix = checkpoint_of(inside if Path(f"{inside}.index").exists() else path)
+    if prefix is None:
+        raise ConfigError(
+            f"{path} is neither a SavedModel nor a checkpoint that tf.train.Saver wrote.\n"
+            "Hint: a checkpoint is named without its suffix .index."
+        )
+    there = read_checkpoint(prefix)
+    missing = [variable.name for variable in spec.ends.variables if variable.name not in there]
+    if own := [name for name in missing if name in spec.ends.model]:
         raise ConfigError(
             f"{path} has no value for the variable {own[0]!r}; it has {sorted(there)[:8]}. It is of another"
             " model."
@@ -117,18 +101,7 @@ def read(spec: GraphSpec, path: str) -> dict[str, Array]:
         warnings.warn(
             f"{path} has no values for {missing}, so the optimizer starts with those it has.", stacklevel=2
         )
-    return found
-
-
-def _prefix(path: str) -> str:
-    inside = f"{path}/variables/variables"  # of a SavedModel
-    found = checkpoint_of(inside if Path(f"{inside}.index").exists() else path)
-    if found is None:
-        raise ConfigError(
-            f"{path} is neither a SavedModel nor a checkpoint that tf.train.Saver wrote.\n"
-            "Hint: a checkpoint is named without its suffix .index."
-        )
-    return found
+    return {v.name: there[v.name] for v in spec.ends.variables if v.name in there}
 
 
 def checkpoint_of(place: str) -> str | None:
@@ -175,23 +148,22 @@ def without_training(spec: GraphSpec) -> GraphSpec:
 
 def write_plain(spec: GraphSpec, folder: Path) -> None:
     """Write a graph with the values that its session holds now."""
-    values = Values(spec.sess, spec.ends.variables).read()
-    for variable, value in zip(spec.ends.variables, values, strict=True):
-        if value.dtype.kind not in "biufc":
+    for variable in spec.ends.variables:
+        if np.dtype(variable.dtype).kind not in "biufc":
             raise ConfigError(
                 f"the variable {variable.name!r} is of type {variable.dtype}, which is not stored."
             )
-    ends, graph_def = needed_graph(spec.graph, spec.ends)
-    ends = replace(ends, draws=make_stateless(graph_def))
-    (folder / GRAPH).write_bytes(graph_def.SerializeToString())
-    np.savez(folder / _VALUES, *values, allow_pickle=False)
+    graph = packed(spec)
+    ends = graph.ends
+    (folder / GRAPH).write_bytes(graph.graph_def)
+    (folder / _VALUES).write_bytes(graph.values)
     constants = [np.asarray(value) for _, *pair in ends.values for value in pair]
     np.savez(folder / _CONSTANTS, *constants, allow_pickle=False)
     facts = asdict(replace(ends, values=(), model=frozenset())) | {
-        "values": [tensor for tensor, _, _ in ends.values],
+        "values": ends.constants,
         "model": sorted(ends.model),
+        "rest": {name: graph.rest[name] for name in _REST},
     }
-    facts["rest"] = {"optimizer": spec.optimizer, "clip_norm": spec.clip_norm, "clip_value": spec.clip_value}
     (folder / _ENDS).write_text(json.dumps(facts))
 
 
@@ -207,56 +179,33 @@ def read_plain(folder: Path) -> GraphSpec:
     try:
         facts = json.loads((folder / _ENDS).read_text())
         rest = facts.pop("rest")
-        ends = _ends(facts, _arrays(folder / _CONSTANTS))
-        packed = PackedGraph(
-            graph_def=(folder / GRAPH).read_bytes(),
-            ends=ends,
-            values=(folder / _VALUES).read_bytes(),
-            session_config=b"",
-            rest={name: rest[name] for name in ("optimizer", "clip_norm", "clip_value")},
+        with np.load(folder / _CONSTANTS, allow_pickle=False) as file:
+            arrays = [file[f"arr_{number}"] for number in range(len(file.files))]
+        constants = [array.item() if array.ndim == 0 else array for array in arrays]
+        values = zip(facts.pop("values"), constants[::2], constants[1::2], strict=True)
+        ends = replace(_read_as(Ends, {**facts, "values": []}), values=tuple(values))
+        return opened(
+            PackedGraph(
+                graph_def=(folder / GRAPH).read_bytes(),
+                ends=ends,
+                values=(folder / _VALUES).read_bytes(),
+                session_config=b"",
+                rest={name: rest[name] for name in _REST},
+            )
         )
-        return opened(packed)
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as exc:
         raise ConfigError(f"the files of the graph do not belong together: {exc!r}.") from exc
 
 
-def _arrays(path: Path) -> list[Any]:
-    with np.load(path, allow_pickle=False) as file:
-        return [file[f"arr_{number}"] for number in range(len(file.files))]
-
-
-def _ends(facts: Mapping[str, Any], constants: list[Any]) -> Ends:
-    fields = dict(facts)
-    for name in _PORTS:
-        fields[name] = tuple(Port(**port) for port in fields[name])
-    fields["streamed"] = tuple(
-        Streamed(**{**metric, "variables": tuple(metric["variables"])}) for metric in fields["streamed"]
-    )
-    pairs = zip(constants[::2], constants[1::2], strict=True)
-    fields["values"] = tuple(
-        (str(tensor), *(_plain(value) for value in pair))
-        for tensor, pair in zip(fields["values"], pairs, strict=True)
-    )
-    fields["variables"] = tuple(
-        VariableEnds(**{**v, "shape": None if v["shape"] is None else tuple(v["shape"])})
-        for v in fields["variables"]
-    )
-    fields["model"] = frozenset(map(str, fields["model"]))
-    fields["start"] = tuple(map(str, fields["start"]))
-    fields["training"] = None if fields["training"] is None else _training(fields["training"])
-    return Ends(**fields)
-
-
-def _training(facts: Mapping[str, Any]) -> Training:
-    return Training(
-        parameters=tuple(Parameter(**part) for part in facts["parameters"]),
-        apply=tuple(map(str, facts["apply"])),
-        updates=tuple(map(str, facts["updates"])),
-        rate=str(facts["rate"]),
-        epoch=str(facts["epoch"]),
-        ties=tuple((str(first), str(second)) for first, second in facts["ties"]),
-    )
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if value.ndim == 0 else value
+def _read_as(kind: Any, value: Any) -> Any:
+    """What JSON made of a value of this type: of a dataclass, a tuple or a set of them, or None."""
+    if value is None or kind is Any:
+        return value
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{name: _read_as(kinds[name], part) for name, part in value.items()})
+    parts = [part for part in get_args(kind) if part not in (type(None), ...)]
+    if get_origin(kind) in (tuple, frozenset):
+        several = len(parts) == 1
+        return get_origin(kind)(_read_as(parts[0 if several else place], p) for place, p in enumerate(value))
+    return _read_as(parts[0], value) if parts else kind(value)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.frameworks.tf_graph import files
+from kindler.compat.frameworks.tf_graph import InputData, ModeKeys, files
+from kindler.compat.frameworks.tf_graph.ends import Values, ends_of, needed
 from kindler.compat.frameworks.tf_graph.legacy_keras import restore_legacy_keras
-from kindler.compat.frameworks.tf_graph.model_fn_types import InputData, ModeKeys
 from kindler.data import parquet
 from kindler.data.arrays import named, values
 from kindler.data.column_options import ColumnOptions
@@ -86,16 +86,16 @@ class ModelFnEstimator:
             options: Options of `Estimator.fit`.
         """
         given, features, labels = self._read(input_fn, ModeKeys.TRAIN)
-        built = self._built(ModeKeys.TRAIN, features, labels)
-        if built.train_op is None and self._optimizer is None:
+        spec, known, _ = self._built(ModeKeys.TRAIN, features, labels)
+        train_op = getattr(spec, "train_op", None)
+        if train_op is None and self._optimizer is None:
             raise ConfigError(
                 "there is no optimizer.\nHint: pass optimizer=... to from_model_fn, or let the model function"
                 " return an EstimatorSpec with train_op=optimizer.minimize(loss)."
             )
         run_dir = None if self._model_dir is None else f"{self._model_dir.rstrip('/')}/run"
-        estimator = self._estimator(
-            built, loss=built.loss, optimizer=self._optimizer, train_op=built.train_op, model_dir=run_dir
-        )
+        known |= {"optimizer": self._optimizer, "train_op": train_op, "model_dir": run_dir}
+        estimator = self._make(**{**self._options, **known})
         session = estimator.get_model()
         self._start(session)
         before = self.global_step
@@ -131,12 +131,12 @@ class ModelFnEstimator:
             The loss, each metric by its name, `num_samples` and `global_step`.
         """
         given, features, labels = self._read(input_fn, ModeKeys.EVAL)
-        built = self._built(ModeKeys.EVAL, features, labels, methods=tuple(eval_methods or ()))
-        estimator = self._estimator(built, loss=built.loss, metrics=built.metrics)
-        known = self._required(checkpoint_path)
-        restore(estimator.get_model(), known)
+        _, known, metrics = self._built(ModeKeys.EVAL, features, labels, eval_methods or ())
+        estimator = self._make(**{**self._options, **known, "metrics": metrics})
+        values = self._required(checkpoint_path)
+        restore(estimator.get_model(), values)
         figures = estimator.evaluate(given.data, given.batch_size, **self._columns(given), **options)
-        return {**figures, "global_step": int(known.get("global_step:0", 0))}
+        return {**figures, "global_step": int(values.get("global_step:0", 0))}
 
     def predict(
         self,
@@ -154,9 +154,9 @@ class ModelFnEstimator:
             options: Options of `Estimator.predict`.
         """
         given, features, _ = self._read(input_fn, ModeKeys.PREDICT)
-        built = self._built(ModeKeys.PREDICT, features, ())
-        outputs = _chosen(built.predictions, predict_keys)
-        estimator = self._estimator(built, outputs=outputs)
+        spec, known, _ = self._built(ModeKeys.PREDICT, features, ())
+        outputs = _chosen(spec.predictions, predict_keys)
+        estimator = self._make(**{**self._options, **known, "outputs": outputs})
         restore(estimator.get_model(), self._required(checkpoint_path))
         columns = {name: value for name, value in self._columns(given).items() if name != "label_cols"}
         return estimator.predict(given.data, **columns, **options)
@@ -177,24 +177,39 @@ class ModelFnEstimator:
         named = {"feature_cols": given.feature_cols, "label_cols": given.label_cols}
         return {**{name: value for name, value in named.items() if value is not None}, **given.options}
 
-    def _built(self, mode: str, features: Any, labels: Any, methods: Sequence[str] = ()) -> Any:
-        return build(
-            self._model_fn,
-            mode,
-            features=features,
-            labels=labels,
-            params=self._params,
-            config=self._config,
-            methods=methods,
-        )
+    def _built(
+        self, mode: str, features: Sequence[Column], labels: Sequence[Column], methods: Sequence[str] = ()
+    ) -> Any:
+        """What the model function returns in a graph of its own, what is fed to it, and metrics by name."""
+        restore_legacy_keras()
+        with tf.Graph().as_default():
+            tf.train.get_or_create_global_step()
+            inputs = {column.name: _placeholder(column, "features") for column in features}
+            targets = {column.name: _placeholder(column, "labels") for column in labels}
+            spec = self._called(_as_argument(inputs), _as_argument(targets), mode)
+            own = getattr(spec, "eval_metric_ops", None) if mode == ModeKeys.EVAL else None
+            asked = {name: _metric(name, spec.predictions, targets) for name in methods if name != "loss"}
+        loss = None if mode == ModeKeys.PREDICT else spec.loss
+        known = {"inputs": inputs, "labels": targets if loss is not None else None, "loss": loss}
+        return spec, known, {**(own or {}), **asked}
 
-    def _estimator(self, built: Any, **arguments: Any) -> Any:
-        needs_labels = arguments.get("loss") is not None
-        return self._make(
-            inputs=built.inputs,
-            labels=built.labels if needs_labels else None,
-            **{**self._options, **arguments},
-        )
+    def _called(self, features: Any, labels: Any, mode: str) -> Any:
+        function, name = self._model_fn, title(self._model_fn)
+        parameters = inspect.signature(function).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        known = {"labels": labels, "mode": mode, "params": self._params, "config": self._config}
+        arguments = {name: value for name, value in known.items() if name in parameters or every}
+        if labels is not None and "labels" not in arguments:
+            raise ConfigError(f"{name} has no argument labels, and the data has labels.")
+        spec = function(features, **arguments)
+        if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
+            raise ConfigError(
+                f"{name} must return a kindler.EstimatorSpec; it returned {type(spec).__qualname__}."
+            )
+        required = "predictions" if mode == ModeKeys.PREDICT else "loss"
+        if getattr(spec, required) is None:
+            raise ConfigError(f"{name} returned no {required} for mode {mode!r}.")
+        return spec
 
     def _start(self, session: Any) -> None:
         """Values to train from: the newest, or those of `warm_start_from` for variables that it has."""
@@ -202,24 +217,14 @@ class ModelFnEstimator:
         if known is not None:
             restore(session, known, needs="trainable")
         elif self._warm is not None:
-            prefix = files.checkpoint_of(self._warm)
-            if prefix is None:
-                raise ConfigError(f"warm_start_from={self._warm!r}: there is no checkpoint.")
-            found = files.read_checkpoint(prefix)
-            taken = restore(
-                session,
-                {name: value for name, value in found.items() if name != "global_step:0"},
-                needs="nothing",
-            )
-            if not taken:
+            values = _read("warm_start_from", self._warm)
+            values.pop("global_step:0", None)
+            if not restore(session, values, needs="nothing"):
                 raise ConfigError(f"warm_start_from={self._warm!r} has none of the model's variables.")
 
     def _known(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array] | None:
         if checkpoint_path is not None:
-            prefix = files.checkpoint_of(str(checkpoint_path))
-            if prefix is None:
-                raise ConfigError(f"checkpoint_path={str(checkpoint_path)!r}: there is no checkpoint.")
-            return files.read_checkpoint(prefix)
+            return _read("checkpoint_path", str(checkpoint_path))
         newest = self.latest_checkpoint()
         return self._values if newest is None else files.read_checkpoint(newest)
 
@@ -230,12 +235,19 @@ class ModelFnEstimator:
         return known
 
 
+def _read(argument: str, place: str) -> dict[str, Array]:
+    prefix = files.checkpoint_of(place)
+    if prefix is None:
+        raise ConfigError(f"{argument}={place!r}: there is no checkpoint.")
+    return files.read_checkpoint(prefix)
+
+
 def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
     if keys is None:
         return predictions
     wanted = [keys] if isinstance(keys, str) else list(keys)
     if not isinstance(predictions, Mapping):
-        raise ConfigError(f"predict_keys={wanted}: the model function predicts one tensor, without ModeKeys.")
+        raise ConfigError(f"predict_keys={wanted}: the model function predicts one tensor, without keys.")
     missing = [key for key in wanted if key not in predictions]
     if missing:
         raise ConfigError(f"predict_keys: there is no {missing[0]!r} among {sorted(predictions)}.")
@@ -256,11 +268,7 @@ def _described(given: Input, options: ColumnOptions) -> tuple[list[Column], list
 
     def described(each: Any) -> Any:
         part = values(found.columns[each.name], each.name)[:1]
-        row = (
-            conform(part, each, where=str)
-            if isinstance(part, np.ndarray)
-            else to_numpy(part, each, where=str)
-        )
+        row = (conform if isinstance(part, np.ndarray) else to_numpy)(part, each, where=str)
         return Column(each.name, row.dtype.name, tuple(row.shape[1:]))
 
     return [described(each) for each in planned.features], [described(each) for each in planned.labels]
@@ -311,67 +319,10 @@ class Column:
     shape: tuple[int | None, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """A graph that a model function has built.
-
-    Attributes:
-        graph: The graph.
-        inputs: Placeholders of features, by the names of columns.
-        labels: Placeholders of labels.
-        predictions: What the function predicts.
-        loss: The loss, or None.
-        train_op: What it trains with, or None.
-        metrics: Metrics by name, as `Estimator.from_graph` takes them.
-    """
-
-    graph: Any
-    inputs: Mapping[str, Any]
-    labels: Mapping[str, Any]
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-
-
-def build(
-    model_fn: Callable[..., Any],
-    mode: str,
-    *,
-    features: Sequence[Column],
-    labels: Sequence[Column] = (),
-    params: Any = None,
-    config: Any = None,
-    methods: Sequence[str] = (),
-) -> Built:
-    """Call a model function in a graph of its own, which has a global step."""
-    restore_legacy_keras()
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.train.get_or_create_global_step()
-        inputs = {column.name: _placeholder(column, feature=True) for column in features}
-        targets = {column.name: _placeholder(column, feature=False) for column in labels}
-        spec = _called(model_fn, _as_argument(inputs), _as_argument(targets), mode, params, config)
-        _check(spec, model_fn, mode)
-        metrics = dict(getattr(spec, "eval_metric_ops", None) or {}) if mode == ModeKeys.EVAL else {}
-        metrics |= {name: _metric(name, spec.predictions, targets) for name in methods if name != "loss"}
-    return Built(
-        graph=graph,
-        inputs=inputs,
-        labels=targets,
-        predictions=spec.predictions,
-        loss=getattr(spec, "loss", None),
-        train_op=getattr(spec, "train_op", None),
-        metrics=metrics,
-    )
-
-
 def restore(
     sess: Any, values: Mapping[str, Array], *, needs: Literal["all", "trainable", "nothing"] = "all"
 ) -> list[str]:
     """Give a session's variables these values, by name; returns the names of those that got one."""
-    from kindler.compat.frameworks.tf_graph.ends import Values, ends_of, needed
-
     with sess.graph.as_default():
         kept = sess.graph.get_collection("variables")
         ends = ends_of(sess.graph, needed([variable.op for variable in kept]))
@@ -396,10 +347,9 @@ def values_of(sess: Any) -> dict[str, Array]:
     return {variable.name: np.array(value) for variable, value in zip(variables, read, strict=True)}
 
 
-def _placeholder(column: Column, *, feature: bool) -> Any:
-    dtype = "float32" if feature and column.dtype == "float64" else column.dtype
+def _placeholder(column: Column, role: str) -> Any:
+    dtype = "float32" if role == "features" and column.dtype == "float64" else column.dtype
     name = "".join(letter if letter.isalnum() else "_" for letter in column.name)
-    role = "features" if feature else "labels"
     return tf.placeholder(tf.as_dtype(dtype), (None, *column.shape), name=f"{role}_{name}")
 
 
@@ -407,29 +357,6 @@ def _as_argument(tensors: Mapping[str, Any]) -> Any:
     if not tensors:
         return None
     return next(iter(tensors.values())) if len(tensors) == 1 else dict(tensors)
-
-
-def _called(
-    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, config: Any
-) -> Any:
-    taken = inspect.signature(model_fn).parameters
-    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    given = {"labels": labels, "mode": mode, "params": params, "config": config}
-    arguments = {name: value for name, value in given.items() if name in taken or every}
-    if labels is not None and "labels" not in arguments:
-        raise ConfigError(f"{title(model_fn)} has no argument labels, and the data has labels.")
-    return model_fn(features, **arguments)
-
-
-def _check(spec: Any, model_fn: Any, mode: str) -> None:
-    if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
-        raise ConfigError(
-            f"{title(model_fn)} must return a kindler.EstimatorSpec; it returned {type(spec).__qualname__}."
-        )
-    if mode in (ModeKeys.TRAIN, ModeKeys.EVAL) and spec.loss is None:
-        raise ConfigError(f"{title(model_fn)} returned no loss for mode {mode!r}.")
-    if mode == ModeKeys.PREDICT and spec.predictions is None:
-        raise ConfigError(f"{title(model_fn)} returned no predictions for mode {mode!r}.")
 
 
 def _metric(name: str, predictions: Any, labels: Mapping[str, Any]) -> Any:
@@ -450,13 +377,11 @@ def _metric(name: str, predictions: Any, labels: Mapping[str, Any]) -> Any:
     classes = _classes(targets, outputs)
     if name == "top5acc":
         return tf.reduce_mean(tf.cast(tf.nn.in_top_k(outputs, classes, 5), tf.float32))
-    several = outputs.shape.rank is not None and outputs.shape.rank > 1 and outputs.shape[-1] != 1
-    chosen = (
-        tf.argmax(outputs, -1, output_type=tf.int32)
-        if several
-        else tf.cast(tf.reshape(outputs, (-1,)) > 0.5, tf.int32)
-    )
-    return tf.reduce_mean(tf.cast(tf.equal(chosen, classes), tf.float32))
+    if outputs.shape.rank is not None and outputs.shape.rank > 1 and outputs.shape[-1] != 1:
+        best = tf.argmax(outputs, -1, output_type=tf.int32)
+    else:
+        best = tf.cast(tf.reshape(outputs, (-1,)) > 0.5, tf.int32)
+    return tf.reduce_mean(tf.cast(tf.equal(best, classes), tf.float32))
 
 
 def _classes(targets: Any, outputs: Any) -> Any:

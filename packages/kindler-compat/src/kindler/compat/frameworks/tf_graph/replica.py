@@ -1,7 +1,7 @@
 """A TensorFlow graph: one replica of it, in a session of its own on workers, in the user's on the driver.
 
-What the user passes becomes a spec in `build.py`, which `spec.py` carries to the workers; the operations of a
-step are made in `training.py` and called through `calls.py`.
+`spec.py` makes a spec of what the user passes and carries it to the workers; the operations of a step are
+made in `training.py` and called through `calls.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import numpy as np
 from kindler.collective import Array, Batch, Gradients
 from kindler.compat.frameworks import loads
 from kindler.compat.frameworks.tf_graph import files
-from kindler.compat.frameworks.tf_graph.build import make_spec
 from kindler.compat.frameworks.tf_graph.calls import Calls, Feeds, unbatched
 from kindler.compat.frameworks.tf_graph.ends import Values, worker_config
-from kindler.compat.frameworks.tf_graph.spec import GraphSpec, draw_of, dumps, opened, seed_of
+from kindler.compat.frameworks.tf_graph.spec import GraphSpec, draw_of, dumps, make_spec, opened, seed_of
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, packed, unpacked
 from kindler.frameworks.contract import Facts, Use, Variables

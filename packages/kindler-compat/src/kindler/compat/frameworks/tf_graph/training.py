@@ -8,7 +8,7 @@ alone makes both in a single call.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,7 @@ from kindler.errors import ConfigError
 # How the types of all operations begin that change a variable.
 _CHANGES = (
     "Assign",
-    "Scatter",
-    "Apply",
-    "SparseApply",
-    "ResourceApply",
-    "ResourceSparseApply",
-    "ResourceScatter",
+    *(f"{kind}{how}" for kind in ("", "Resource") for how in ("Scatter", "Apply", "SparseApply")),
 )
 
 
@@ -52,13 +47,13 @@ def trained_by(
     variables = _trainable(loss)
     with _root(graph):
         step = global_step if global_step is not None else tf.train.get_global_step(graph)
-        counters = _LazyCounters(graph, step)
+        counters = Counters(step)
         pairs = [
             (maker, gradient, variable)
             for maker, members in assigned(optimizer, variables, counters)
-            for gradient, variable in _computed(maker, loss, members)
+            for gradient, variable in maker.compute_gradients(loss, var_list=members)
+            if gradient is not None
         ]
-        pairs = [(maker, gradient, variable) for maker, gradient, variable in pairs if gradient is not None]
         if not pairs:
             raise ConfigError("the loss has no gradient with respect to any trainable variable.")
         with tf.control_dependencies([loss, *judged, *updates]):
@@ -66,13 +61,14 @@ def trained_by(
         clipped = _clipped(gates, clip_norm, clip_limits(clip_value))
         apply = _applied([(m, c, v) for (m, _, v), c in zip(pairs, clipped, strict=True)], counters.step)
     parameters = tuple(_parameter(gate, v) for gate, (_, _, v) in zip(gates, pairs, strict=True))
-    _warn_of_counters(needed(apply, fed=_fed(parameters)))
+    after = needed(apply, fed=Training(parameters, ()).fed)
+    _warn_of_counters(after)
     return Training(
         parameters=parameters,
         apply=tuple(op.name for op in apply),
         updates=tuple(op_of(update).name for update in updates),
-        rate=_rate(needed(apply, fed=_fed(parameters)).values()) or _stated_rate(pairs),
-        epoch=counters.epoch_name,
+        rate=_rate(after.values()) or _stated_rate(pairs),
+        epoch="" if counters.epoch is None else counters.epoch.name,
     )
 
 
@@ -87,7 +83,7 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
     graph = train_op.graph
     by_op = {variable.op.name: variable for variable in graph.get_collection("trainable_variables")}
     reached = needed([train_op])
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     for op in sorted(reached.values(), key=lambda op: op._id):
         arguments = _arguments(op)
         variable = by_op.get(_changed(op) or "")
@@ -102,14 +98,14 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
             )
         if "indices" in arguments:
             gradient = tf.IndexedSlices(gradient, arguments["indices"], variable.shape)
-        found.append((gradient, variable))
-    if not found:
+        pairs.append((gradient, variable))
+    if not pairs:
         raise ConfigError(
             f"train_op {train_op.name!r} applies no gradient to a trainable variable.\n"
             "Hint: it must be what optimizer.minimize(loss) or apply_gradients of a tf.train optimizer"
             " returned."
         )
-    return found
+    return pairs
 
 
 def of_train_op(train_op: Any, *, updates: Sequence[Any] = ()) -> Training:
@@ -119,7 +115,7 @@ def of_train_op(train_op: Any, *, updates: Sequence[Any] = ()) -> Training:
     it with `tf.control_dependencies`) is untied, and runs with the computation of gradients.
     """
     parameters = tuple(_parameter(gradient, variable) for gradient, variable in gradients_of(train_op))
-    fed = _fed(parameters)
+    fed = Training(parameters, ()).fed
     after = needed([train_op], fed=fed)
     of_rows = _of_rows(after, fed)
     changing = [op for op in after.values() if _changed(op)]
@@ -159,22 +155,23 @@ def clip_limits(clip_value: Any) -> tuple[float, float] | None:
     )
 
 
-class _LazyCounters:
-    """The graph's global step, and the number of the epoch, made when a schedule first asks for them."""
+@dataclass
+class Counters:
+    """What a learning rate may depend on, as tensors; made once an optimizer is a function of them.
 
-    def __init__(self, graph: Any, step: Any) -> None:
-        self._graph, self.step = graph, step
-        self.epoch_name = ""
-        self._made: Counters | None = None
+    Attributes:
+        step: Steps of the optimizer so far, the graph's global step.
+        epoch: The number of the epoch that runs, from 1 on.
+    """
 
-    def __call__(self) -> Counters:
-        if self._made is None:
-            if self.step is None:
-                self.step = tf.train.get_or_create_global_step(self._graph)
-            epoch = tf.placeholder_with_default(tf.constant(1, tf.int64), (), name="kindler/epoch")
-            self.epoch_name = epoch.name
-            self._made = Counters(step=self.step, epoch=epoch)
-        return self._made
+    step: Any
+    epoch: Any = None
+
+    def made(self) -> Counters:
+        if self.epoch is None:
+            self.step = tf.train.get_or_create_global_step() if self.step is None else self.step
+            self.epoch = tf.placeholder_with_default(tf.constant(1, tf.int64), (), name="kindler/epoch")
+        return self
 
 
 def _warn_of_counters(applied: Mapping[str, Any]) -> None:
@@ -218,11 +215,6 @@ def _trainable(loss: Any) -> list[Any]:
     )
 
 
-def _computed(maker: Any, loss: Any, variables: list[Any]) -> list[tuple[Any, Any]]:
-    pairs: list[tuple[Any, Any]] = maker.compute_gradients(loss, var_list=variables)
-    return pairs
-
-
 def _gate(gradient: Any, number: int) -> Any:
     """The tensor that is fetched and fed; computed after all that a step is judged by."""
     name = f"kindler/gradient_{number}"
@@ -235,29 +227,24 @@ def _gate(gradient: Any, number: int) -> Any:
 
 def _clipped(gates: list[Any], norm: float | None, limits: tuple[float, float] | None) -> list[Any]:
     if limits is not None:
-        gates = [_limited(gate, *limits) for gate in gates]
-    if norm is not None:
-        gates, _ = tf.clip_by_global_norm(gates, norm)
-    return gates
-
-
-def _limited(gate: Any, low: float, high: float) -> Any:
-    if isinstance(gate, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.clip_by_value(gate.values, low, high), gate.indices, gate.dense_shape)
-    return tf.clip_by_value(gate, low, high)
+        gates = [
+            tf.IndexedSlices(tf.clip_by_value(gate.values, *limits), gate.indices, gate.dense_shape)
+            if isinstance(gate, tf.IndexedSlices)
+            else tf.clip_by_value(gate, *limits)
+            for gate in gates
+        ]
+    return gates if norm is None else tf.clip_by_global_norm(gates, norm)[0]
 
 
 def _applied(parts: Sequence[tuple[Any, Any, Any]], step: Any) -> list[Any]:
     """The operations that apply gradients; the step is counted once, after all of them."""
     makers = list({id(maker): maker for maker, _, _ in parts}.values())
-    pairs: Mapping[int, list[Any]] = {
-        id(maker): [(gradient, variable) for owner, gradient, variable in parts if owner is maker]
+    only = {"global_step": step} if len(makers) == 1 else {}
+    ops = [
+        op_of(maker.apply_gradients([(g, v) for owner, g, v in parts if owner is maker], **only))
         for maker in makers
-    }
-    if len(makers) == 1:
-        return [op_of(makers[0].apply_gradients(pairs[id(makers[0])], global_step=step))]
-    ops = [op_of(maker.apply_gradients(pairs[id(maker)])) for maker in makers]
-    if step is None:
+    ]
+    if step is None or only:
         return ops
     with tf.control_dependencies(ops):
         return [op_of(tf.assign_add(step, tf.ones_like(step)))]
@@ -267,10 +254,6 @@ def _parameter(gradient: Any, variable: Any) -> Parameter:
     if isinstance(gradient, tf.IndexedSlices):
         return Parameter(variable.name, gradient.values.name, gradient.indices.name)
     return Parameter(variable.name, gradient.name)
-
-
-def _fed(parameters: Sequence[Parameter]) -> list[str]:
-    return [name for parameter in parameters for name in (parameter.gradient, parameter.indices) if name]
 
 
 def _of_rows(ops: Mapping[str, Any], fed: Sequence[str]) -> set[str]:
@@ -322,48 +305,26 @@ def _rate(ops: Any) -> str:
     return ""
 
 
-_NAMES = {
-    "adadelta": "AdadeltaOptimizer",
-    "adagrad": "AdagradOptimizer",
-    "adam": "AdamOptimizer",
-    "ftrl": "FtrlOptimizer",
-    "momentum": "MomentumOptimizer",
-    "rmsprop": "RMSPropOptimizer",
-    "sgd": "GradientDescentOptimizer",
-}
-_NEEDED = {
-    "adagrad": {"learning_rate": 0.01},
-    "ftrl": {"learning_rate": 0.01},
-    "momentum": {"learning_rate": 0.01, "momentum": 0.9},
-    "rmsprop": {"learning_rate": 0.001},
-    "sgd": {"learning_rate": 0.01},
+_NAMES: dict[str, tuple[str, dict[str, float]]] = {
+    "adadelta": ("AdadeltaOptimizer", {}),
+    "adagrad": ("AdagradOptimizer", {"learning_rate": 0.01}),
+    "adam": ("AdamOptimizer", {}),
+    "ftrl": ("FtrlOptimizer", {"learning_rate": 0.01}),
+    "momentum": ("MomentumOptimizer", {"learning_rate": 0.01, "momentum": 0.9}),
+    "rmsprop": ("RMSPropOptimizer", {"learning_rate": 0.001}),
+    "sgd": ("GradientDescentOptimizer", {"learning_rate": 0.01}),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What a learning rate may depend on, as tensors.
-
-    Attributes:
-        step: Steps of the optimizer so far, the graph's global step.
-        epoch: The number of the epoch that runs, from 1 on.
-    """
-
-    step: Any
-    epoch: Any
-
-
-def assigned(
-    optimizer: Any, variables: Sequence[Any], counters: Callable[[], Counters]
-) -> list[tuple[Any, list[Any]]]:
-    """Each optimizer with the variables that it trains."""
+def assigned(optimizer: Any, variables: Sequence[Any], counters: Counters) -> list[tuple[Any, list[Any]]]:
+    """Each optimizer with the variables that it trains: those of the longest prefix of their names."""
     if not isinstance(optimizer, Mapping):
         return [(_made(optimizer, counters), list(variables))]
     by_prefix: dict[str, list[Any]] = {str(prefix): [] for prefix in optimizer}
     left: list[Any] = []
     for variable in variables:
-        owner = _owner(variable.op.name, by_prefix)
-        (left if owner is None else by_prefix[owner]).append(variable)
+        fitting = [prefix for prefix in by_prefix if variable.op.name.startswith(prefix)]
+        (by_prefix[max(fitting, key=len)] if fitting else left).append(variable)
     names = [variable.op.name for variable in variables]
     for prefix, members in by_prefix.items():
         if not members:
@@ -384,24 +345,16 @@ def title(optimizer: Any) -> Any:
     return optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__
 
 
-def _owner(name: str, prefixes: Mapping[str, Any]) -> str | None:
-    """The longest prefix of a variable's name; "dense" is none of "dense_1/kernel" if "dense_1" is one."""
-    fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
-    return max(fitting, key=len, default=None)
-
-
-def _made(optimizer: Any, counters: Callable[[], Counters]) -> Any:
-    import tensorflow.compat.v1 as tf
-
+def _made(optimizer: Any, counters: Counters) -> Any:
     if isinstance(optimizer, str):
         name = optimizer.lower()
         if name not in _NAMES:
             raise ConfigError(f"optimizer={optimizer!r}: there are {', '.join(sorted(_NAMES))}.")
-        return getattr(tf.train, _NAMES[name])(**_NEEDED.get(name, {}))
-    if isinstance(optimizer, type) or (callable(optimizer) and not isinstance(optimizer, tf.train.Optimizer)):
-        made = optimizer() if isinstance(optimizer, type) else optimizer(counters())
-    else:
-        made = optimizer
+        kind, options = _NAMES[name]
+        return getattr(tf.train, kind)(**options)
+    made = optimizer() if isinstance(optimizer, type) else optimizer
+    if callable(made) and not isinstance(made, tf.train.Optimizer):
+        made = made(counters.made())
     if isinstance(made, tf.train.Optimizer):
         return made
     raise ConfigError(
