@@ -23,6 +23,7 @@ _ALIASES = {
     "dllib.optim": "bigdl.optim",
     "dllib.utils": "bigdl.util",
     "dllib.nnframes": "zoo.pipeline.nnframes",
+    "dataset.transformer": "bigdl.dataset.mnist",
     "nn.criterion_base": "bigdl.nn.criterion",
     "optim.metrics_torch": "bigdl.optim.rules_torch",
     "optim.regularizers": "bigdl.nn.regularizers",

@@ -1,4 +1,4 @@
-"""`bigdl.dataset.mnist`: MNIST from its four files. Nothing is downloaded."""
+"""`bigdl.dataset.mnist`, MNIST from its four files without a download, and `bigdl.dataset.transformer`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 
-__all__ = ["TEST_MEAN", "TEST_STD", "TRAIN_MEAN", "TRAIN_STD", "load_data", "read_data_sets"]
+__all__ = ["TEST_MEAN", "TEST_STD", "TRAIN_MEAN", "TRAIN_STD", "load_data", "normalizer", "read_data_sets"]
 
 TRAIN_MEAN, TRAIN_STD = 0.13066047740239506 * 255, 0.3081078 * 255
 TEST_MEAN, TEST_STD = 0.13251460696903547 * 255, 0.31048024 * 255
@@ -38,6 +38,11 @@ def read_data_sets(train_dir: str, data_type: str = "train") -> tuple[Array, Arr
 def load_data(location: str = "/tmp/.bigdl/dataset/mnist") -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Images and labels to train on, then those to test with."""
     return read_data_sets(location, "train"), read_data_sets(location, "test")
+
+
+def normalizer(data: Any, mean: float, std: float) -> Any:
+    """`data` less its mean, divided by its standard deviation."""
+    return (data - mean) / std
 
 
 def _array(folder: Path, name: str) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -30,8 +31,7 @@ from kindler.compat.bigdl.nn.samples import (
     to_arrays,
     to_tensors,
 )
-from kindler.compat.bigdl.util.arrays import JTensor
-from kindler.compat.bigdl.util.rng import fill_uniform, set_seed, undrawn
+from kindler.compat.bigdl.util.arrays import JTensor, fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
@@ -208,19 +208,16 @@ class Layer(Configured, nn.Module, takes=arguments()):
                 f"set_weights: the layer has {len(own)} arrays of weights; received {len(arrays)}."
             )
         for place, (parameter, array) in enumerate(zip(own, arrays, strict=True)):
-            if array.shape == tuple(parameter.shape):
-                continue
-            text = (
-                f"set_weights: array {place} must have the shape {tuple(parameter.shape)}; received"
-                f" {array.shape}."
-            )
+            wanted = tuple(parameter.shape)
+            text = f"set_weights: array {place} must have the shape {wanted}; received {array.shape}."
             if array.size != parameter.numel():
                 raise ConfigError(text)
-            warnings.warn(
-                f"{text} Its numbers are taken in their order, as BigDL does.\nHint: transpose it if it is"
-                " (inputs, outputs).",
-                stacklevel=2,
-            )
+            if array.shape != wanted:
+                warnings.warn(
+                    f"{text} Its numbers are taken in their order, as BigDL does.\nHint: transpose it if it"
+                    " is (inputs, outputs).",
+                    stacklevel=2,
+                )
         for parameter, array in zip(own, arrays, strict=True):
             parameter.data.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
 
@@ -238,7 +235,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
                     f"set_init_method: the method of the {name} must be one of"
                     f" bigdl.nn.initialization_method, such as Xavier(); received {method!r}."
                 )
-        if chosen and not any(isinstance(getattr(self, name, None), nn.Parameter) for name in both):
+        if chosen and not any(self._parameters.get(name) is not None for name in both):
             raise ConfigError(
                 f"set_init_method: {type(self).__name__} has neither a weight nor a bias of its own.\n"
                 "Hint: call it on the layers inside."
@@ -251,27 +248,20 @@ class Layer(Configured, nn.Module, takes=arguments()):
         """Draw all weights anew, with the methods that `set_init_method` was given."""
         for module in self.modules():
             if isinstance(module, Layer):
-                if module._init_methods:
-                    with undrawn():  # a method draws instead
-                        module.initialize()
-                else:
+                with undrawn() if module._init_methods else nullcontext():  # a method draws instead
                     module.initialize()
                 module._fill(module._init_methods)
         return self
 
     def _fill(self, methods: Mapping[str, InitializationMethod]) -> None:
         for name, method in methods.items():
-            parameter = getattr(self, name, None)
-            if isinstance(parameter, nn.Parameter):
+            if (parameter := self._parameters.get(name)) is not None:
                 method.fill(parameter.data)
 
     def initialize(self) -> None:
         """Draw this layer's own weights."""
 
-    def zero_grad_parameters(self) -> None:
-        """Forget the gradients of all parameters."""
-        for parameter in nn.Module.parameters(self):
-            parameter.grad = None
+    zero_grad_parameters = nn.Module.zero_grad
 
     def update_parameters(self, learning_rate: float) -> None:
         """A step of gradient descent with the gradients that `backward` has added up."""
@@ -279,15 +269,12 @@ class Layer(Configured, nn.Module, takes=arguments()):
             if parameter.grad is not None:
                 parameter.data.sub_(learning_rate * parameter.grad)
 
-    def freeze(self, names: Sequence[str] | str | None = None) -> Layer:
-        """Do not train these layers, or all of them; returns the layer."""
-        return self._set_trained(names, trained=False)
-
     def unfreeze(self, names: Sequence[str] | str | None = None) -> Layer:
         """Train these layers again, or all of them."""
-        return self._set_trained(names, trained=True)
+        return self.freeze(names, _trained=True)
 
-    def _set_trained(self, names: Sequence[str] | str | None, *, trained: bool) -> Layer:
+    def freeze(self, names: Sequence[str] | str | None = None, *, _trained: bool = False) -> Layer:
+        """Do not train these layers, or all of them; returns the layer."""
         wanted = [names] if isinstance(names, str) else names
         known = {module.name(): module for module in self.modules() if isinstance(module, Layer)}
         unknown = sorted(set(wanted or ()) - set(known))
@@ -295,7 +282,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
             raise ConfigError(f"there is no layer {unknown[0]!r}; names are given with set_name.")
         for layer in [self] if wanted is None else [known[name] for name in wanted]:
             for parameter in nn.Module.parameters(layer):
-                parameter.requires_grad_(trained)
+                parameter.requires_grad_(_trained)
         return self
 
     def is_training(self) -> bool:
@@ -415,6 +402,5 @@ def regularized(model: nn.Module) -> Iterator[tuple[nn.Parameter, Regularizer]]:
     for part in model.modules():
         if isinstance(part, Layer):
             for name, regularizer in part._regularizers.items():
-                parameter = getattr(part, name, None)
-                if isinstance(parameter, nn.Parameter):
+                if (parameter := part._parameters.get(name)) is not None:
                     yield parameter, regularizer

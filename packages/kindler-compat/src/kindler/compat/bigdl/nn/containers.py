@@ -280,13 +280,14 @@ class Cell(Layer):
         setattr(self, name, default if value is None else value)
 
 
-_CELL = "wRegularizer=None, uRegularizer=None, bRegularizer=None"
+_REGULARIZED = "wRegularizer=None, uRegularizer=None, bRegularizer=None"
+_SIZES = "input_size, hidden_size, p=0.0, activation=None, inner_activation=None"
 
 
 class RnnCell(
     Cell,
     takes=arguments(
-        "input_size, hidden_size, activation=None, isInputWithBias=True", "isHiddenWithBias=True", _CELL
+        "input_size, hidden_size, activation=None, isInputWithBias=True, isHiddenWithBias=True", _REGULARIZED
     ),
 ):
     """`activation(W x + b + U h + c)`.
@@ -309,10 +310,7 @@ class RnnCell(
         return hidden, [hidden]
 
 
-class LSTM(
-    Cell,
-    takes=arguments("input_size, hidden_size, p=0.0, activation=None, inner_activation=None", _CELL),
-):
+class LSTM(Cell, takes=arguments(_SIZES, _REGULARIZED)):
     """Long short-term memory.
 
     The weights are those of the inputs (4 * hidden_size, input_size), their bias, and those of the state
@@ -336,12 +334,11 @@ class LSTM(
         return hidden, [hidden, memory]
 
 
-class LSTMPeephole(Cell, takes=arguments("input_size=4, hidden_size=3, p=0.0", _CELL)):
+class LSTMPeephole(Cell, takes=arguments("input_size=4, hidden_size=3, p=0.0", _REGULARIZED)):
     """An LSTM whose gates see the memory.
 
-    The weights are those of the inputs (4 * hidden_size, input_size), their bias, those of the state, and
-    one number for each element of the memory for the input, forget and output gates; the gates are in the
-    order input, forget, candidate, output.
+    After the weights of an LSTM, whose gates are in the order input, forget, candidate, output here, come a
+    number for each element of the memory for the input, forget and output gates.
     """
 
     states = 2
@@ -360,10 +357,7 @@ class LSTMPeephole(Cell, takes=arguments("input_size=4, hidden_size=3, p=0.0", _
         return hidden, [hidden, memory]
 
 
-class GRU(
-    Cell,
-    takes=arguments("input_size, hidden_size, p=0.0, activation=None, inner_activation=None", _CELL),
-):
+class GRU(Cell, takes=arguments(_SIZES, _REGULARIZED)):
     """Gated recurrent unit: `(1 - z) * candidate + z * h`, with the reset gate applied before the product.
 
     The weights are those of the inputs (3 * hidden_size, input_size) for reset, update and candidate, their

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kindler.compat.bigdl.arguments import Configured, arguments, classes
-from kindler.compat.bigdl.util.rng import fill_uniform
+from kindler.compat.bigdl.util.arrays import fill_uniform
 from kindler.errors import ConfigError
 
 if TYPE_CHECKING:

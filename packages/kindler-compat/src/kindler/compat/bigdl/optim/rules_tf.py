@@ -101,7 +101,14 @@ class _LbfgsOptimizer(RuleOptimizer):
         method = self.method
         flat = tf.concat([tf.reshape(gradient, [-1]) for gradient, _ in pairs], 0)
         size, depth = int(flat.shape[0]), method.ncorrection
-        kept = self._keep(size, depth)
+        shapes = {"gradient": [size], "move": [size], "moves": [depth, size], "changes": [depth, size]}
+        kept = self._kept = self._kept or {
+            **{
+                name: tf.Variable(tf.zeros(shape), trainable=False, name=name)
+                for name, shape in {**shapes, "inverse": [depth]}.items()
+            },
+            "scale": tf.Variable(1.0, trainable=False, name="scale"),
+        }
         y, s = flat - kept["gradient"], tf.convert_to_tensor(kept["move"])
         ys = tf.reduce_sum(y * s)
         useful = tf.logical_and(step > 1.0, ys > 1e-10)
@@ -122,29 +129,7 @@ class _LbfgsOptimizer(RuleOptimizer):
             (variable, tf.convert_to_tensor(variable) + tf.reshape(part, variable.shape))
             for (_, variable), part in zip(pairs, new, strict=True)
         ]
-        state = {
-            "gradient": flat,
-            "move": move,
-            "moves": moves,
-            "changes": changes,
-            "inverse": inverse,
-            "scale": scale,
-        }
-        return [*values, *((kept[name], value) for name, value in state.items())]
-
-    def _keep(self, size: int, depth: int) -> dict[str, Any]:
-        shapes = {
-            "gradient": [size],
-            "move": [size],
-            "moves": [depth, size],
-            "changes": [depth, size],
-            "inverse": [depth],
-        }
-        if not self._kept:
-            for name, shape in shapes.items():
-                self._kept[name] = tf.Variable(tf.zeros(shape), trainable=False, name=name)
-            self._kept["scale"] = tf.Variable(1.0, trainable=False, name="scale")
-        return self._kept
+        return [*values, *zip(kept.values(), (flat, move, moves, changes, inverse, scale), strict=True)]
 
 
 def _inverse_hessian(q: Any, moves: Any, changes: Any, inverse: Any, scale: Any, depth: int) -> Any:

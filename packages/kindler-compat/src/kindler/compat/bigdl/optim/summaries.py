@@ -29,13 +29,7 @@ _HEAD, _CHECKSUM = struct.Struct("<QI"), 4
 
 
 class Summary:
-    """Values of a run by tag, written to event files while it trains.
-
-    Args:
-        log_dir: The folder that TensorBoard is started with.
-        app_name: The run's folder in it.
-        bigdl_type: Without effect.
-    """
+    """Values of a run by tag, written to event files in the folder `app_name` of `log_dir` as it trains."""
 
     part: str
 
@@ -58,11 +52,6 @@ class Summary:
                 if value.tag == tag:
                     points.append((event.step, value.simple_value, event.wall_time))
         return np.array(points, dtype=np.float64).reshape(-1, 3)
-
-    def records(self, tag: str, progress: Progress) -> bool:
-        """Whether a value of this tag is written now."""
-        trigger = self.triggers.get(tag)
-        return trigger is None or trigger(progress)
 
 
 class TrainSummary(Summary):
@@ -94,12 +83,7 @@ class ValidationSummary(Summary):
 
 
 class Recorder(RunObserver):
-    """Writes what workers report to the summaries of a run.
-
-    Args:
-        train: Where the values of iterations go, if anywhere.
-        validation: Where those of validations go.
-    """
+    """Writes what workers report to the summaries of a run, where there are any."""
 
     def __init__(self, train: Summary | None, validation: Summary | None) -> None:
         self._summaries = {"train": train, "validation": validation}
@@ -143,12 +127,9 @@ class Recorder(RunObserver):
 
     def add(self, part: str, tag: str, value: float, step: int, wall_time: float) -> None:
         """A value of the run, under Kindler's name."""
-        if part == "train":
-            if tag == BATCH_LOSS:
-                self._done.append(step)
-            name = _TAGS.get(tag)
-        else:
-            name = tag_of(tag)
+        if part == "train" and tag == BATCH_LOSS:
+            self._done.append(step)
+        name = _TAGS.get(tag) if part == "train" else tag_of(tag)
         if name is not None:
             self._write(part, name, value, step, wall_time)
 
@@ -166,9 +147,9 @@ class Recorder(RunObserver):
         summary, board = self._summaries[part], self._boards.get(part)
         if summary is None or board is None:
             return
-        if part == "train" and not summary.records(tag, Progress(epoch=self._epoch, step=step)):
-            return
-        board.add(part, tag, value, step, wall_time)
+        trigger = summary.triggers.get(tag) if part == "train" else None
+        if trigger is None or trigger(Progress(epoch=self._epoch, step=step)):
+            board.add(part, tag, value, step, wall_time)
 
     def _write_throughput(self) -> None:
         """Rows per second of the epoch so far: steps are reported several at a time, when they are over."""

@@ -7,6 +7,7 @@ The optimizer's method holds what goes on from one `optimize` to the next, and t
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,14 @@ class BaseOptimizer:
         self._model, self._data, self._criterion = model, data, criterion
         self._method: OptimMethod = method
         self._end = _trigger("end_trigger", MaxEpoch(1) if end_trigger is None else end_trigger)
-        self._batch_size = batch_size
-        self._validation: Any = None
+        self._batch_size, self._base = batch_size, (0, 0)
         self._methods: list[ValidationMethod] = []
-        self._checkpoints: _Checkpoints | None = None
-        self._limits: tuple[float, float] | None = None
-        self._clip_norm: float | None = None
         self._summaries: dict[str, Summary] = {}
+        self._validation: Any = None
+        self._checkpoints: Any = None
+        self._limits: Any = None
+        self._clip_norm: float | None = None
         self._core: Any = None
-        self._base = (0, 0)
 
     def optimize(self) -> Any:
         """Train; returns the model.
@@ -60,7 +60,8 @@ class BaseOptimizer:
         from kindler.compat.zoo.tfpark.training import Since
 
         if self._core is None:
-            self._core, self._base = self._made(), _counts(self._method)
+            state = self._method.state
+            self._core, self._base = self._made(), (state["epoch"] - 1, state["neval"] - 1)
         core, end = self._core, Since(self._end, *self._base)
         core.train_summary, core.val_summary = self._summaries.get("train"), self._summaries.get("val")
         epochs, steps = core.counters
@@ -72,7 +73,7 @@ class BaseOptimizer:
             batch_size=self._batch_size,
             validation_data=None if self._validation is None else _columns(self._validation).data,
             end_trigger=end,
-            callbacks=[] if self._checkpoints is None else [self._checkpoints.since(*self._base)],
+            callbacks=[] if self._checkpoints is None else [self._checkpoints(*self._base)],
             **columns.options(),
         )
         core.get_model()
@@ -99,16 +100,14 @@ class BaseOptimizer:
     def set_checkpoint(
         self, checkpoint_trigger: Any, checkpoint_path: str, isOverWrite: bool = True
     ) -> BaseOptimizer:
-        """Write the model and the optimizer's method to files while training.
+        """Write `model.N` and `optimMethod.N` to a folder whenever the trigger fires, N being the steps made.
 
-        Args:
-            checkpoint_trigger: When.
-            checkpoint_path: A folder for `model.N` and `optimMethod.N`, N being the number of steps made;
-                `Model.load` and `OptimMethod.load` read them.
-            isOverWrite: Whether existing files are replaced.
+        `Model.load` and `OptimMethod.load` read them. `isOverWrite` replaces existing files.
         """
         trigger = _trigger("set_checkpoint", checkpoint_trigger)
-        self._checkpoints = _Checkpoints(trigger, absolute(checkpoint_path), isOverWrite, self._method)
+        self._checkpoints = partial(
+            _Checkpoints, trigger, absolute(checkpoint_path), isOverWrite, self._method
+        )
         return self
 
     def set_gradclip_const(self, min_value: float, max_value: float) -> None:
@@ -245,16 +244,12 @@ class LocalOptimizer(BaseOptimizer):
 class _Checkpoints(Callback):
     """Writes `model.N` and `optimMethod.N` when a trigger fires."""
 
-    def __init__(self, trigger: Trigger, folder: str, over_write: bool, method: OptimMethod) -> None:
+    def __init__(
+        self, trigger: Trigger, folder: str, over_write: bool, method: OptimMethod, epochs: int, steps: int
+    ) -> None:
         self._trigger, self._folder, self._over_write = trigger, folder, over_write
-        self._method, self._base = method, (0, 0)
+        self._method, self._base = method, (epochs, steps)  # where the run goes on from
         self._written = -1
-
-    def since(self, epochs: int, steps: int) -> _Checkpoints:
-        """The same for a run that goes on after so many epochs and steps."""
-        made = _Checkpoints(self._trigger, self._folder, self._over_write, self._method)
-        made._base = (epochs, steps)
-        return made
 
     def on_step_end(self, run: Run) -> None:
         """Write files if the trigger fires within an epoch."""
@@ -279,14 +274,10 @@ class _Checkpoints(Callback):
         self._method.save(f"{self._folder}/optimMethod.{step}", self._over_write)
 
 
-def _counts(method: OptimMethod) -> tuple[int, int]:
-    return method.state["epoch"] - 1, method.state["neval"] - 1
-
-
-def _trigger(argument: str, given: Any) -> Trigger:
-    if not isinstance(given, Trigger):
-        raise ConfigError(f"{argument} takes a trigger such as MaxEpoch(5); received {given!r}.")
-    return given
+def _trigger(argument: str, value: Any) -> Trigger:
+    if not isinstance(value, Trigger):
+        raise ConfigError(f"{argument} takes a trigger such as MaxEpoch(5); received {value!r}.")
+    return value
 
 
 def _require_rdd(data: Any) -> None:
@@ -307,7 +298,7 @@ def _columns(data: Any) -> Columns:
         raise DataError(
             f"the RDD must hold Samples of bigdl.util.common; its first element is {first!r:.80}."
         )
-    features, labels = (_metas(_arrays(part)) for part in (first[0].features, first[0].labels))
+    features, labels = (_metas([t.to_ndarray() for t in p]) for p in (first[0].features, first[0].labels))
     leaves = tuple(("float32", meta.shape, meta.name) for meta in (*features, *labels))
     return RddRows(data.map(_flat), Unpack(None, leaves, flat=True)).columns(features, labels)
 
@@ -316,9 +307,5 @@ def _metas(arrays: list[Any]) -> list[TensorMeta]:
     return [TensorMeta("float32", f"input_{number}", np.shape(array)) for number, array in enumerate(arrays)]
 
 
-def _arrays(tensors: Any) -> list[Any]:
-    return [tensor.to_ndarray() for tensor in tensors]
-
-
 def _flat(sample: Sample) -> list[Any]:
-    return _arrays([*sample.features, *sample.labels])
+    return [tensor.to_ndarray() for tensor in (*sample.features, *sample.labels)]

@@ -155,45 +155,36 @@ class AUC(ValidationMethod):
         return float((ranks[truth].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-class _Ranking(ValidationMethod):
-    """Judges groups of one positive row and `neg_num` negative ones, in the order of rows."""
+class HitRatio(ValidationMethod):
+    """The share of groups of one positive row and `neg_num` others where it is among the `k` best."""
 
-    name: str
+    name = "HitRate"
 
     def __init__(self, k: int = 10, neg_num: int = 100, bigdl_type: str = "float") -> None:
         self.k, self.neg_num, self.rows = k, neg_num, neg_num + 1
         self.tag = f"{self.name}@{k}"
 
-    def _places(self, output: Array, label: Array) -> Array:
-        size = self.neg_num + 1
-        scores, truth = output.reshape(-1), label.reshape(-1)
-        if len(scores) % size or (truth.reshape(-1, size).sum(axis=1) != 1).any():
-            raise ConfigError(
-                f"{self!r} needs groups of {size} rows, of which one is positive; received {len(scores)}"
-                " rows."
-            )
-        groups = scores.reshape(-1, size)
-        best = groups[truth.reshape(-1, size) == 1][:, None]
-        return (groups > best).sum(axis=1)
-
-
-class HitRatio(_Ranking):
-    """The share of groups whose positive row is among the `k` best."""
-
-    name = "HitRate"
+    def gains(self, places: Array) -> Array:
+        return places < self.k
 
     def score(self, output: Array, label: Array) -> float:
-        return float(np.mean(self._places(output, label) < self.k))
+        size, rows = self.neg_num + 1, output.size
+        if rows % size or (label.reshape(-1, size).sum(axis=1) != 1).any():
+            raise ConfigError(
+                f"{self!r} needs groups of {size} rows, of which one is positive; received {rows} rows."
+            )
+        groups = output.reshape(-1, size)
+        best = groups[label.reshape(-1, size) == 1][:, None]
+        return float(np.mean(self.gains((groups > best).sum(axis=1))))
 
 
-class NDCG(_Ranking):
+class NDCG(HitRatio):
     """Normalized discounted cumulative gain of the positive row among the `k` best."""
 
     name = "NDCG"
 
-    def score(self, output: Array, label: Array) -> float:
-        places = self._places(output, label)
-        return float(np.mean(np.where(places < self.k, np.log(2) / np.log(places + 2), 0.0)))
+    def gains(self, places: Array) -> Array:
+        return np.where(places < self.k, np.log(2) / np.log(places + 2), 0.0)
 
 
 class TreeNNAccuracy(ValidationMethod):
@@ -232,9 +223,8 @@ class Scores(dict[str, float]):
     """
 
     def __missing__(self, key: Any) -> float:
-        wanted = tag_of(key) if isinstance(key, str) else None
         for name, value in self.items():
-            if wanted is not None and wanted in {tag_of(part) for part in (name, *name.split())}:
+            if isinstance(key, str) and tag_of(key) in map(tag_of, (name, *name.split())):
                 return value
         raise KeyError(key)
 

@@ -1,11 +1,14 @@
-"""`JTensor` and `Sample`: arrays in the forms in which BigDL's programs pass them around.
+"""`JTensor` and `Sample`, in which BigDL's programs pass arrays around, and the numbers that layers draw.
 
-Neither torch nor Spark is needed for them, so that executors can make them.
+Neither torch nor Spark is needed for them, so that executors can make them. Once they are seeded, numbers are
+those of BigDL, which takes 32 bits of a Mersenne twister for each, so that the same seed gives its weights.
+Without a seed, torch's generator draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,12 +82,7 @@ class JTensor:
 
 
 class Sample:
-    """The features and labels of one row.
-
-    Attributes:
-        features: The features, each a `JTensor`.
-        labels: The labels, each a `JTensor`.
-    """
+    """The features and labels of one row, each a list of `JTensor`s."""
 
     def __init__(self, features: Any, labels: Any = None, bigdl_type: str = "float") -> None:
         self.features: list[JTensor] = _tensors(features)
@@ -115,7 +113,55 @@ class Sample:
         return f"Sample: features: {self.features}, labels: {self.labels},"
 
 
-def _tensors(given: Any) -> list[JTensor]:
-    several: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
-    made = [part if isinstance(part, JTensor) else JTensor.from_ndarray(part) for part in several]
-    return [part for part in made if part is not None]
+def _tensors(value: Any) -> list[JTensor]:
+    several: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    tensors = [part if isinstance(part, JTensor) else JTensor.from_ndarray(part) for part in several]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+_twister: list[np.random.RandomState] = []
+
+
+class RNG:
+    """BigDL's random numbers."""
+
+    def __init__(self, bigdl_type: str = "float") -> None: ...
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the numbers, also those that new layers draw their weights from."""
+        set_seed(seed)
+
+    def uniform(self, a: float, b: float, size: Sequence[int]) -> Array:
+        """An array of numbers between a and b."""
+        numbers = _numbers(_twister[0] if _twister else np.random.RandomState(), int(np.prod(size)))
+        return (numbers * (b - a) + a).astype(np.float32).reshape(size)
+
+
+def set_seed(seed: int) -> None:
+    """Seed the numbers that new layers draw their weights from."""
+    import torch
+
+    torch.manual_seed(seed)  # for what is not uniform
+    _twister[:] = [np.random.RandomState(seed)]
+
+
+def fill_uniform(tensor: Any, low: float, high: float) -> None:
+    """Draw a tensor of torch between two limits."""
+    if not _twister:
+        tensor.uniform_(low, high)
+        return
+    numbers = _numbers(_twister[0], tensor.numel()) * (high - low) + low
+    tensor.copy_(tensor.new_tensor(numbers).reshape(tensor.shape))
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Numbers that are drawn within are drawn again after it."""
+    states = [twister.get_state() for twister in _twister]
+    yield
+    for twister, state in zip(_twister, states, strict=True):
+        twister.set_state(state)
+
+
+def _numbers(twister: np.random.RandomState, count: int) -> Array:
+    return np.asarray(twister.randint(0, 2**32, size=count, dtype=np.uint64) / 2**32)
