@@ -129,14 +129,7 @@ def from_model_fn(
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator
 
     return ModelFnEstimator(
-        partial(from_graph, cls),
-        model_fn,
-        optimizer=optimizer,
-        model_dir=model_dir,
-        params=params,
-        config=config,
-        warm_start_from=warm_start_from,
-        options=options,
+        partial(from_graph, cls), model_fn, optimizer, model_dir, params, config, warm_start_from, options
     )
 
 

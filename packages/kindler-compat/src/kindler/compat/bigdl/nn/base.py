@@ -47,11 +47,9 @@ class Node:
         self.layer, self.inputs = layer, tuple(inputs)
 
     def element(self) -> Any:
-        """The layer."""
         return self.layer
 
     def remove_pre_edges(self) -> Node:
-        """Take no inputs any more."""
         self.inputs = ()
         return self
 
@@ -183,7 +181,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
         return self._given_name or f"{type(self).__name__}{id(self):x}"
 
     def set_name(self, name: str) -> Layer:
-        """Give it a name; returns the layer."""
         self._given_name = name
         return self
 
@@ -222,7 +219,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
             parameter.data.copy_(torch.as_tensor(array.reshape(parameter.shape), dtype=parameter.dtype))
 
     def is_with_weights(self) -> bool:
-        """Whether it has weights."""
         return any(True for _ in nn.Module.parameters(self))
 
     def set_init_method(self, weight_init_method: Any = None, bias_init_method: Any = None) -> Layer:
@@ -286,7 +282,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
         return self
 
     def is_training(self) -> bool:
-        """Whether it is in training mode."""
         return self.training
 
     def evaluate(self, *args: Any) -> Any:
@@ -331,7 +326,6 @@ class Layer(Configured, nn.Module, takes=arguments()):
         write_layer(self, modelPath, over_write=over_write)
 
     def save(self, path: str, over_write: bool = False) -> None:
-        """The same as `saveModel`."""
         self.saveModel(path, over_write=over_write)
 
     @staticmethod

@@ -37,7 +37,6 @@ class Container(Layer):
 
     @property
     def layers(self) -> list[Any]:
-        """The layers in it."""
         return list(self._modules.values())
 
     def flattened_layers(self, include_container: bool = False) -> list[Any]:
@@ -199,7 +198,6 @@ class Model(
         return ends[0] if len(ends) == 1 else ends
 
     def node(self, name: str) -> Node:
-        """A node with the layer of this name."""
         for layer in self.layers:
             if isinstance(layer, Layer) and layer.name() == name:
                 return Node(layer, ())
@@ -212,7 +210,6 @@ class Model(
     set_output_formats = set_input_formats
 
     def new_copy(self) -> Model:
-        """A copy with weights of its own."""
         return copy.deepcopy(self)
 
 
@@ -250,7 +247,6 @@ class Cell(Layer):
         return self.of_input(self.dropped(value))
 
     def initial(self, value: Any) -> list[Any]:
-        """The state before the first step."""
         return [value.new_zeros(value.shape[0], self.hidden_size) for _ in range(self.states)]
 
     def compute(self, value: Any) -> Any:
@@ -425,7 +421,6 @@ class BiRecurrent(Recurrent, takes=arguments("merge=None")):
 
     @property
     def layers(self) -> list[Any]:
-        """The cell of the forward direction."""
         return [layer for layer in self._modules.values() if isinstance(layer, Cell)]
 
     def compute(self, value: Any) -> Any:

@@ -43,7 +43,6 @@ class Criterion(Configured, nn.Module, takes=arguments("size_average=True")):
             self.register_buffer("weights", None if vector is None else vector.reshape(-1), persistent=False)
 
     def compute(self, output: Any, target: Any) -> Any:
-        """The loss of a batch."""
         raise NotImplementedError
 
     def forward(self, *values: Any) -> Any:
@@ -233,7 +232,6 @@ class ClassNLLCriterion(Criterion, takes=arguments("weights=None, size_average=T
         self.logarithms = vars(self).get("logProbAsInput", True)
 
     def log_probabilities(self, output: torch.Tensor) -> torch.Tensor:
-        """The logarithms of the probabilities of classes."""
         return output if self.logarithms else output.clamp(1e-8, 1 - 1e-8).log()
 
     def compute(self, output: Any, target: Any) -> Any:
@@ -247,7 +245,6 @@ class ClassNLLCriterion(Criterion, takes=arguments("weights=None, size_average=T
         return total / torch.where(divisor == 0, 1.0, divisor)
 
     def loss_divisor(self, output: Any, target: Any) -> Any:
-        """What the mean divides by."""
         divisor = self._row_weights(output if output.dim() > 1 else output.unsqueeze(0), target).sum()
         return divisor if divisor.is_cuda else float(divisor)
 
@@ -301,7 +298,6 @@ class SoftmaxWithCriterion(Criterion, takes=arguments('ignore_label=None, normal
         return total if self.mode == "NONE" else total / max(1.0, self._count(output, numbers))
 
     def loss_divisor(self, output: Any, target: Any) -> float:
-        """What the mean divides by."""
         return self._count(output, self._numbers(output, target))
 
     def _numbers(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,6 @@ def place_of(index: int, size: int) -> int:
 
 
 def is_channels_last(data_format: str) -> bool:
-    """Whether it is "NHWC" rather than "NCHW"."""
     if data_format.upper() not in ("NCHW", "NHWC"):
         raise ConfigError(f"the format of images is 'NCHW' or 'NHWC'; received {data_format!r}.")
     return data_format.upper() == "NHWC"
@@ -207,7 +206,6 @@ class Dropout(Layer, takes=arguments("init_p=0.5, inplace=False, scale=True")):
     """
 
     def set_p(self, p: float) -> Dropout:
-        """Set the share of zeros."""
         self.init_p = float(p)
         return self
 
@@ -227,12 +225,10 @@ class SpatialMaxPooling(
     """
 
     def ceil(self) -> SpatialMaxPooling:
-        """Round sizes up; returns the layer."""
         self.to_ceil = True
         return self
 
     def floor(self) -> SpatialMaxPooling:
-        """Round sizes down."""
         self.to_ceil = False
         return self
 
@@ -251,7 +247,6 @@ class View(Layer, takes=arguments("sizes, num_input_dims=0")):
     """
 
     def set_num_input_dims(self, num: int) -> View:
-        """Set the number of axes of a row."""
         self.num_input_dims = num
         return self
 

@@ -313,7 +313,6 @@ class BatchNormalization(
         self.running_var.fill_(1.0)
 
     def set_running_mean(self, running_mean: Any) -> BatchNormalization:
-        """Set the mean of evaluation."""
         self.running_mean.copy_(torch.as_tensor(running_mean))
         return self
 

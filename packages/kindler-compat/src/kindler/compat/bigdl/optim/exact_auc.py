@@ -20,7 +20,6 @@ class ExactAUC(torchmetrics.classification.BinaryAUROC):
         self.first = first
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Add a batch."""
         if preds.dim() == 2 and preds.shape[1] == 2:  # of two classes: how much more likely the second is
             preds = preds[:, 1] - preds[:, 0]
         # torchmetrics takes scores for probabilities if all of a batch are: logits must not depend on that.

@@ -68,7 +68,6 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
         return self
 
     def learningRate(self) -> float:
-        """The learning rate before any schedule."""
         return self.learningrate
 
     def save(self, path: str | PathLike[str], overWrite: bool = False) -> None:
@@ -193,11 +192,9 @@ class SGD(
         return "SGD", {"learning_rate": self.learningrate, **options}
 
     def momentum(self) -> float:
-        """The momentum."""
         return float(self._momentum)
 
     def nesterov(self) -> bool:
-        """Whether it is Nesterov's."""
         return bool(self._nesterov)
 
 

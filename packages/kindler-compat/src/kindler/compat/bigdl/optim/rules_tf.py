@@ -17,7 +17,6 @@ __all__ = ["RuleOptimizer", "graph_optimizer"]
 
 
 def graph_optimizer(method: OptimMethod) -> Any:
-    """A `tf.train.Optimizer` that makes the steps of a BigDL optimizer."""
     return _LbfgsOptimizer(method) if isinstance(method, LBFGS) else RuleOptimizer(method)
 
 
@@ -50,7 +49,6 @@ class RuleOptimizer(tf.train.Optimizer):  # type: ignore[misc]
             return tf.group(*assigned, *counted)
 
     def variables(self) -> list[Any]:
-        """The optimizer's own variables."""
         return [*super().variables(), *([] if self.iterations is None else [self.iterations])]
 
     def _begin(self) -> Any:

@@ -80,7 +80,6 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step."""
         for group in self.param_groups:
             made = int(group["neval"])
             for parameter in group["params"]:
@@ -171,6 +170,5 @@ class RowMean:
         self.method, self.first = method, first
 
     def __call__(self, outputs: Any, targets: Any) -> float:
-        """The mean over these rows."""
         output, label = (part[0] if isinstance(part, tuple | list) else part for part in (outputs, targets))
         return self.method.score(output.cpu().numpy(), np.asarray(label.cpu().numpy()) - self.first)

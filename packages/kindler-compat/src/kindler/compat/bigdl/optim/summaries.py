@@ -108,7 +108,6 @@ class Recorder(RunObserver):
         self._boards.clear()
 
     def hear(self, fields: Mapping[str, Any]) -> None:
-        """Handle a worker's report."""
         if fields["name"] == "steps":
             for place, rows in enumerate(fields["rows"]):
                 number = fields["first"] + place
@@ -121,7 +120,6 @@ class Recorder(RunObserver):
             self._began, self._counted = time.time(), 0.0
 
     def finish(self, rows: list[dict[str, Any]]) -> None:
-        """The run has ended with this history."""
         self._merged.finish(rows)
         self._write_throughput()
 
@@ -134,12 +132,10 @@ class Recorder(RunObserver):
             self._write(part, name, value, step, wall_time)
 
     def rewind(self, step: int) -> None:
-        """Training went back to before this step."""
         for board in self._boards.values():
             board.rewind(step)
 
     def flush(self) -> None:
-        """Make what was written visible."""
         for board in self._boards.values():
             board.flush()
 

@@ -89,11 +89,9 @@ class BaseOptimizer:
         self._method.kept = []
 
     def set_criterion(self, criterion: Any) -> None:
-        """Train with another criterion from now on."""
         self._criterion, self._core = criterion, None
 
     def set_end_when(self, end_when: Any) -> BaseOptimizer:
-        """When to stop."""
         self._end = _trigger("set_end_when", end_when)
         return self
 
@@ -123,7 +121,6 @@ class BaseOptimizer:
         self._clip_norm, self._core = float(clip_norm), None
 
     def disable_gradclip(self) -> None:
-        """Do not clip gradients any more."""
         self._limits = self._clip_norm = self._core = None
 
     def set_train_summary(self, summary: Summary) -> BaseOptimizer:
@@ -208,7 +205,6 @@ class Optimizer(BaseOptimizer):
         self._validate(val_rdd, trigger, val_method)
 
     def set_traindata(self, training_rdd: Any, batch_size: int) -> None:
-        """Train on other rows from now on."""
         _require_rdd(training_rdd)
         self._data, self._batch_size = training_rdd, batch_size
 
@@ -252,11 +248,9 @@ class _Checkpoints(Callback):
         self._written = -1
 
     def on_step_end(self, run: Run) -> None:
-        """Write files if the trigger fires within an epoch."""
         self._write(run, ended=False)
 
     def on_epoch_end(self, run: Run, logs: dict[str, Any]) -> None:
-        """Write files if it fires at its end."""
         self._write(run, ended=True, loss=logs.get("loss"))
 
     def _write(self, run: Run, *, ended: bool, loss: float | None = None) -> None:

@@ -53,7 +53,6 @@ class ValidationMethod:
         return None
 
     def score(self, output: Array, label: Array) -> float:
-        """The result for these outputs and labels."""
         raise NotImplementedError
 
 

@@ -72,7 +72,6 @@ class JTensor:
         return dense
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """The same, for functions of numpy."""
         array = self.to_ndarray()
         return array.copy() if dtype is None and copy else array if dtype is None else array.astype(dtype)
 
@@ -96,17 +95,14 @@ class Sample:
 
     @classmethod
     def from_jtensor(cls, features: Any, labels: Any, bigdl_type: str = "float") -> Sample:
-        """A sample of tensors."""
         return cls(features, labels, bigdl_type)
 
     @property
     def feature(self) -> JTensor:
-        """The first of the features."""
         return self.features[0]
 
     @property
     def label(self) -> JTensor:
-        """The first of the labels."""
         return self.labels[0]
 
     def __repr__(self) -> str:
@@ -132,7 +128,6 @@ class RNG:
         set_seed(seed)
 
     def uniform(self, a: float, b: float, size: Sequence[int]) -> Array:
-        """An array of numbers between a and b."""
         numbers = _numbers(_twister[0] if _twister else np.random.RandomState(), int(np.prod(size)))
         return (numbers * (b - a) + a).astype(np.float32).reshape(size)
 

@@ -77,7 +77,6 @@ class LoaderStream:
         self.cut = dealing.whole and not self._sharded and dealing.size > 1
 
     def length(self) -> float | None:
-        """A DataLoader knows it."""
         try:
             length = len(self._loader)
         except TypeError:

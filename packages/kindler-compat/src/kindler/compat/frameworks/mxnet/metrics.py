@@ -42,7 +42,6 @@ class MetricTallies:
                 self._count(name, numbers)
 
     def figures(self) -> dict[str, float]:
-        """The means, by the metrics' own names."""
         total, weight = self.sums.get(_LOSS, [math.nan, 1.0])
         found = {_LOSS: total / weight if weight else math.nan}
         for trains, group in self._groups.items():
@@ -72,7 +71,6 @@ class _Mean:
         return [total * rows, float(rows)] if number == 1 and rows > 1 else [total, number]
 
     def result(self, numbers: Sequence[float]) -> float:
-        """Of all rows."""
         self._metric.reset()
         self._metric.sum_metric, self._metric.num_inst = numbers
         return float(self._metric.get()[1])

@@ -77,7 +77,6 @@ class MxnetReplica(BaseReplica):
 
     @property
     def optimizer(self) -> Any:
-        """What callbacks see."""
         return self.steps.optimizer
 
     @cached_property
@@ -122,7 +121,6 @@ class MxnetReplica(BaseReplica):
         self._draw(epoch)
 
     def gradients(self, batch: Batch) -> Gradients:
-        """The gradient of the mean loss over these rows."""
         trained = self._trained()
         if not batch.rows:
             return Gradients([np.zeros(p.shape, p.dtype) for p in trained], 0.0)
@@ -138,7 +136,6 @@ class MxnetReplica(BaseReplica):
         return Gradients([_dense(p.grad()).asnumpy() for p in trained], float(batch.rows))
 
     def apply(self, gradients: Sequence[Array]) -> None:
-        """One step of the optimizer."""
         self.steps.apply(gradients)
         self.step += 1
 
@@ -156,18 +153,15 @@ class MxnetReplica(BaseReplica):
             self.optimizer.set_learning_rate(float(rate))
 
     def learning_rate(self) -> float:
-        """The rate of the next step."""
         return float(self.optimizer.learning_rate)
 
     def eval_step(self, batch: Batch) -> None:
-        """Judge a batch."""
         if batch.rows:
             inputs, labels = _arrays(batch.features), _arrays(batch.labels)
             outputs = self.model(*inputs)
             self._count(batch, self._mean_loss(outputs, labels, batch.rows), labels, outputs, trains=False)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
-        """The outputs for these rows."""
         return [output.asnumpy() for output in _several(self.model(*_arrays(features)))]
 
     def _counted(self) -> Any:
@@ -177,7 +171,6 @@ class MxnetReplica(BaseReplica):
         self._tallied.load(counted)
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
-        """Sums of sums, divided once."""
         kept = self._counted()
         self._tallied.load([json.loads(part) for part in tallies])
         figures = {**self._tallied.figures(), "num_samples": self._tallied.rows}
@@ -185,15 +178,12 @@ class MxnetReplica(BaseReplica):
         return figures
 
     def running_loss(self) -> float:
-        """The mean so far."""
         return self._tallied.figures()["loss"]
 
     def running_metrics(self) -> dict[str, float]:
-        """The metrics so far."""
         return {name: value for name, value in self._tallied.figures().items() if name != "loss"}
 
     def loss_sums(self) -> tuple[float, float]:
-        """The loss so far."""
         total, rows = self._tallied.sums.get("loss", [0.0, 0.0])
         return total, rows
 

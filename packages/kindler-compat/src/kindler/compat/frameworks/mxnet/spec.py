@@ -28,7 +28,6 @@ class MxnetSpec:
 
 
 def make_spec(*, config: Mapping[str, Any] | None, **creators: Any) -> MxnetSpec:
-    """A spec of the arguments of `Estimator.from_mxnet`."""
     complaints = []
     if config is not None and not isinstance(config, Mapping):
         complaints.append(f"config must be a dict, such as create_config() makes; received {config!r}.")
@@ -59,7 +58,6 @@ def build_model(spec: MxnetSpec) -> Any:
 
 
 def build_loss(spec: MxnetSpec) -> Any:
-    """The loss, called with outputs and labels."""
     loss = call(spec.loss_creator, dict(spec.config)) if spec.loss_creator is not None else None
     if not callable(loss):
         raise ConfigError(f"loss_creator must return a mxnet.gluon.loss.Loss; it returned {loss!r}.")
@@ -129,7 +127,6 @@ class Steps:
         return {**arrays, "learning rate": np.array(float(optimizer.lr))}
 
     def load_variables(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from `variables`."""
         optimizer = self.optimizer
         total, *counts = arrays[_COUNTS].tolist()
         optimizer.num_update = total

@@ -6,7 +6,7 @@ of it adds to a graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,18 +107,16 @@ class Ends:
         return [tensor for tensor, _, _ in self.values]
 
 
-def ports_of(structure: Any, what: str) -> tuple[tuple[Port, ...], bool]:
-    """The tensors of an argument in their order, and whether it names them."""
+def ports_of(structure: Any, what: str) -> tuple[Port, ...]:
     ports = tuple(Port(name, str(tensor.name)) for name, tensor in _leaves(structure, "", what))
     names = [port.tensor for port in ports]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice and what != "outputs":
         raise ConfigError(f"{what}: {', '.join(twice)} is given more than once.")
-    return ports, isinstance(structure, Mapping)
+    return ports
 
 
 def tensors_of(structure: Any, what: str) -> list[Any]:
-    """The tensors of an argument themselves."""
     return [tensor for _, tensor in _leaves(structure, "", what)]
 
 
@@ -156,19 +154,25 @@ PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 
 
+def walk(starts: Iterable[Any], follow: Callable[[Any], Iterable[Any]]) -> dict[str, Any]:
+    """All operations or nodes that one comes to from these, by name."""
+    known: dict[str, Any] = {}
+    waiting = list(starts)
+    while waiting:
+        item = waiting.pop()
+        if item.name not in known:
+            known[item.name] = item
+            waiting.extend(follow(item))
+    return known
+
+
 def needed(targets: Iterable[Any], *, fed: Collection[str] = ()) -> dict[str, Any]:
     """Every operation that must run to get the targets, by name, the targets' own included."""
-    given = frozenset(fed)
-    found: dict[str, Any] = {}
-    waiting = [op_of(target) for target in targets if getattr(target, "name", "") not in given]
-    while waiting:
-        op = waiting.pop()
-        if op.name in found:
-            continue
-        found[op.name] = op
-        waiting.extend(tensor.op for tensor in op.inputs if tensor.name not in given)
-        waiting.extend(op.control_inputs)
-    return found
+    fed = frozenset(fed)
+    return walk(
+        [op_of(target) for target in targets if getattr(target, "name", "") not in fed],
+        lambda op: [*(tensor.op for tensor in op.inputs if tensor.name not in fed), *op.control_inputs],
+    )
 
 
 def op_of(target: Any) -> Any:

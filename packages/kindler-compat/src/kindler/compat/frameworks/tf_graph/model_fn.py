@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -41,7 +41,6 @@ class ModelFnEstimator:
         self,
         make: Callable[..., Any],
         model_fn: Callable[..., Any],
-        *,
         optimizer: Any,
         model_dir: str | PathLike[str] | None,
         params: Any,
@@ -85,8 +84,7 @@ class ModelFnEstimator:
             epochs: Passes over the data.
             options: Options of `Estimator.fit`.
         """
-        given, features, labels = self._read(input_fn, ModeKeys.TRAIN)
-        spec, known, _ = self._built(ModeKeys.TRAIN, features, labels)
+        given, spec, known, _ = self._built(input_fn, ModeKeys.TRAIN)
         train_op = getattr(spec, "train_op", None)
         if train_op is None and self._optimizer is None:
             raise ConfigError(
@@ -130,8 +128,7 @@ class ModelFnEstimator:
         Returns:
             The loss, each metric by its name, `num_samples` and `global_step`.
         """
-        given, features, labels = self._read(input_fn, ModeKeys.EVAL)
-        _, known, metrics = self._built(ModeKeys.EVAL, features, labels, eval_methods or ())
+        given, _, known, metrics = self._built(input_fn, ModeKeys.EVAL, eval_methods or ())
         estimator = self._make(**{**self._options, **known, "metrics": metrics})
         values = self._required(checkpoint_path)
         restore(estimator.get_model(), values)
@@ -153,17 +150,21 @@ class ModelFnEstimator:
             checkpoint_path: The checkpoint to predict with. None is the newest.
             options: Options of `Estimator.predict`.
         """
-        given, features, _ = self._read(input_fn, ModeKeys.PREDICT)
-        spec, known, _ = self._built(ModeKeys.PREDICT, features, ())
+        given, spec, known, _ = self._built(input_fn, ModeKeys.PREDICT)
         outputs = _chosen(spec.predictions, predict_keys)
         estimator = self._make(**{**self._options, **known, "outputs": outputs})
         restore(estimator.get_model(), self._required(checkpoint_path))
         columns = {name: value for name, value in self._columns(given).items() if name != "label_cols"}
         return estimator.predict(given.data, **columns, **options)
 
-    def _read(self, input_fn: Callable[..., Any], mode: str) -> tuple[InputData, Any, Any]:
-        made = call(input_fn, mode)
-        given = made if isinstance(made, InputData) else InputData(data=made)
+    def _columns(self, given: InputData) -> dict[str, Any]:
+        named = {"feature_cols": given.feature_cols, "label_cols": given.label_cols}
+        return {**{name: value for name, value in named.items() if value is not None}, **given.options}
+
+    def _built(self, input_fn: Callable[..., Any], mode: str, methods: Sequence[str] = ()) -> Any:
+        """The data, what the model function returns in a graph of its own, what is fed to it, and metrics."""
+        data = call(input_fn, mode)
+        given = data if isinstance(data, InputData) else InputData(data=data)
         columns = ColumnOptions(
             feature_cols=given.feature_cols,
             label_cols=given.label_cols,
@@ -171,27 +172,18 @@ class ModelFnEstimator:
             **{name: given.options[name] for name in ("shapes", "dtypes") if name in given.options},
         )
         features, labels = _described(recognise(given.data), columns)
-        return given, features, labels
-
-    def _columns(self, given: InputData) -> dict[str, Any]:
-        named = {"feature_cols": given.feature_cols, "label_cols": given.label_cols}
-        return {**{name: value for name, value in named.items() if value is not None}, **given.options}
-
-    def _built(
-        self, mode: str, features: Sequence[Column], labels: Sequence[Column], methods: Sequence[str] = ()
-    ) -> Any:
-        """What the model function returns in a graph of its own, what is fed to it, and metrics by name."""
+        predicts = mode == ModeKeys.PREDICT
         restore_legacy_keras()
         with tf.Graph().as_default():
             tf.train.get_or_create_global_step()
-            inputs = {column.name: _placeholder(column, "features") for column in features}
-            targets = {column.name: _placeholder(column, "labels") for column in labels}
+            inputs = {name: _placeholder(name, column, "features") for name, column in features.items()}
+            labels = {} if predicts else labels
+            targets = {name: _placeholder(name, column, "labels") for name, column in labels.items()}
             spec = self._called(_as_argument(inputs), _as_argument(targets), mode)
             own = getattr(spec, "eval_metric_ops", None) if mode == ModeKeys.EVAL else None
             asked = {name: _metric(name, spec.predictions, targets) for name in methods if name != "loss"}
-        loss = None if mode == ModeKeys.PREDICT else spec.loss
-        known = {"inputs": inputs, "labels": targets if loss is not None else None, "loss": loss}
-        return spec, known, {**(own or {}), **asked}
+        known = {"inputs": inputs} if predicts else {"inputs": inputs, "labels": targets, "loss": spec.loss}
+        return given, spec, known, {**(own or {}), **asked}
 
     def _called(self, features: Any, labels: Any, mode: str) -> Any:
         function, name = self._model_fn, title(self._model_fn)
@@ -254,8 +246,8 @@ def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
     return {key: predictions[key] for key in wanted}
 
 
-def _described(given: Input, options: ColumnOptions) -> tuple[list[Column], list[Column]]:
-    """The columns of some data, each with dtype and row shape, from one row of it."""
+def _described(given: Input, options: ColumnOptions) -> Any:
+    """The features and labels of some data by name, as dtypes and shapes of batches, from one row of it."""
     if isinstance(given, LoaderInput):
         return _of_batches(given.data)
     asked, found = options, named(_one_row(given))
@@ -269,9 +261,9 @@ def _described(given: Input, options: ColumnOptions) -> tuple[list[Column], list
     def described(each: Any) -> Any:
         part = values(found.columns[each.name], each.name)[:1]
         row = (conform if isinstance(part, np.ndarray) else to_numpy)(part, each, where=str)
-        return Column(each.name, row.dtype.name, tuple(row.shape[1:]))
+        return tf.TensorSpec((None, *row.shape[1:]), row.dtype)
 
-    return [described(each) for each in planned.features], [described(each) for each in planned.labels]
+    return tuple({each.name: described(each) for each in p} for p in (planned.features, planned.labels))
 
 
 def _one_row(given: Input) -> Any:
@@ -286,7 +278,7 @@ def _one_row(given: Input) -> Any:
     return given.rows if isinstance(given, MemoryInput) else given.data.head(1)
 
 
-def _of_batches(data: Any) -> tuple[list[Column], list[Column]]:
+def _of_batches(data: Any) -> Any:
     """The same of a `tf.data.Dataset`, which says what its batches are."""
     spec = getattr(data, "element_spec", None)
     if spec is None:
@@ -304,19 +296,8 @@ def _of_batches(data: Any) -> tuple[list[Column], list[Column]]:
                     f"the dataset's {name!r} is a single value: its elements are rows, not batches of them.\n"
                     "Hint: dataset.batch(n)."
                 )
-        sides.append(
-            [Column(name, leaf.dtype.name, tuple(leaf.shape.as_list()[1:])) for name, leaf in leaves.items()]
-        )
-    return sides[0], sides[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column that a placeholder is made for: its name, dtype, and the shape of a row."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
+        sides.append(leaves)
+    return sides
 
 
 def restore(
@@ -347,10 +328,10 @@ def values_of(sess: Any) -> dict[str, Array]:
     return {variable.name: np.array(value) for variable, value in zip(variables, read, strict=True)}
 
 
-def _placeholder(column: Column, role: str) -> Any:
-    dtype = "float32" if role == "features" and column.dtype == "float64" else column.dtype
-    name = "".join(letter if letter.isalnum() else "_" for letter in column.name)
-    return tf.placeholder(tf.as_dtype(dtype), (None, *column.shape), name=f"{role}_{name}")
+def _placeholder(name: str, column: Any, role: str) -> Any:
+    dtype = tf.float32 if role == "features" and column.dtype == tf.float64 else column.dtype
+    name = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return tf.placeholder(dtype, (None, *column.shape.as_list()[1:]), name=f"{role}_{name}")
 
 
 def _as_argument(tensors: Mapping[str, Any]) -> Any:

@@ -62,7 +62,6 @@ class GraphReplica(BaseReplica):
 
     @classmethod
     def loads(cls, data: bytes) -> GraphSpec:
-        """The graph in a new session, with the values it travelled with."""
         return opened(loads(data))
 
     @classmethod
@@ -76,7 +75,6 @@ class GraphReplica(BaseReplica):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the session has a GPU."""
         return any(device.device_type == "GPU" for device in self.sess.list_devices())
 
     @classmethod
@@ -180,13 +178,11 @@ class GraphReplica(BaseReplica):
         self.step += 1
 
     def eval_step(self, batch: Batch) -> None:
-        """Judge a batch."""
         if batch.rows:
             self._calls.draw = draw_of(seed_of(self.seed, 0, self.rank), int(self._rows))
             self._count(batch, self._calls("judge", *self._fed(batch)), trains=False)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
-        """The outputs for these rows."""
         ports = self.ends.outputs
         if not ports:
             raise ConfigError("there is nothing to predict; pass outputs=... to from_graph.")
@@ -203,7 +199,6 @@ class GraphReplica(BaseReplica):
         return outputs
 
     def learning_rate(self) -> float:
-        """The rate of the next step, if the optimizer has one that is known."""
         training = self.ends.training
         if training is None or not training.rate:
             return float("nan")
@@ -260,7 +255,6 @@ class GraphReplica(BaseReplica):
         return b"".join(packed(fields, {"buffers": {name: known[name] for name in self._group("buffers")}}))
 
     def trained_model(self) -> Any:
-        """The session, whose graph is `sess.graph`."""
         return self.sess
 
     def stored_model(self) -> GraphSpec:

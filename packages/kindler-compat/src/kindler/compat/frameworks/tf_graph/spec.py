@@ -35,6 +35,7 @@ from kindler.compat.frameworks.tf_graph.ends import (
     ports_of,
     session_of,
     tensors_of,
+    walk,
 )
 from kindler.compat.frameworks.tf_graph.training import clip_limits, of_train_op, title, trained_by
 from kindler.errors import ConfigError
@@ -153,13 +154,7 @@ def needed_graph(graph: Any, ends: Ends) -> tuple[Ends, Any]:
 def _part(whole: Any, names: set[str]) -> Any:
     """The nodes of these names, and all that they need."""
     nodes = {node.name: node for node in whole.node}
-    kept: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in kept:
-            kept.add(name)
-            waiting.extend(item.lstrip("^").partition(":")[0] for item in nodes[name].input)
+    kept = walk([nodes[name] for name in names], lambda node: [nodes[_source(n)] for n in node.input])
     part = tf.GraphDef(versions=whole.versions, library=whole.library)
     part.node.extend(node for node in whole.node if node.name in kept)
     return part
@@ -267,15 +262,14 @@ def _in_loops(graph_def: Any) -> set[str]:
     users: dict[str, list[Any]] = defaultdict(list)
     for node in graph_def.node:
         for item in node.input:
-            users[item.lstrip("^").partition(":")[0]].append(node)
-    found: set[str] = set()
-    waiting = [node for node in graph_def.node if node.op in ("Enter", "RefEnter")]
-    while waiting:
-        node = waiting.pop()
-        if node.name not in found and node.op not in ("Exit", "RefExit"):
-            found.add(node.name)
-            waiting.extend(users[node.name])
-    return found
+            users[_source(item)].append(node)
+    enters = [node for node in graph_def.node if node.op in ("Enter", "RefEnter")]
+    return set(walk(enters, lambda node: [n for n in users[node.name] if n.op not in ("Exit", "RefExit")]))
+
+
+def _source(item: str) -> str:
+    """The node that an input of another node comes from."""
+    return item.lstrip("^").partition(":")[0]
 
 
 def make_spec(
@@ -299,26 +293,16 @@ def make_spec(
     """A spec of these arguments, which `Estimator.from_graph` explains."""
     graph = _one_graph(inputs, outputs, labels, loss)
     with graph.as_default():
-        input_ports, named_inputs = ports_of(inputs, "inputs")
-        label_ports, named_labels = ports_of(labels, "labels")
-        output_ports, named_outputs = ports_of(outputs, "outputs")
-        _check_rows(graph, [port.tensor for port in (*input_ports, *label_ports)])
+        roles = {"inputs": inputs, "labels": labels, "outputs": outputs}
+        ports: dict[str, Any] = {name: ports_of(part, name) for name, part in roles.items()}
+        ports |= {f"named_{name}": isinstance(part, Mapping) for name, part in roles.items()}
+        _check_rows(graph, [port.tensor for port in (*ports["inputs"], *ports["labels"])])
         _check_training(loss, optimizer, train_op, clip_norm, clip_value)
         means, streamed = _metrics(graph, metrics)
         targets = [t for t in (loss, *tensors_of(outputs, "outputs")) if t is not None]
         values = _values(graph, tensor_with_value, needed(targets))
-        ends = Ends(
-            inputs=input_ports,
-            labels=label_ports,
-            outputs=output_ports,
-            named_inputs=named_inputs,
-            named_labels=named_labels,
-            named_outputs=named_outputs,
-            loss="" if loss is None else loss.name,
-            metrics=means,
-            streamed=streamed,
-            values=values,
-        )
+        name = "" if loss is None else loss.name
+        ends = Ends(**ports, loss=name, metrics=means, streamed=streamed, values=values)
         _check_fed(graph, ends)
         known = set(graph_variables(graph))
         training: Training | None = None
@@ -327,15 +311,9 @@ def make_spec(
             own = update_ops if updates is not None else ()
             training = of_train_op(_op(graph, train_op), updates=own)
         elif optimizer is not None:
-            training = trained_by(
-                optimizer,
-                loss,
-                updates=update_ops,
-                judged=[graph.get_tensor_by_name(port.tensor) for port in means],
-                clip_norm=clip_norm,
-                clip_value=clip_value,
-                global_step=global_step,
-            )
+            judged = [graph.get_tensor_by_name(port.tensor) for port in means]
+            clips = {"clip_norm": clip_norm, "clip_value": clip_value}
+            training = trained_by(optimizer, loss, update_ops, judged, global_step=global_step, **clips)
         if training is not None:
             _check_step(graph, ends, training)
         ends = _complete(graph, ends, training)

@@ -22,6 +22,7 @@ from kindler.compat.frameworks.tf_graph.ends import (
     Training,
     needed,
     op_of,
+    walk,
 )
 from kindler.errors import ConfigError
 
@@ -35,12 +36,12 @@ _CHANGES = (
 def trained_by(
     optimizer: Any,
     loss: Any,
-    *,
     updates: Sequence[Any],
-    judged: Sequence[Any] = (),
-    clip_norm: float | None = None,
-    clip_value: Any = None,
-    global_step: Any = None,
+    judged: Sequence[Any],
+    *,
+    clip_norm: float | None,
+    clip_value: Any,
+    global_step: Any,
 ) -> Training:
     """Add to the loss's graph what an optimizer needs, slots included."""
     graph = loss.graph
@@ -258,17 +259,12 @@ def _parameter(gradient: Any, variable: Any) -> Parameter:
 
 def _of_rows(ops: Mapping[str, Any], fed: Sequence[str]) -> set[str]:
     """Those operations that take something computed from rows, not counting what they merely wait for."""
-    given = set(fed)
-    tainted: set[str] = set()
-    waiting = [op for op in ops.values() if op.type in PLACEHOLDERS]
-    while waiting:
-        op = waiting.pop()
-        if op.name in tainted:
-            continue
-        tainted.add(op.name)
-        outputs = [tensor for tensor in op.outputs if tensor.name not in given]
-        waiting.extend(user for tensor in outputs for user in tensor.consumers() if user.name in ops)
-    return tainted
+
+    def users(op: Any) -> list[Any]:
+        outputs = [tensor for tensor in op.outputs if tensor.name not in fed]
+        return [user for tensor in outputs for user in tensor.consumers() if user.name in ops]
+
+    return set(walk([op for op in ops.values() if op.type in PLACEHOLDERS], users))
 
 
 def _arguments(op: Any) -> dict[str, Any]:
@@ -339,7 +335,6 @@ def assigned(optimizer: Any, variables: Sequence[Any], counters: Counters) -> li
 
 
 def title(optimizer: Any) -> Any:
-    """What to call it in records of a run."""
     if isinstance(optimizer, Mapping):
         return ", ".join(f"{prefix}: {title(part)}" for prefix, part in optimizer.items())
     return optimizer if isinstance(optimizer, str) else type(optimizer).__qualname__
