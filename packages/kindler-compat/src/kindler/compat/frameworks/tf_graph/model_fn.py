@@ -101,7 +101,8 @@ class ModelFnEstimator:
             given.data, epochs, given.batch_size, max_steps=steps, **self._columns(given), **options
         )
         self.history += rows
-        found = values_of(session)
+        kept = _kept(session)
+        found = dict(zip((v.name for v in kept.variables), kept.read(), strict=True))
         if int(found["global_step:0"]) == before:  # a train op of the user's that does not count steps
             found["global_step:0"] = np.asarray(before + sum(row["steps"] for row in rows), np.int64)
         self._values = found
@@ -304,28 +305,24 @@ def restore(
     sess: Any, values: Mapping[str, Array], *, needs: Literal["all", "trainable", "nothing"] = "all"
 ) -> list[str]:
     """Give a session's variables these values, by name; returns the names of those that got one."""
-    with sess.graph.as_default():
-        kept = sess.graph.get_collection("variables")
-        ends = ends_of(sess.graph, needed([variable.op for variable in kept]))
-    required = [v for v in ends if needs == "all" or (needs == "trainable" and v.trainable)]
+    kept = _kept(sess)
+    required = [v for v in kept.variables if needs == "all" or (needs == "trainable" and v.trainable)]
     missing = [v.name for v in required if v.name not in values and v.name != "global_step:0"]
     if missing:
         raise ConfigError(
             f"there is no value for the variable {missing[0]!r} in {sorted(values)[:8]}; the model function"
             " builds other variables than those that were trained."
         )
-    found = {v.name: values[v.name] for v in ends if v.name in values}
-    Values(sess, ends).assign(found)
-    return list(found)
+    known = {v.name: values[v.name] for v in kept.variables if v.name in values}
+    kept.assign(known)
+    return list(known)
 
 
-def values_of(sess: Any) -> dict[str, Array]:
-    """The values of all variables that checkpoints hold."""
-    variables = sess.graph.get_collection("variables")
+def _kept(sess: Any) -> Values:
+    """The variables that checkpoints hold."""
     with sess.graph.as_default():
-        names = [variable.to_proto().snapshot_name for variable in variables]
-    read = sess.run(names) if names else []
-    return {variable.name: np.array(value) for variable, value in zip(variables, read, strict=True)}
+        ops = needed([variable.op for variable in sess.graph.get_collection("variables")])
+        return Values(sess, ends_of(sess.graph, ops))
 
 
 def _placeholder(name: str, column: Any, role: str) -> Any:
