@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 
 def axis_of(dimension: int, tensor: torch.Tensor, n_input_dims: int = -1) -> int:
-    """torch's number of an axis.
-
-    Args:
-        dimension: Counted from 1; negative numbers count from the last.
-        tensor: What has the axes.
-        n_input_dims: The axes of one row, where `dimension` counts those; a tensor with one more is a batch.
-    """
+    """torch's number of an axis; `n_input_dims` are the axes of one row, where `dimension` counts those."""
     if dimension == 0:
         raise ConfigError("axes are counted from 1; received 0.")
     axis = tensor.dim() + dimension if dimension < 0 else dimension - 1 + is_batch(tensor, n_input_dims)

@@ -106,11 +106,8 @@ class RuleOptimizer(torch.optim.Optimizer):
 class TorchRule:
     """Creates the optimizer of a model, as `Estimator.from_torch(optimizer=...)` takes creators.
 
-    Args:
-        method: BigDL's optimizer.
-        limits: Gradients are clipped between these, if any.
-        resume: Whether to go on from where the method was used last; None is if `Optimizer` used it, here or
-            before it was saved.
+    Gradients are clipped between `limits`, if any. `resume` says whether to go on from where the method was
+    used last; None is if `Optimizer` used it, here or before it was saved.
     """
 
     def __init__(

@@ -26,14 +26,9 @@ class Schedule(Configured, takes=arguments()):
                 setattr(self, name, _whole(type(self).__name__, name, vars(self)[name]))
 
     def rate(self, ops: Any, base: Any, decay: float, step: Any, start: int = 0) -> Any:
-        """The learning rate of a step.
+        """The learning rate after so many steps, as a number of `ops`: numpy, or `tensorflow.compat.v1`.
 
-        Args:
-            ops: A module with `exp`, `floor` and `where`: numpy, or `tensorflow.compat.v1`.
-            base: The optimizer's learning rate.
-            decay: The optimizer's `learningrate_decay`, which only `Default` uses.
-            step: Steps made before this one, as a floating-point number.
-            start: The step at which this schedule took over from another one.
+        `base` and `decay` are the optimizer's, `start` is the step at which it took over from another one.
         """
         raise NotImplementedError
 
