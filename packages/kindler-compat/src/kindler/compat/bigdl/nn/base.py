@@ -18,19 +18,11 @@ import torch
 from torch import nn
 
 from kindler.compat.bigdl.arguments import Configured, arguments
+from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, leaves, to_arrays, to_tensors
 from kindler.compat.bigdl.nn.files import CLASSES, read_layer, write_layer
 from kindler.compat.bigdl.nn.initialization_method import InitializationMethod
 from kindler.compat.bigdl.nn.regularizers import Regularizer
-from kindler.compat.bigdl.nn.samples import (
-    are_arrays,
-    evaluated,
-    gradients_of,
-    leaves,
-    predicted,
-    predicted_classes,
-    to_arrays,
-    to_tensors,
-)
+from kindler.compat.bigdl.nn.samples import evaluated, predicted, predicted_classes
 from kindler.compat.bigdl.util.arrays import JTensor, fill_uniform, set_seed, undrawn
 from kindler.errors import ConfigError
 

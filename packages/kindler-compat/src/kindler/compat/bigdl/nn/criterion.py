@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kindler.compat.bigdl.arguments import Configured, arguments, classes
-from kindler.compat.bigdl.nn.samples import are_arrays, gradients_of, to_tensors
+from kindler.compat.bigdl.nn.conversion import are_arrays, gradients_of, to_tensors
 from kindler.errors import ConfigError, DataError
 
 _PADDING = -1  # the label of rows that do not count
