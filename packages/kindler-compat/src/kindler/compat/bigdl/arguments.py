@@ -12,7 +12,7 @@ import sys
 from ast import literal_eval
 from collections.abc import Mapping
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 INTMAX, INTMIN, DOUBLEMAX = 2**31 - 1, -(2**31), sys.float_info.max
 _CONSTANTS = {"INTMAX": INTMAX, "INTMIN": INTMIN, "DOUBLEMAX": DOUBLEMAX}
@@ -93,10 +93,10 @@ def classes(
 
     Where there are several methods, a row has a tuple of functions. `attributes` are those of all classes.
     """
-    made = {}
+    made, kind = {}, cast(Any, type(base))
     for row, functions in table.items():
         name, _, takes = row.removesuffix(")").partition("(")
         parts = functions if isinstance(functions, tuple) else (functions,)
         body = {"__module__": module, **attributes, **dict(zip(methods, parts, strict=True))}
-        made[name] = type(base)(name, (base,), body, takes=arguments(takes))
+        made[name] = kind(name, (base,), body, takes=arguments(takes))
     return made

@@ -265,7 +265,8 @@ class ClassNLLCriterion(Criterion, takes=arguments("weights=None, size_average=T
             raise ConfigError(
                 f"{type(self).__name__}: there are {len(self.weights)} weights for {scores.shape[1]} classes."
             )
-        return self.weights_like(scores)[numbers.clamp(min=0)] * (numbers >= 0)
+        weights: torch.Tensor = self.weights_like(scores)
+        return weights[numbers.clamp(min=0)] * (numbers >= 0)
 
 
 class CrossEntropyCriterion(ClassNLLCriterion, takes=arguments("weights=None, size_average=True")):

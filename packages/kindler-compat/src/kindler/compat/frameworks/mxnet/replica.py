@@ -51,7 +51,10 @@ class MxnetReplica(BaseReplica):
         self._parameters: dict[str, Any] = dict(self.model._collect_params_with_prefix())
         self._draw(0)
 
-    make_spec = staticmethod(make_spec)
+    @classmethod
+    def make_spec(cls, **options: Any) -> MxnetSpec:
+        return make_spec(**options)
+
     loads = staticmethod(loads)
 
     @classmethod

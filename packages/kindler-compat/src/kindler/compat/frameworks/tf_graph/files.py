@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -203,7 +203,7 @@ def _read_as(kind: Any, value: Any) -> Any:
         return value
     if is_dataclass(kind):
         kinds = get_type_hints(kind)
-        return kind(**{name: _read_as(kinds[name], part) for name, part in value.items()})
+        return cast(Any, kind)(**{name: _read_as(kinds[name], part) for name, part in value.items()})
     parts = [part for part in get_args(kind) if part not in (type(None), ...)]
     if get_origin(kind) in (tuple, frozenset):
         several = len(parts) == 1
