@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -275,9 +276,8 @@ def test_settings_of_the_context_are_kept() -> None:
 def test_both_prefixes_are_one_package(name: str) -> None:
     old = importlib.import_module(f"kindler.compat.zoo.orca.{name}")
     new = importlib.import_module(f"kindler.compat.bigdl.orca.{name}")
-    home = name.removesuffix(".model_checkpoint")  # callbacks are one module
     assert new is old
-    assert old.__spec__.name == f"kindler.compat.zoo.orca.{home}"
+    assert sys.modules[old.__spec__.name] is old  # a module with several paths keeps its own spec
 
 
 @pytest.mark.parametrize("name", ["nn.layer", "nn.criterion", "nn.initialization_method", "optim.optimizer"])

@@ -54,8 +54,6 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What to train on, and until which global step."""
-
     input_fn: Callable[..., Any]
     max_steps: int | None = None
     hooks: Sequence[Any] = ()
@@ -76,16 +74,7 @@ class EvalSpec:
 
 
 class Estimator:
-    """A model function, trained and judged as `kindler.Estimator.from_model_fn` does it.
-
-    Args:
-        model_fn: `model_fn(features, labels, mode, params, config)`, of which it takes what it names.
-        model_dir: The folder for checkpoints. Training goes on from the newest one.
-        config: Settings.
-        params: Passed to the model function.
-        warm_start_from: A checkpoint that the first training takes values from.
-        options: Of `from_model_fn`, such as `workers=2`, or `engine="spark"`.
-    """
+    """A model function, trained and judged as `kindler.Estimator.from_model_fn` does it."""
 
     def __init__(
         self,

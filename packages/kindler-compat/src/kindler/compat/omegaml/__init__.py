@@ -18,15 +18,7 @@ _default = Omega()
 def setup(
     url: str | None = None, *, bucket: str = "default", broker: str | None = None, trusted: bool = False
 ) -> Omega:
-    """Use this store from now on.
-
-    Args:
-        url: The store; None takes `KINDLER_STORE`, or a folder among the user's data.
-        bucket: The bucket.
-        broker: The runtime's broker; None takes `KINDLER_BROKER`, or workers of this machine.
-        trusted: Whether virtual datasets, scripts and pickles of the store may run, as they always did in
-            omega|ml.
-    """
+    """Use this store from now on."""
     global _default
     _default.close()
     _default = Omega(url, bucket=bucket, broker=broker, trusted=trusted)

@@ -45,14 +45,7 @@ def virtualobj(function: Function) -> Function:
 
 
 class Omega:
-    """The shelves and the runtime of one bucket.
-
-    Args:
-        url: The store, as `kindler.Omega` takes it.
-        bucket: The bucket.
-        broker: The runtime's broker.
-        trusted: Whether code of the store may run.
-    """
+    """The shelves and the runtime of one bucket."""
 
     def __init__(
         self,
@@ -67,7 +60,6 @@ class Omega:
         self._label: str | None = None
 
     def __getitem__(self, bucket: str) -> Omega:
-        """The same in another bucket."""
         other = Omega(bucket=bucket, trusted=self._trusted)
         other._omega = self._omega[bucket]
         return other
@@ -77,27 +69,22 @@ class Omega:
 
     @property
     def store(self) -> Store:
-        """The store."""
         return self._omega.store
 
     @property
     def models(self) -> Models:
-        """The models."""
         return Models(self._omega, self._trusted)
 
     @property
     def datasets(self) -> Datasets:
-        """The datasets."""
         return Datasets(self._omega, self._trusted)
 
     @property
     def scripts(self) -> Scripts:
-        """The functions."""
         return Scripts(self._omega, self._trusted)
 
     @property
     def runtime(self) -> Runtime:
-        """What runs them elsewhere."""
         settings = TaskSettings(trusted=self._trusted, label=self._label or TaskSettings().label)
         return Runtime(self._omega.store, self._omega.bucket, self._omega.engine, settings, self._require)
 
@@ -142,15 +129,7 @@ class _Trusting(Shelf):
         bucket: str | None = None,
         tag: str | None = None,
     ) -> Version:
-        """Make a version the newest of another bucket or store, or the one of a tag.
-
-        Args:
-            name: The name, which may say which version.
-            to: The other shelf, such as `om["prod"].models`.
-            asname: Its name there; the same if not given.
-            bucket: The other bucket, instead.
-            tag: A tag that moves to it.
-        """
+        """Make a version the newest of another bucket or store, or the one of a tag."""
         if to is None:
             return super().promote(name, bucket=bucket, tag=tag)
         shelf = getattr(to, self.shelf) if isinstance(to, Omega) else to
@@ -170,17 +149,7 @@ class _Trusting(Shelf):
 
 
 class Models(_Trusting, models.Models):
-    """Models."""
-
     def put(self, obj: Any, name: str, *, as_savedmodel: bool = False, **options: Any) -> Version:
-        """Store a model.
-
-        Args:
-            obj: The model, or the path of its file or folder.
-            name: The name.
-            as_savedmodel: Store a Keras model as a SavedModel, which predicts and is not trained further.
-            **options: Those of `kindler.shelves.models.Models.put`.
-        """
         if not as_savedmodel:
             return super().put(obj, name, **options)
         with tempfile.TemporaryDirectory(prefix="kindler-savedmodel-") as folder:
@@ -201,11 +170,7 @@ class Models(_Trusting, models.Models):
 
 
 class SavedModel:
-    """A SavedModel as omega|ml gives it: with `predict`.
-
-    Args:
-        model: What `tf.saved_model.load` gave.
-    """
+    """A SavedModel as omega|ml gives it: with `predict`."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -216,7 +181,6 @@ class SavedModel:
         return self._predictor(data)
 
     def fit(self, *args: Any, **options: Any) -> Any:
-        """Raise: it is not trained further."""
         raise ConfigError(
             "a SavedModel cannot be fitted.\nHint: store the Keras model without as_savedmodel."
         )
@@ -239,21 +203,9 @@ class Datasets(_Trusting, datasets.Datasets):
     ) -> Any:
         """Store a dataset, or hand it to the virtual dataset that has this name.
 
-        Args:
-            obj: The data, or a function that makes it.
-            name: The name. `name{k=v}` is a virtual dataset, which is called with these arguments.
-            append: Whether its rows follow those that are there; None does so for tables of pandas and
-                replaces everything else.
-            revisions: Keep revisions: from now on `put` changes rows by their index, and each state can be
-                read again, see `revisions`. Not for a dataset that is there already.
-            revision_dt: When the revision was made; now if not given.
-            delete: Take the rows with the index of `obj` away. Only with revisions.
-            replace: Put it in the place of a virtual dataset, instead of calling that.
-            **options: Those of `kindler.shelves.datasets.shelf.Datasets.put`; of a virtual dataset the
-                arguments of its function.
-
-        Returns:
-            The version; of a virtual dataset what its function returns for `method="put"`.
+        Tables of pandas are appended unless `append=False`. With `revisions` each state can be read again:
+        `put` changes rows by their index, or with `delete` takes them away. `replace` takes a virtual
+        dataset's place.
         """
         asked = parse_expression(name)
         latest = self._latest(self._address(asked.name))
@@ -311,16 +263,10 @@ class Datasets(_Trusting, datasets.Datasets):
         return super().drop(name, version=version, force=force)
 
     def get(self, name: str, *, version: Any = None, revision: Any = None, **options: Any) -> Any:
-        """Read a dataset, or a part of it.
+        """`name[a,b]`, `name[a:c]` (both included) and `name[^a]` are columns, `name#rows:start=2,end=4` are
+        rows, `name#iterchunks:chunksize=10` is an iterator over pieces, `name{k=v}` calls a stored function.
 
-        Args:
-            name: The name, which may say which version or revision. `name[a,b]`, `name[a:c]` (both included)
-                and `name[^a]` are columns, `name#rows:start=2,end=4` rows, `name#iterchunks:chunksize=10` an
-                iterator over pieces, `name{k=v}` calls a stored function with these arguments.
-            version: A number or a tag; -1 is the newest, -2 the one before. A date is the last one that was
-                made until then.
-            revision: A revision: its number from 0, -1 for the newest, a date, or a tag.
-            **options: Those of `kindler.shelves.datasets.shelf.Datasets.get`.
+        A revision is a number from 0, -1 for the newest, a date, or a tag.
         """
         asked = parse_expression(name)
         where, version = self._revision(asked.name, version, revision)

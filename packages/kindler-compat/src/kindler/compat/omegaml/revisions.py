@@ -20,7 +20,6 @@ _WHEN = "revision_dt"
 
 
 def marked(attributes: Any, when: Any = None) -> dict[str, Any]:
-    """The attributes of a revision."""
     made = moment(when) if when is not None else datetime.now(timezone.utc)
     return {**(attributes or {}), MARK: True, _WHEN: made.isoformat()}
 
@@ -56,7 +55,6 @@ def changed(before: Any, changes: Any, *, delete: bool) -> Any:
 
 
 def picked(versions: Sequence[Version], wanted: Any, name: str) -> Version:
-    """The revision that is meant."""
     if isinstance(wanted, str) and wanted.lstrip("-").isdigit():
         wanted = int(wanted)
     if isinstance(wanted, int) and not isinstance(wanted, bool):

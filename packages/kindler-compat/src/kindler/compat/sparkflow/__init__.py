@@ -3,3 +3,7 @@
 `graph_utils`, `tensorflow_async`, `HogwildSparkModel`, `pipeline_util`, `tensorflow_model_loader` and
 `ml_util` have the names that they have there.
 """
+
+from kindler.compat.bigdl.alias import alias
+
+alias(f"{__name__}.HogwildSparkModel", f"{__name__}.tensorflow_async")

@@ -8,19 +8,8 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
-from kindler.compat.sparkflow.tensorflow_v1 import json_format, speaking_v1, tf
+from kindler.compat.sparkflow.graphs import json_format, speaking_v1, tf
 from kindler.errors import ConfigError
-
-__all__ = [
-    "build_adadelta_config",
-    "build_adagrad_config",
-    "build_adam_config",
-    "build_gradient_descent",
-    "build_graph",
-    "build_momentum_config",
-    "build_rmsprop_config",
-    "generate_config",
-]
 
 
 def build_graph(func: Callable[[], Any]) -> str:
@@ -32,11 +21,7 @@ def build_graph(func: Callable[[], Any]) -> str:
     The loss is the one that a function of `tf.losses` made; where there is none, or several, it is the tensor
     that the function returned.
 
-    Args:
-        func: Anything that is called without arguments, and makes placeholders, variables and a loss.
-
-    Returns:
-        A `MetaGraphDef` as protobuf's JSON.
+    The text is a `MetaGraphDef` as protobuf's JSON.
     """
     with tf.Graph().as_default() as graph, speaking_v1():
         _settle_loss(graph, func())
@@ -66,7 +51,6 @@ def _settle_loss(graph: Any, returned: Any) -> None:
 
 
 def generate_config(**kwargs: Any) -> str:
-    """Keyword arguments of an optimizer as text."""
     return json.dumps(kwargs)
 
 

@@ -8,22 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kindler.compat.sparkflow.graphs import OpenGraph
-from kindler.compat.sparkflow.tensorflow_v1 import tf
+from kindler.compat.sparkflow.graphs import OpenGraph, tf
 from kindler.errors import ConfigError
-
-__all__ = [
-    "calculate_weights",
-    "convert_json_to_weights",
-    "convert_weights_to_json",
-    "handle_data",
-    "handle_features",
-    "handle_feed_dict",
-    "handle_shuffle",
-    "predict_func",
-    "tensorflow_get_weights",
-    "tensorflow_set_weights",
-]
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +31,6 @@ def tensorflow_set_weights(weights: Sequence[Array], vs: Sequence[Any] | None = 
 
 
 def convert_weights_to_json(weights: Iterable[Array]) -> str:
-    """Weights as JSON, a nested list each."""
     return json.dumps([np.asarray(weight).tolist() for weight in weights])
 
 
@@ -54,12 +39,10 @@ def convert_json_to_weights(json_weights: str) -> list[Array]:
 
 
 def calculate_weights(collected_weights: Sequence[Sequence[Array]]) -> list[Array]:
-    """The mean of several lists of weights; they are not changed."""
     return [np.mean(np.stack(parts), axis=0) for parts in zip(*collected_weights, strict=True)]
 
 
 def handle_data(data: Any, inp_col: str, label_col: str | None) -> Any:
-    """The features of a row, with its label if there is one."""
     features = _dense(data[inp_col])
     return features if label_col is None else (features, data[label_col])
 
@@ -95,7 +78,6 @@ def handle_feed_dict(
 
 
 def handle_shuffle(features: Array, labels: Array | None) -> tuple[Array, Array | None]:
-    """Features and labels in the same new order."""
     order = np.random.permutation(len(features))
     return features[order], None if labels is None else labels[order]
 

@@ -25,7 +25,6 @@ class PysparkPipelineWrapper:
 
     @staticmethod
     def unwrap(pipeline: Any) -> Any:
-        """The pipeline itself."""
         if not isinstance(pipeline, Pipeline | PipelineModel):
             raise TypeError(f"expected a Pipeline or PipelineModel, received {type(pipeline).__qualname__}.")
         for stage in pipeline.getStages() if isinstance(pipeline, Pipeline) else pipeline.stages:

@@ -6,9 +6,8 @@ from typing import Any
 
 from pyspark.ml.pipeline import PipelineModel
 
-from kindler.compat.sparkflow.graphs import OpenGraph, check_graph
+from kindler.compat.sparkflow.graphs import OpenGraph, check_graph, json_format, tf
 from kindler.compat.sparkflow.tensorflow_async import SparkAsyncDLModel
-from kindler.compat.sparkflow.tensorflow_v1 import json_format, tf
 from kindler.errors import ConfigError
 
 __all__ = ["attach_tensorflow_model_to_pipeline", "load_tensorflow_model"]
@@ -55,22 +54,10 @@ def load_tensorflow_model(
 
 
 def attach_tensorflow_model_to_pipeline(
-    path: str,
-    pipelineModel: PipelineModel,
-    inputCol: str,
-    tfInput: str,
-    tfOutput: str,
-    predictionCol: str = "predicted",
-    tfDropout: str | None = None,
-    toKeepDropout: bool = False,
-    *,
-    trusted: bool = False,
+    path: str, pipelineModel: PipelineModel, *args: Any, **options: Any
 ) -> PipelineModel:
-    """A pipeline that ends with such a model; the arguments are those of `load_tensorflow_model`."""
-    model = load_tensorflow_model(
-        path, inputCol, tfInput, tfOutput, predictionCol, tfDropout, toKeepDropout, trusted=trusted
-    )
-    return PipelineModel([pipelineModel, model])
+    """A pipeline that ends with such a model; other arguments are those of `load_tensorflow_model`."""
+    return PipelineModel([pipelineModel, load_tensorflow_model(path, *args, **options)])
 
 
 def _graph_of(path: str, tensors: list[str]) -> str:

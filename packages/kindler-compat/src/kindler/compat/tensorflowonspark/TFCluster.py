@@ -9,22 +9,18 @@ from typing import Any
 
 from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
-from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
-from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
+from kindler.compat.tensorflowonspark.TFNode import TFNodeContext
+from kindler.compat.tensorflowonspark.util import requested_gpus
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 from kindler.spark.executors import resolve_workers
 from kindler.spark.feeding import session_of
 
-__all__ = ["InputMode", "TFCluster", "run"]
-
 _DEFAULT_EPOCHS = 10  # what TensorFlowOnSpark makes of 0
 
 
 class InputMode:
-    """Who reads the data: the program, or Spark."""
-
     TENSORFLOW = 0
     SPARK = 1
 
@@ -53,13 +49,6 @@ class _Main:
 
 
 class TFCluster:
-    """A running cluster; `run` makes it.
-
-    Attributes:
-        cluster: The cluster itself, which has more.
-        cluster_info: What is known of each node.
-    """
-
     def __init__(self, cluster: clusters.Cluster, sc: Any, input_mode: int, num_executors: int) -> None:
         self.cluster = cluster
         self.sc = sc
@@ -97,10 +86,7 @@ class TFCluster:
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """End the feeds and wait for all programs; raises what a node failed with.
 
-        Args:
-            ssc: A StreamingContext, which is waited for and stopped first.
-            grace_secs: Not needed: programs end by themselves.
-            timeout: Seconds after which nodes are ended; -1 waits.
+        `timeout` are seconds after which nodes are ended; -1 waits. `grace_secs` is not needed.
         """
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(1):

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from multiprocessing.managers import BaseManager, DictProxy
 from typing import Any
 
-__all__ = ["TFManager", "connect", "start"]
-
 _queues: dict[str, queue.Queue[Any]] = {}  # in the manager's own process
 _values: dict[str, Any] = {}
 
@@ -32,8 +30,6 @@ def _table() -> dict[str, Any]:
 
 
 class TFManager(BaseManager):
-    """What `start` and `connect` give."""
-
     def get_queue(self, name: str) -> Any:
         """A queue by its name; None where there is none."""
         served: Any = self

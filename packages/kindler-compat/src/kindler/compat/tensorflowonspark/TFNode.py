@@ -1,9 +1,11 @@
-"""`hdfs_path`, and the feed of a node with TensorFlowOnSpark's names."""
+"""What a program knows of its node: `hdfs_path`, the feed, `TFNodeContext`, marks between rows."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import logging
+import os
 import queue
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -11,11 +13,9 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
+from kindler.cluster.context import Context
 from kindler.cluster.feed import DataFeed as ClusterFeed
-from kindler.compat.tensorflowonspark.marker import Marker
 from kindler.errors import ConfigError
-
-__all__ = ["DataFeed", "NodeManager", "hdfs_path"]
 
 _SCHEMES = (
     *("abfs", "abfss", "adl", "dbfs", "file", "gs", "hdfs", "oss", "s3", "s3a", "s3n", "swift", "viewfs"),
@@ -40,6 +40,14 @@ def hdfs_path(ctx: Any, path: str) -> str:
     return f"{ctx.defaultFS}/{path}"
 
 
+class Marker:
+    """Stands between rows in a queue of `TFManager`; not a row."""
+
+
+class EndPartition(Marker):
+    """The rows of a partition end here."""
+
+
 class NodeManager:
     """What `ctx.mgr` is: the feeds of this node, and values of the program, with a manager's names."""
 
@@ -53,7 +61,6 @@ class NodeManager:
         return self._queues.setdefault(name, _FeedQueue(self.feed(name)))
 
     def get(self, key: str) -> Any:
-        """What was set; None where nothing was."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
@@ -61,8 +68,6 @@ class NodeManager:
 
 
 class _FeedQueue:
-    """The reading end of a queue."""
-
     def __init__(self, feed: ClusterFeed) -> None:
         self._feed = feed
         self._coming: Future[Any] | None = None  # a row that somebody has waited for in vain
@@ -93,14 +98,7 @@ class _FeedQueue:
 
 
 class DataFeed:
-    """The feed of a node. Batches are lists of items, or dicts of lists with an input mapping.
-
-    Args:
-        mgr: `ctx.mgr`, or a manager that `TFManager.start` gave.
-        train_mode: Whether nothing is answered: batches go over the ends of partitions then.
-        qname_in, qname_out: The feed, or the queues of the manager for rows and results.
-        input_mapping: Column -> tensor.
-    """
+    """The feed of a node. Batches are lists of items, or dicts of lists with an input mapping."""
 
     def __init__(
         self,
@@ -114,59 +112,31 @@ class DataFeed:
         self.mgr = mgr
         self.train_mode = train_mode
         self.input_tensors = [name for _, name in sorted(input_mapping.items())] if input_mapping else None
-        self._rows: _NodeRows | _QueuedRows = (
-            _NodeRows(mgr.feed(qname_in))
-            if isinstance(mgr, NodeManager)
-            else _QueuedRows(mgr, qname_in, qname_out, train_mode)
-        )
+        own = isinstance(mgr, NodeManager)
+        self._feed = mgr.feed(qname_in) if own else _QueueFeed(mgr, qname_in, qname_out, train_mode)
 
     def next_batch(self, batch_size: int) -> Any:
         """The next rows; fewer at the end of the data, and for an inference at the end of a partition."""
-        rows = self._rows.take(batch_size)
-        self.done_feeding = self.done_feeding or self._rows.ended
+        rows = self._feed.next_batch(batch_size)
+        self.done_feeding = self.done_feeding or not rows or getattr(self._feed, "ended", False)
         if self.input_tensors is None:
             return rows
         return {name: [row[place] for row in rows] for place, name in enumerate(self.input_tensors)}
 
     def should_stop(self) -> bool:
-        self.done_feeding = self.done_feeding or self._rows.has_ended()
+        self.done_feeding = self.done_feeding or self._feed.should_stop()
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:
-        """One result for each row of the last batch."""
-        self._rows.answer(results)
-
-    def terminate(self) -> None:
-        """Read no more; the feeding job stops."""
-        self.done_feeding = True
-        self.mgr.set("state", "terminating")
-        self._rows.stop()
-
-
-class _NodeRows:
-    """Rows that tasks push to a node of a cluster."""
-
-    def __init__(self, feed: ClusterFeed) -> None:
-        self.ended = False
-        self._feed = feed
-
-    def take(self, count: int) -> list[Any]:
-        rows: list[Any] = self._feed.next_batch(count)
-        self.ended = not rows
-        return rows
-
-    def has_ended(self) -> bool:
-        self.ended = self.ended or self._feed.should_stop()
-        return self.ended
-
-    def answer(self, results: Any) -> None:
         self._feed.batch_results(results)
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
+        self.done_feeding = True
+        self.mgr.set("state", "terminating")
         self._feed.terminate()
 
 
-class _QueuedRows:
+class _QueueFeed:
     """Rows of a manager's queue: None ends them, EndPartition ends a batch that is to be answered."""
 
     def __init__(self, mgr: Any, qname_in: str, qname_out: str, train_mode: bool) -> None:
@@ -176,7 +146,7 @@ class _QueuedRows:
             raise ConfigError(f"the manager has no queue {qname_in!r}.")
         self._train_mode = train_mode
 
-    def take(self, count: int) -> list[Any]:
+    def next_batch(self, count: int) -> list[Any]:
         rows: list[Any] = []
         while len(rows) < count and not self.ended:
             row = self._in.get()
@@ -189,19 +159,112 @@ class _QueuedRows:
                 break
         return rows
 
-    def has_ended(self) -> bool:
+    def should_stop(self) -> bool:
         return self.ended
 
-    def answer(self, results: Any) -> None:
+    def batch_results(self, results: Any) -> None:
         for result in results:
             self._out.put(result)
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         self.ended = True
         with suppress(queue.Empty):
             while True:
                 self._in.get(True, _DRAIN_S)
                 self._in.task_done()
+
+
+class TFNodeContext:
+    """The `ctx` of `map_fun(args, ctx)`, with TensorFlowOnSpark's names."""
+
+    def __init__(
+        self,
+        executor_id: int = 0,
+        job_name: str = "",
+        task_index: int = 0,
+        cluster_spec: Mapping[str, list[str]] | None = None,
+        defaultFS: str = "file://",
+        working_dir: str = ".",
+        mgr: Any = None,
+        tmp_socket: Any = None,
+        *,
+        context: Context | None = None,
+    ) -> None:
+        self.worker_num = executor_id
+        self.executor_id = executor_id
+        self.job_name = job_name
+        self.task_index = task_index
+        self.cluster_spec = dict(cluster_spec or {})
+        self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in ("master", "chief", "worker"))
+        self.defaultFS = defaultFS
+        self.working_dir = working_dir
+        self.mgr = mgr
+        self.tmp_socket = tmp_socket
+        self._context = context
+
+    @classmethod
+    def of(cls, context: Context, *, hold_port: bool, master_node: str = "chief") -> TFNodeContext:
+        """That of a node of a cluster, whose first node has the role `master_node`."""
+        names = {"chief": master_node}
+        if master_node != "chief" and "TF_CONFIG" in os.environ:
+            os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"].replace('"chief"', json.dumps(master_node))
+        return cls(
+            executor_id=context.rank,
+            job_name=names.get(context.role, context.role),
+            task_index=context.task_index,
+            cluster_spec={names.get(role, role): nodes for role, nodes in context.cluster_spec.items()},
+            defaultFS=context.default_fs,
+            working_dir=os.getcwd(),
+            mgr=NodeManager(context.data_feed),
+            tmp_socket=_HeldPort(context) if hold_port else None,
+            context=context,
+        )
+
+    def absolute_path(self, path: str) -> str:
+        return hdfs_path(self, path)
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> DataFeed:
+        """The rows that `TFCluster.train` and `inference` push to this node."""
+        return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
+
+    def export_saved_model(self, model: Any, export_dir: str, *_: Any, **__: Any) -> str:
+        """Write a SavedModel, once for the whole cluster."""
+        return self._running().export_saved_model(model, export_dir)
+
+    def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> Any:
+        """As in TensorFlowOnSpark with TensorFlow 2: it is not available."""
+        raise ConfigError("start_cluster_server is of TensorFlow 1.\nHint: tf.distribute reads TF_CONFIG.")
+
+    def release_port(self) -> None:
+        if self.tmp_socket is not None:
+            self.tmp_socket.close()
+            self.tmp_socket = None
+
+    def _running(self) -> Context:
+        if self._context is None:
+            raise ConfigError("this context is of no running cluster.")
+        return self._context
+
+
+class _HeldPort:
+    """The port that is held for a node, as the socket that TensorFlowOnSpark would have."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        address, _, port = context.cluster_spec[context.role][context.task_index].rpartition(":")
+        self._name = (address.strip("[]"), int(port))
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+    def close(self) -> None:
+        self._context.release_ports()
 
 
 def _deprecated(*_: Any, **__: Any) -> Any:

@@ -9,12 +9,10 @@ from typing import Any
 from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFCluster import _Main
-from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
-from kindler.compat.tensorflowonspark.TFSparkNode import requested_gpus
+from kindler.compat.tensorflowonspark.TFNode import TFNodeContext
+from kindler.compat.tensorflowonspark.util import requested_gpus
 from kindler.spark.executors import slots
 from kindler.spark.feeding import session_of
-
-__all__ = ["run"]
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from kindler.compat.tensorflowonspark import gpu_info, reservation, util
-from kindler.compat.tensorflowonspark.TFNodeContext import TFNodeContext
+from kindler.compat.tensorflowonspark import reservation, util
+from kindler.compat.tensorflowonspark.TFNode import TFNodeContext
 from kindler.errors import ConfigError
-
-__all__ = ["run"]
 
 _KUBERNETES = "SPARK_EXECUTOR_POD_IP"
 
@@ -31,13 +29,8 @@ def run(
 ) -> Callable[[Iterable[int]], list[Any]]:
     """A function for `mapPartitions` that runs `fn(tf_args, ctx)` as the node whose number it is given.
 
-    Args:
-        fn: The program.
-        tf_args: Its arguments.
-        cluster_meta: "cluster_template" (role -> numbers of its nodes), "server_addr" of a
-            `reservation.Server`, "default_fs", "working_dir".
-        tensorboard, background: Must be False.
-        log_dir, queues: Without effect.
+    `cluster_meta` has "cluster_template" (role -> numbers of its nodes), "server_addr" of a
+    `reservation.Server`, "default_fs" and "working_dir"; `log_dir` and `queues` are without effect.
     """
     if background or tensorboard:
         raise ConfigError("TFSparkNode.run runs programs in the foreground.\nHint: TFCluster.run(...).")
@@ -94,31 +87,23 @@ def _registered(
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Role -> "host:port" of each of its nodes."""
     spec: dict[str, list[str]] = {}
     for node in sorted_cluster_info:
         spec.setdefault(node["job_name"], []).append(f"{node['host']}:{node['port']}")
     return spec
 
 
-def _has_spark_resource_api() -> bool:
-    """Whether Spark tells a task which GPUs are its own."""
-    from pyspark import TaskContext
-
-    return hasattr(TaskContext, "resources")
-
-
 def _choose_gpus(tf_args: Any, spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> None:
     """Set which GPUs TensorFlow sees: those that Spark gave, else free ones, one by default."""
-    asked = requested_gpus(tf_args)
+    asked = util.requested_gpus(tf_args)
     chosen: list[str] = []
-    if asked != 0 and gpu_info.is_gpu_available():
+    if asked != 0 and util.is_gpu_available():
         chosen = _gpus_of_task()
         if not chosen and _KUBERNETES not in os.environ:
             me = spec[job_name][task_index]
             here = me.rpartition(":")[0]
             neighbours = [n for nodes in spec.values() for n in nodes if n.rpartition(":")[0] == here]
-            chosen = gpu_info.get_gpus(asked or 1, neighbours.index(me), format=gpu_info.AS_LIST)
+            chosen = util.get_gpus(asked or 1, neighbours.index(me), format=util.AS_LIST)
         chosen = chosen[:asked] if asked else chosen
     if asked and len(chosen) < asked:
         raise ConfigError(f"num_gpus={asked}, but {len(chosen)} are there for {job_name}:{task_index}.")
@@ -126,17 +111,9 @@ def _choose_gpus(tf_args: Any, spec: Mapping[str, Sequence[str]], job_name: str,
 
 
 def _gpus_of_task() -> list[str]:
-    if not _has_spark_resource_api():
-        return []
     from pyspark import TaskContext
 
     if TaskContext.get() is None:  # asked outside of a task, the class would make one up
         return []
     given = TaskContext().resources() or {}
     return list(given["gpu"].addresses) if "gpu" in given else []
-
-
-def requested_gpus(tf_args: Any) -> int | None:
-    """`num_gpus` of a program's arguments: a namespace or a dict; None where they do not say."""
-    number = tf_args.get("num_gpus") if isinstance(tf_args, Mapping) else getattr(tf_args, "num_gpus", None)
-    return None if number is None else int(number)

@@ -16,8 +16,6 @@ from kindler import tfrecord
 from kindler.errors import DataError
 from kindler.spark.feeding import session_of
 
-__all__ = ["fromTFExample", "infer_schema", "isLoadedDF", "loadTFRecords", "saveAsTFRecords", "toTFExample"]
-
 _loaded: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -27,7 +25,6 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
 
 
 def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
-    """A DataFrame of TFRecord files; read by the tasks."""
     found = tfrecord.infer_schema(input_dir, binary=tuple(binary_features))
     schema = pa.schema([pa.field(f.name, _wide(f.type, f.name in binary_features)) for f in found])
     frame = tfrecord.scan(session_of(sc), input_dir, schema=schema)
@@ -36,7 +33,6 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Whether this very DataFrame is what `loadTFRecords` gave."""
     return _loaded.get(id(df)) is df
 
 
@@ -81,7 +77,6 @@ def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> l
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """The Spark schema of one Example, columns sorted by name."""
     from pyspark.sql import types as T
 
     fields = []

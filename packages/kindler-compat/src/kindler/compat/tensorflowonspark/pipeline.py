@@ -55,8 +55,11 @@ def _mapping(value: Any) -> dict[str, str]:
     return dict(value)
 
 
-def _mixin(suffix: str, name: str, doc: str, converter: Any) -> Any:
-    """A class with a Param, its setter and its getter."""
+_DEFAULTS: dict[str, Any] = {}  # by the name of a Param
+
+
+def _mixin(suffix: str, name: str, doc: str, converter: Any, default: Any = None) -> Any:
+    _DEFAULTS[name] = default
 
     def setter(self: Any, value: Any) -> Any:
         return self._set(**{name: value})
@@ -70,31 +73,35 @@ def _mixin(suffix: str, name: str, doc: str, converter: Any) -> Any:
 
 _INT, _TEXT, _YES = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 
-HasBatchSize: Any = _mixin("BatchSize", "batch_size", "rows of a batch", _INT)
-HasClusterSize: Any = _mixin("ClusterSize", "cluster_size", "nodes, of all roles", _INT)
-HasDriverPSNodes: Any = _mixin("DriverPSNodes", "driver_ps_nodes", "not needed", _YES)
-HasEpochs: Any = _mixin("Epochs", "epochs", "how often to feed the data", _INT)
+HasBatchSize: Any = _mixin("BatchSize", "batch_size", "rows of a batch", _INT, 100)
+HasClusterSize: Any = _mixin("ClusterSize", "cluster_size", "nodes, of all roles", _INT, 1)
+HasDriverPSNodes: Any = _mixin("DriverPSNodes", "driver_ps_nodes", "not needed", _YES, False)
+HasEpochs: Any = _mixin("Epochs", "epochs", "how often to feed the data", _INT, 1)
 HasExportDir: Any = _mixin("ExportDir", "export_dir", "where the SavedModel is", _TEXT)
-HasGraceSecs: Any = _mixin("GraceSecs", "grace_secs", "not needed", _INT)
-HasInputMapping: Any = _mixin("InputMapping", "input_mapping", "column -> tensor", _mapping)
-HasInputMode: Any = _mixin("InputMode", "input_mode", "InputMode.SPARK", _INT)
-HasMasterNode: Any = _mixin("MasterNode", "master_node", "the role of the first node", _TEXT)
+HasGraceSecs: Any = _mixin("GraceSecs", "grace_secs", "not needed", _INT, 30)
+HasInputMapping: Any = _mixin("InputMapping", "input_mapping", "column -> tensor", _mapping, {})
+HasInputMode: Any = _mixin("InputMode", "input_mode", "InputMode.SPARK", _INT, TFCluster.InputMode.SPARK)
+HasMasterNode: Any = _mixin("MasterNode", "master_node", "the role of the first node", _TEXT, "chief")
 HasModelDir: Any = _mixin("ModelDir", "model_dir", "where checkpoints are", _TEXT)
-HasNumPS: Any = _mixin("NumPS", "num_ps", "parameter servers", _INT)
-HasOutputMapping: Any = _mixin("OutputMapping", "output_mapping", "tensor -> column", _mapping)
-HasProtocol: Any = _mixin("Protocol", "protocol", "not needed", _TEXT)
-HasReaders: Any = _mixin("Readers", "readers", "for the program", _INT)
+HasNumPS: Any = _mixin("NumPS", "num_ps", "parameter servers", _INT, 0)
+HasOutputMapping: Any = _mixin("OutputMapping", "output_mapping", "tensor -> column", _mapping, {})
+HasProtocol: Any = _mixin("Protocol", "protocol", "not needed", _TEXT, "grpc")
+HasReaders: Any = _mixin("Readers", "readers", "for the program", _INT, 1)
 HasSignatureDefKey: Any = _mixin("SignatureDefKey", "signature_def_key", "the signature to call", _TEXT)
-HasSteps: Any = _mixin("Steps", "steps", "for the program", _INT)
+HasSteps: Any = _mixin("Steps", "steps", "for the program", _INT, 1000)
 HasTFRecordDir: Any = _mixin("TFRecordDir", "tfrecord_dir", "for the program", _TEXT)
 HasTagSet: Any = _mixin("TagSet", "tag_set", "tags of the SavedModel, with commas", _TEXT)
-HasTensorboard: Any = _mixin("Tensorboard", "tensorboard", "whether to run TensorBoard", _YES)
+HasTensorboard: Any = _mixin("Tensorboard", "tensorboard", "whether to run TensorBoard", _YES, False)
 
 
 class TFParams(Params):
     """What estimator and model share: the program's own arguments, and Params."""
 
     args: Any = None
+
+    def _set_defaults(self) -> None:
+        names = [param.name for param in self.params if param.name in _DEFAULTS]  # others are of a subclass
+        self._setDefault(**{name: _DEFAULTS[name] for name in names})
 
     def merge_args_params(self) -> Namespace:
         """The arguments with all Params.
@@ -120,36 +127,13 @@ _SCORING: Any = (
 
 
 class TFEstimator(Estimator, TFParams, *_TRAINING):  # type: ignore[misc,type-arg]
-    """Trains by feeding a DataFrame to `train_fn(args, ctx)` on a cluster.
-
-    Args:
-        train_fn: The program. It saves what it has trained to `args.export_dir`.
-        tf_args: Its own arguments; Params are added to them.
-        export_fn: Not used, as in TensorFlowOnSpark.
-    """
+    """Trains by feeding a DataFrame to `train_fn(args, ctx)` on a cluster."""
 
     def __init__(self, train_fn: Any, tf_args: Any, export_fn: Any = None) -> None:
         super().__init__()
         self.train_fn = train_fn
         self.args = Namespace(tf_args)
-        self._setDefault(
-            input_mapping={},
-            cluster_size=1,
-            num_ps=0,
-            driver_ps_nodes=False,
-            input_mode=TFCluster.InputMode.SPARK,
-            master_node="chief",
-            protocol="grpc",
-            tensorboard=False,
-            model_dir=None,
-            export_dir=None,
-            tfrecord_dir=None,
-            batch_size=100,
-            epochs=1,
-            readers=1,
-            steps=1000,
-            grace_secs=30,
-        )
+        self._set_defaults()
 
     def _fit(self, dataset: Any) -> TFModel:
         if self.getInputMode() != TFCluster.InputMode.SPARK:
@@ -174,24 +158,12 @@ class TFEstimator(Estimator, TFParams, *_TRAINING):  # type: ignore[misc,type-ar
 
 
 class TFModel(Model, TFParams, *_SCORING):  # type: ignore[misc]
-    """Scores a DataFrame with the SavedModel at `export_dir`; all columns are kept.
-
-    Args:
-        tf_args: The program's own arguments.
-    """
+    """Scores a DataFrame with the SavedModel at `export_dir`; all columns are kept."""
 
     def __init__(self, tf_args: Any) -> None:
         super().__init__()
         self.args = Namespace(tf_args)
-        self._setDefault(
-            input_mapping={},
-            output_mapping={},
-            batch_size=100,
-            model_dir=None,
-            export_dir=None,
-            signature_def_key=None,
-            tag_set=None,
-        )
+        self._set_defaults()
 
     def _transform(self, dataset: Any) -> Any:
         folder = self.getExportDir() or self.getModelDir()
@@ -237,7 +209,6 @@ class _Score:
                 )
 
     def schema(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The types of what is added, from one row."""
         for batch in batches:
             if batch.num_rows:
                 added = self._columns(batch.slice(0, 1))

@@ -18,8 +18,6 @@ from typing import Any
 from kindler.compat.tensorflowonspark import util
 from kindler.errors import ConfigError, StartTimeoutError, TrainingError
 
-__all__ = ["Client", "Reservations", "Server"]
-
 _HOST, _PORT = "TFOS_SERVER_HOST", "TFOS_SERVER_PORT"
 _MOST_BYTES = 1 << 20  # of a message
 _CONNECT_S = 30.0
@@ -29,8 +27,6 @@ Reservation = dict[str, Any]
 
 
 class Reservations:
-    """The nodes that have registered; `primary_keys` are the fields that tell them apart."""
-
     def __init__(self, required: int, primary_keys: Sequence[str] = ()) -> None:
         self.required = required
         self._keys = tuple(primary_keys)
@@ -43,7 +39,6 @@ class Reservations:
             self._changed.notify_all()
 
     def upsert(self, meta: Mapping[str, Any]) -> None:
-        """One more, or in place of the one with the same keys."""
         with self._changed:
             place = [meta.get(key) for key in self._keys]
             same = [known for known in self._all if [known.get(key) for key in self._keys] == place]
@@ -54,7 +49,6 @@ class Reservations:
             self._changed.notify_all()
 
     def done(self) -> bool:
-        """Whether there are enough."""
         return self.remaining() <= 0
 
     def remaining(self) -> int:
@@ -99,19 +93,11 @@ class Server:
         return list(range(int(first), int(last or first) + 1))
 
     def start_listening_socket(self) -> socket.socket:
-        """The first of its ports that is free."""
         place = "" if os.environ.get(_HOST) else util.get_ip_address()
         for port in self.get_server_ports():
-            listener = socket.socket()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((place, port))
-                listener.listen()
-            except OSError:
-                listener.close()
-                continue
-            self._listener = listener
-            return listener
+            with suppress(OSError):
+                self._listener = socket.create_server((place, port))
+                return self._listener
         raise ConfigError(f"no port of {self.get_server_ports()} is free.\nHint: ${_PORT} names others.")
 
     def await_reservations(
@@ -181,7 +167,6 @@ class Client:
         return known
 
     def await_reservations(self) -> list[Reservation]:
-        """Wait until all have registered."""
         while not self._ask("QUERY"):
             time.sleep(_LOOK_S)
         return self.get_reservations()

@@ -17,8 +17,7 @@ from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch
 from kindler.compat.bigdl.optim.validation import Top1Accuracy, ValidationMethod, named_all
 from kindler.compat.bigdl.util.arrays import Sample
-from kindler.compat.zoo.tfpark.rows import ArrayRows, Columns, RddRows
-from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack
+from kindler.compat.zoo.tfpark.rows import ArrayRows, Columns, RddRows, TensorMeta, Unpack
 from kindler.data.paths import absolute
 from kindler.errors import ConfigError, DataError
 from kindler.train.callbacks import Callback, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kindler.compat.bigdl.util.arrays import RNG, JTensor, Sample, set_seed
-from kindler.compat.zoo.common.nncontext import init_nncontext, init_spark_conf
+from kindler.compat.zoo import init_nncontext, init_spark_conf
 
 
 class EvaluatedResult:

@@ -1,1 +1,1 @@
-"""Analytics Zoo's `zoo.common`."""
+"""Analytics Zoo's `zoo.common`; `nncontext` is `kindler.compat.zoo` itself."""

@@ -1,16 +1,18 @@
-"""`zoo.orca`: `init_orca_context`, `stop_orca_context`, `OrcaContext`.
+"""`zoo.orca`: `init_orca_context`, `stop_orca_context`, `OrcaContext`; and how Orca's errors are raised.
 
 `bigdl.orca` is the same: `kindler.compat.bigdl.orca` and `kindler.compat.zoo.orca` are one package.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-from kindler.compat.zoo.common.nncontext import init_nncontext
-from kindler.compat.zoo.orca.context import OrcaContext, OrcaRayContext
-from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
+from kindler.compat.zoo import init_nncontext
+from kindler.errors import ConfigError
 from kindler.spark.session import init, running, stop
 from kindler.spark.versions import is_connect
 
@@ -19,6 +21,104 @@ __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 _STARTED_ELSEWHERE = ("spark-submit", "bigdl-submit")
 _CLUSTERS = ("yarn", "yarn-client", "yarn-cluster", "k8s", "k8s-client", "k8s-cluster")
 _MODES = ("local", *_STARTED_ELSEWHERE, "standalone", *_CLUSTERS)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class InvalidInput(ConfigError, RuntimeError):
+    """An argument that cannot work: a `RuntimeError` as in BigDL 2, a `ValueError` as in Analytics Zoo."""
+
+
+def as_orca(function: Function) -> Function:
+    """Let a function raise `InvalidInput` where it would raise a plain `ConfigError`."""
+
+    @functools.wraps(function)
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ConfigError as exc:
+            if isinstance(exc, RuntimeError):
+                raise
+            raise InvalidInput(*exc.args) from exc
+
+    return cast("Function", converted)
+
+
+def refuse_given(function: str, **arguments: Any) -> None:
+    """Raise `InvalidInput` for arguments that would change a result and are not supported."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if given:
+        several = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
+        raise InvalidInput(f"{function}: not supported: {several}.\nHint: leave it out.")
+
+
+_FLAG = "True|False", "should either be True or False"
+_SETTINGS = {  # name -> pattern of its repr, and the rule in words
+    **dict.fromkeys(("log_output", "_eager_mode", "serialize_data_creator", "barrier_mode"), _FLAG),
+    "pandas_read_backend": ("(?i)'(spark|pandas)'", "must be either spark or pandas"),
+    "train_data_store": (r"(?i)'(DRAM|PMEM|DISK_\d+)'", "must be either DRAM or PMEM or DISK_n"),
+    "_shard_size": (r"None|[1-9]\d*", "should be either None or a positive integer"),
+}
+
+
+class _Settings(type):
+    """Settings are attributes of the class itself, as in Orca."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        pattern, rule = _SETTINGS.get(name, (".*", ""))
+        if not re.fullmatch(pattern, repr(value), re.DOTALL):
+            raise InvalidInput(f"{name} {rule}; received {value!r}.")
+        change = {"pandas_read_backend": str.lower, "train_data_store": str.upper}.get(name)
+        super().__setattr__(name, value if change is None else change(value))
+
+
+class OrcaContext(metaclass=_Settings):
+    """Settings of a program, as attributes of the class, and its Spark session.
+
+    Most settings are checked and without effect: what workers print is shown with `verbose=1`, pandas reads
+    in the workers, rows are in memory-mapped files, and workers on Spark are a barrier stage.
+    """
+
+    log_output = serialize_data_creator = False
+    _eager_mode = barrier_mode = True
+    pandas_read_backend, train_data_store, _shard_size = "spark", "DRAM", None
+
+    @staticmethod
+    def get_spark_session() -> Any:
+        session = running()
+        if session is None:
+            raise InvalidInput(
+                "No active SparkContext. Please create a SparkContext first: init_orca_context()."
+            )
+        return session
+
+    @staticmethod
+    def get_spark_context() -> Any:
+        """Its Spark context; with Spark Connect, which has none, the session."""
+        session = OrcaContext.get_spark_session()
+        return session if is_connect(session) else session.sparkContext
+
+    get_sql_context = get_spark_session
+
+    @staticmethod
+    def get_ray_context() -> OrcaRayContext:
+        return OrcaRayContext()
+
+
+class OrcaRayContext:
+    """A stand-in for Ray's context, which nothing here needs."""
+
+    def __init__(self, runtime: str = "ray", cores: int = 2, num_nodes: int = 1, **options: Any) -> None:
+        self.num_ray_nodes, self.ray_node_cpu_cores = num_nodes, cores
+
+    @classmethod
+    def get(cls, initialize: bool = True) -> OrcaRayContext:
+        return cls()
+
+    def init(self, driver_cores: int = 0) -> OrcaRayContext:
+        return self
+
+    def stop(self) -> None: ...
 
 
 @as_orca
@@ -34,18 +134,11 @@ def init_orca_context(
 ) -> Any:
     """The running Spark context, or a new one.
 
-    Args:
-        cluster_mode: "local" or None; "standalone" with `master="spark://..."`; or "spark-submit", for a
-            program that spark-submit has started, on any cluster.
-        runtime: "spark"; "ray" starts nothing, and models are trained by processes of this machine. Analytics
-            Zoo has the cores in this place: a number is taken as that.
-        cores: How many cores; None or "*" takes all.
-        memory: The memory of Spark, such as "4g".
-        options: `conf` is passed on to Spark, `master` is that of "standalone"; others, which said how to
-            start Spark on YARN and Kubernetes, and Ray, have no effect: spark-submit has them.
-        num_nodes, init_ray_on_spark, init_executor_gateway: Without effect.
+    `cluster_mode` is "local", "standalone" with `master="spark://..."`, or "spark-submit" for a program that
+    spark-submit has started, on any cluster. With `runtime="ray"` processes of this machine train models.
+    Options other than `conf` and `master` said how to start YARN, Kubernetes and Ray, and have no effect.
     """
-    if isinstance(runtime, int) or runtime == "*":
+    if isinstance(runtime, int) or runtime == "*":  # Analytics Zoo has the cores in this place
         runtime, cores, memory, num_nodes = "spark", runtime, cores, memory or num_nodes
     if runtime == "ray":
         if cluster_mode is not None:
@@ -64,13 +157,9 @@ def init_orca_context(
             )
         return session if is_connect(session) else session.sparkContext
     known = {name: value for name, value in (("cores", cores), ("memory", memory)) if value is not None}
-    if cluster_mode == "standalone":
-        return _standalone(options, known)
-    mode = cluster_mode if cluster_mode not in (None, *_STARTED_ELSEWHERE) else "local"
-    return init_nncontext(options.get("conf"), cluster_mode=mode, **known)
-
-
-def _standalone(options: dict[str, Any], known: dict[str, Any]) -> Any:
+    if cluster_mode != "standalone":
+        mode = "local" if cluster_mode in (None, *_STARTED_ELSEWHERE) else cluster_mode
+        return init_nncontext(options.get("conf"), cluster_mode=mode, **known)
     if options.get("master") is None:
         raise InvalidInput(
             "cluster_mode='standalone' needs the master of a cluster: master='spark://host:7077'.\n"
@@ -81,5 +170,4 @@ def _standalone(options: dict[str, Any], known: dict[str, Any]) -> Any:
 
 
 def stop_orca_context() -> None:
-    """Stop the Spark session that `init_orca_context` started."""
     stop()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,9 @@ from kindler.compat.bigdl.optim.summaries import Summary
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.estimators import EstimatorSpec, ModeKeys
 from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
-from kindler.compat.zoo.tfpark.structures import flatten
+from kindler.compat.zoo.tfpark.rows import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.tf_predictor import predict_graph
+from kindler.compat.zoo.tfpark.tfnet import predict_graph
 from kindler.compat.zoo.tfpark.training import graph_estimator, stacked
 from kindler.errors import ConfigError
 
@@ -36,15 +37,7 @@ class TFEstimatorSpec:
 
 @dataclass
 class Estimator:
-    """What `tf.estimator.Estimator` was made of; `TFEstimator` runs it.
-
-    Attributes:
-        model_fn: A function of (features, labels, mode, params, config) that returns an `EstimatorSpec`.
-        model_dir: The folder of checkpoints; None is a temporary one.
-        config: What `config` of the model function is.
-        params: What `params` of the model function is.
-        warm_start_from: A checkpoint whose values new models start from.
-    """
+    """What `tf.estimator.Estimator` was made of; `TFEstimator` runs it."""
 
     model_fn: Callable[..., Any]
     model_dir: str | None = None
@@ -58,18 +51,6 @@ class Estimator:
 
 
 class TFEstimator:
-    """Trains, evaluates and scores a model function.
-
-    Args:
-        model_fn: A function of (features, labels, mode), and (params, config) if it has them, that returns a
-            `TFEstimatorSpec`, or an `EstimatorSpec` whose `train_op` it makes itself. Or an `Estimator`.
-        optimizer: Minimizes the loss of a `TFEstimatorSpec`: of `tf.train`, or of `bigdl.optim.optimizer`.
-        model_dir: The folder of checkpoints, `model-<step>`, as `tf.train.Saver` writes them.
-        config: Passed on to `model_fn`.
-        params: Passed on to `model_fn`.
-        warm_start_from: A checkpoint, or a folder of them, whose values a new model starts from.
-    """
-
     def __init__(
         self,
         model_fn: Any,
@@ -95,16 +76,9 @@ class TFEstimator:
         self._clip_value: Any = None
 
     @classmethod
-    def from_model_fn(
-        cls,
-        model_fn: Callable[..., Any],
-        model_dir: str | None = None,
-        config: Any = None,
-        params: Any = None,
-        warm_start_from: str | None = None,
-    ) -> TFEstimator:
-        """An estimator of a model function whose specs have a `train_op`, made with `ZooOptimizer`."""
-        return cls(model_fn, None, model_dir, config, params, warm_start_from)
+    def from_model_fn(cls, model_fn: Callable[..., Any], *args: Any, **options: Any) -> TFEstimator:
+        """Of a model function whose specs have a `train_op`; others are `model_dir`, `config` and so on."""
+        return cls(model_fn, None, *args, **options)
 
     @property
     def model_dir(self) -> str:
@@ -114,11 +88,9 @@ class TFEstimator:
         self.optimizer = optimizer
 
     def set_train_summary(self, summary: Summary) -> None:
-        """Write loss, learning rate and throughput of every iteration to a `TrainSummary`."""
         self.train_summary = summary
 
     def set_val_summary(self, summary: Summary) -> None:
-        """Write the metrics of every validation to a `ValidationSummary`."""
         self.val_summary = summary
 
     def clear_gradient_clipping(self) -> None:
@@ -137,47 +109,30 @@ class TFEstimator:
     def train(
         self, input_fn: Callable[..., Any], steps: int | None = None, session_config: Any = None
     ) -> TFEstimator:
-        """Train on, from the newest checkpoint in `model_dir`, and write a new one.
-
-        Args:
-            input_fn: A function of the mode, or of nothing, that returns a `TFDataset` with `batch_size`.
-            steps: How many more steps; None is one pass over the dataset.
-            session_config: A `tf.ConfigProto` for the sessions of the workers.
-        """
+        """Train on, from the newest checkpoint in `model_dir`, and write a new one."""
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise ConfigError(f"steps must be a whole number of at least 1; received {steps!r}.")
-        with tf.Graph().as_default() as graph:
-            counter = tf.train.get_or_create_global_step(graph)
-            dataset = self._input(input_fn, ModeKeys.TRAIN)
-            dataset.require_training("used for training")
-            spec = self._spec(dataset, ModeKeys.TRAIN)
+        with self._built(input_fn, ModeKeys.TRAIN) as (dataset, spec, sess):
+            counter = tf.train.get_or_create_global_step()
             if spec.loss is None:
                 raise ConfigError("model_fn returned no loss in training.")
-            with tf.Session(graph=graph) as sess:
-                sess.run(tf.global_variables_initializer())
-                made = graph_estimator(
-                    inputs=dataset.fed_features,
-                    labels=dataset.fed_labels or None,
-                    loss=spec.loss,
-                    sess=sess,
-                    session_config=session_config,
-                    global_step=counter,
-                    **self._training(spec),
-                )
-                made.train_summary, made.val_summary = self.train_summary, self.val_summary
-                self._restore(sess, self.latest_checkpoint(), partial=True)
-                before = int(sess.run(counter))
-                limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
-                made.fit_dataset(dataset, **limits)
-                _, made_steps = made.counters
-                if int(sess.run(counter)) == before:  # the model function's train_op does not count
-                    counter.load(before + made_steps, sess)
-                os.makedirs(self.model_dir, exist_ok=True)
-                saver = tf.train.Saver(max_to_keep=5)
-                earlier = tf.train.get_checkpoint_state(self.model_dir)
-                if earlier is not None:
-                    saver.recover_last_checkpoints(list(earlier.all_model_checkpoint_paths))
-                saver.save(sess, os.path.join(self.model_dir, "model"), global_step=int(sess.run(counter)))
+            made = graph_estimator(
+                inputs=dataset.fed_features,
+                labels=dataset.fed_labels or None,
+                loss=spec.loss,
+                sess=sess,
+                session_config=session_config,
+                global_step=counter,
+                **self._training(spec),
+            )
+            made.train_summary, made.val_summary = self.train_summary, self.val_summary
+            self._restore(sess, self.latest_checkpoint(), partial=True)
+            before = int(sess.run(counter))
+            limits: dict[str, Any] = {"epochs": 1} if steps is None else {"max_steps": steps}
+            made.fit_dataset(dataset, **limits)
+            if int(sess.run(counter)) == before:  # the model function's train_op does not count
+                counter.load(before + made.counters[1], sess)
+            write_checkpoint(sess, self.model_dir, counter)
         return self
 
     def evaluate(
@@ -187,73 +142,78 @@ class TFEstimator:
         steps: int | None = None,
         checkpoint_path: str | None = None,
     ) -> Scores:
-        """Evaluate on every element of a dataset.
-
-        Args:
-            input_fn: A function of the mode, or of nothing, that returns a `TFDataset` with labels.
-            eval_methods: A list of "acc", "top5acc", "mae", "mse", "auc", "loss", "treennaccuracy".
-            steps: Must be None: every element is evaluated.
-            checkpoint_path: The checkpoint to evaluate; None is the newest in `model_dir`.
+        """`eval_methods` are "acc", "top5acc", "mae", "mse", "auc", "loss" or "treennaccuracy"; `steps` must
+        be None: every element is evaluated.
         """
         if steps is not None:
             raise ConfigError("steps must be None: evaluate judges every element of the dataset.")
         methods = named_all(eval_methods)
-        with tf.Graph().as_default() as graph:
-            tf.train.get_or_create_global_step(graph)
-            dataset = self._input(input_fn, ModeKeys.EVAL)
-            spec = self._spec(dataset, ModeKeys.EVAL)
+        with self._built(input_fn, ModeKeys.EVAL) as (dataset, spec, sess):
             if spec.predictions is None:
                 raise ConfigError("model_fn returned no predictions in evaluation.")
             output, label = flatten(spec.predictions)[0], (flatten(dataset.label_tensors) or [None])[0]
-            with tf.Session(graph=graph) as sess:
-                self._open(sess, checkpoint_path)
-                own = dict(getattr(spec, "eval_metric_ops", None) or {})
-                inside: dict[str, float] = {}
-                if dataset.has_batch:
-                    tensors = {m.tag: m.tensor(tf, output, label) for m in methods}
-                    tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
-                    if tensors or own or _wants_loss(methods):
-                        inside = self._inside(sess, dataset, spec, {**own, **tensors})
-                elif _wants_loss(methods):
-                    raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
-                rest = [m for m in methods if m.tag not in inside]
-                if rest:
-                    outputs = stacked(predict_graph(sess, dataset, [output]))
-                    if not dataset.has_batch and outputs.ndim > 1:  # each element has a row of its own
-                        outputs = outputs.reshape(len(outputs), *outputs.shape[2:])
-                    labels = dataset.label_arrays()
-                    inside |= {m.tag: m.score(outputs, labels) for m in rest}
+            self._restore(sess, checkpoint_path or self.latest_checkpoint())
+            own = dict(getattr(spec, "eval_metric_ops", None) or {})
+            inside: dict[str, float] = {}
+            wants_loss = any(method.tag == "Loss" for method in methods)
+            if dataset.has_batch:
+                tensors = {m.tag: m.tensor(tf, output, label) for m in methods}
+                tensors = {tag: tensor for tag, tensor in tensors.items() if tensor is not None}
+                if tensors or own or wants_loss:
+                    inside = self._inside(sess, dataset, spec, {**own, **tensors})
+            elif wants_loss:
+                raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
+            rest = [m for m in methods if m.tag not in inside]
+            if rest:
+                outputs = stacked(predict_graph(sess, dataset, [output]))
+                if not dataset.has_batch and outputs.ndim > 1:  # each element has a row of its own
+                    outputs = outputs.reshape(len(outputs), *outputs.shape[2:])
+                labels = dataset.label_arrays()
+                inside |= {m.tag: m.score(outputs, labels) for m in rest}
         found = {_short(m.tag): inside[m.tag] for m in methods}
         return Scores(found | {name: inside[name] for name in own if name in inside})
 
     def predict(
         self, input_fn: Callable[..., Any], predict_keys: Any = None, checkpoint_path: str | None = None
     ) -> Any:
-        """The predictions for every element, as an RDD of arrays, or of dicts if `model_fn` returns one.
-
-        Args:
-            input_fn: A function of the mode, or of nothing, that returns a `TFDataset`.
-            predict_keys: The keys to compute, if predictions are a dict; None is all.
-            checkpoint_path: The checkpoint to use; None is the newest in `model_dir`.
-        """
-        with tf.Graph().as_default() as graph:
-            tf.train.get_or_create_global_step(graph)
-            dataset = self._input(input_fn, ModeKeys.PREDICT)
-            spec = self._spec(dataset, ModeKeys.PREDICT)
-            predictions = spec.predictions
+        """The predictions for every element, as an RDD of arrays, or of dicts if `model_fn` returns one."""
+        with self._built(input_fn, ModeKeys.PREDICT) as (dataset, spec, sess):
+            predictions, keys = spec.predictions, None
             if predictions is None:
                 raise ConfigError("model_fn returned no predictions.")
-            keys = None
             if isinstance(predictions, Mapping):
                 keys = _keys(predictions, predict_keys)
                 predictions = [predictions[key] for key in keys]
-            with tf.Session(graph=graph) as sess:
-                self._open(sess, checkpoint_path)
-                rdd = predict_graph(sess, dataset, flatten(predictions))
+            self._restore(sess, checkpoint_path or self.latest_checkpoint())
+            rdd = predict_graph(sess, dataset, flatten(predictions))
         if keys is not None:
             rdd = rdd.map(_Named(keys)) if hasattr(rdd, "map") else [_Named(keys)(row) for row in rdd]
         source = dataset.source
         return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
+
+    @contextmanager
+    def _built(self, input_fn: Callable[..., Any], mode: str) -> Iterator[tuple[TFDataset, Any, Any]]:
+        """The dataset, the model function's spec and a session with first values, in their own graph."""
+        estimator = self.estimator
+        with tf.Graph().as_default() as graph:
+            tf.train.get_or_create_global_step(graph)
+            dataset = self._input(input_fn, mode)
+            spec = _called(
+                estimator.model_fn,
+                features=dataset.feature_tensors,
+                labels=None if mode == ModeKeys.PREDICT else dataset.label_tensors,
+                mode=mode,
+                params=estimator.params,
+                config=estimator.config,
+            )
+            if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
+                raise ConfigError(
+                    "model_fn must return a TFEstimatorSpec or an EstimatorSpec; it returned"
+                    f" {type(spec).__qualname__}."
+                )
+            with tf.Session(graph=graph) as sess:
+                sess.run(tf.global_variables_initializer())
+                yield dataset, spec, sess
 
     def _input(self, input_fn: Callable[..., Any], mode: str) -> TFDataset:
         dataset = _called(input_fn, mode=mode, params=self.estimator.params, config=self.estimator.config)
@@ -262,25 +222,10 @@ class TFEstimator:
                 f"input_fn must return a TFDataset; it returned {type(dataset).__qualname__}.\n"
                 "Hint: TFDataset.from_tf_data_dataset(dataset, batch_size=...) takes a tf.data.Dataset."
             )
+        if mode == ModeKeys.TRAIN:
+            dataset.require_training("used for training")
         dataset.renew()
         return dataset
-
-    def _spec(self, dataset: TFDataset, mode: str) -> Any:
-        labels = None if mode == ModeKeys.PREDICT else dataset.label_tensors
-        spec = _called(
-            self.estimator.model_fn,
-            features=dataset.feature_tensors,
-            labels=labels,
-            mode=mode,
-            params=self.estimator.params,
-            config=self.estimator.config,
-        )
-        if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
-            raise ConfigError(
-                "model_fn must return a TFEstimatorSpec or an EstimatorSpec; it returned"
-                f" {type(spec).__qualname__}."
-            )
-        return spec
 
     def _training(self, spec: Any) -> dict[str, Any]:
         if self.optimizer is not None:
@@ -314,18 +259,12 @@ class TFEstimator:
         scores = made.evaluate_dataset(dataset)
         return {**{tag: float(scores[tag]) for tag in tensors}, "Loss": float(scores["loss"])}
 
-    def _open(self, sess: Any, checkpoint_path: str | None) -> None:
-        """Initialize everything, then take the values of a checkpoint."""
-        sess.run(tf.global_variables_initializer())
-        self._restore(sess, checkpoint_path or self.latest_checkpoint(), partial=False)
-
-    def _restore(self, sess: Any, path: str | None, *, partial: bool) -> None:
-        warm = False
-        if path is None and self.estimator.warm_start_from is not None:
-            given = self.estimator.warm_start_from
-            path, warm = (tf.train.latest_checkpoint(given) if os.path.isdir(given) else given), True
+    def _restore(self, sess: Any, path: str | None, *, partial: bool = False) -> None:
+        warm, start = path is None, self.estimator.warm_start_from
         if path is None:
-            return
+            if start is None:
+                return
+            path = tf.train.latest_checkpoint(start) if os.path.isdir(start) else start
         reader = tf.train.load_checkpoint(path)
         stored = reader.get_variable_to_shape_map()
         missing = []
@@ -339,11 +278,11 @@ class TFEstimator:
             raise ConfigError(f"{path} has no values of {missing}; it is a checkpoint of another model.")
 
 
+@dataclass(frozen=True)
 class _Named:
     """Puts outputs under their keys; runs on the executors."""
 
-    def __init__(self, keys: list[str]) -> None:
-        self.keys = keys
+    keys: list[str]
 
     def __call__(self, row: Any) -> dict[str, Any]:
         return dict(zip(self.keys, row if isinstance(row, list) else [row], strict=True))
@@ -371,8 +310,14 @@ def _called(function: Callable[..., Any], **arguments: Any) -> Any:
     return function(**known)
 
 
-def _wants_loss(methods: Any) -> bool:
-    return any(method.tag == "Loss" for method in methods)
+def write_checkpoint(sess: Any, folder: str, counter: Any) -> None:
+    """`model-<step>` in this folder, among the last five, as `tf.train.Saver` writes them."""
+    os.makedirs(folder, exist_ok=True)
+    saver = tf.train.Saver(max_to_keep=5)
+    earlier = tf.train.get_checkpoint_state(folder)
+    if earlier is not None:
+        saver.recover_last_checkpoints(list(earlier.all_model_checkpoint_paths))
+    saver.save(sess, os.path.join(folder, "model"), global_step=int(sess.run(counter)))
 
 
 def _short(tag: str) -> str:

@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 
-from kindler.compat.zoo.tfpark.frozen import FrozenGraph
-
 
 class _Run(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, frozen: FrozenGraph, *inputs: Any) -> Any:
+    def forward(ctx: Any, frozen: Any, *inputs: Any) -> Any:
         arrays = [part.detach().cpu().numpy() for part in inputs]
         ctx.frozen, ctx.arrays = frozen, arrays
         outputs = [torch.from_numpy(output.copy()).to(inputs[0].device) for output in frozen.run(arrays)]
@@ -27,7 +25,7 @@ class _Run(torch.autograd.Function):
 class TFNetModule(torch.nn.Module):
     """Runs a frozen graph; it has no parameters, and passes gradients on to its inputs."""
 
-    def __init__(self, frozen: FrozenGraph) -> None:
+    def __init__(self, frozen: Any) -> None:
         super().__init__()
         self.frozen = frozen
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.validation import Scores, tag_of
-from kindler.compat.zoo.tfpark.keras_graph import KerasGraph, is_graph_model
-from kindler.compat.zoo.tfpark.structures import flatten
+from kindler.compat.zoo.tfpark.rows import Columns, flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
-from kindler.compat.zoo.tfpark.training import Arranged, TFParkEstimator, engine, predicted_rdd, stacked
+from kindler.compat.zoo.tfpark.training import (
+    Arranged,
+    TFParkEstimator,
+    engine,
+    graph_estimator,
+    predicted_rdd,
+    stacked,
+)
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.backends import flavour_of
 
@@ -21,8 +29,6 @@ __all__ = ["KerasModel"]
 
 
 class KerasFiles:
-    """Writes and reads a Keras model, and its weights alone."""
-
     model: Any
 
     def save_weights(self, filepath: str, overwrite: bool = True, save_format: str | None = None) -> None:
@@ -40,11 +46,6 @@ class KerasModel(KerasFiles):
     """A Keras model on Spark. Data is a `TFDataset`, or arrays as Keras takes them.
 
     Arrays are for Keras itself in this process, unless `distributed`.
-
-    Args:
-        model: A compiled model: of `tf_keras` (in a graph of TensorFlow 1 or not), or of Keras 3.
-        model_dir: A folder for checkpoints, one after each epoch of `fit` on a dataset.
-        optimizer: An optimizer of `bigdl.optim.optimizer` to use instead of the model's.
     """
 
     def __init__(self, model: Any, model_dir: str | None = None, optimizer: Any = None) -> None:
@@ -77,7 +78,6 @@ class KerasModel(KerasFiles):
 
     @staticmethod
     def load_model(path: str) -> KerasModel:
-        """A model from a file that `save_model` or `tf_keras` wrote."""
         if not os.path.exists(path):
             raise ConfigError(f"load_model: there is no file {path}.")
         keras: Any = importlib.import_module("tf_keras")
@@ -93,34 +93,25 @@ class KerasModel(KerasFiles):
         distributed: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Train the model.
-
-        Args:
-            x, y: A `TFDataset`, or arrays of rows and labels.
-            batch_size: Rows of a step, for arrays; default 32.
-            epochs: How many more epochs to train.
-            validation_data: (x, y), for arrays; a dataset has its own.
-            distributed: Whether arrays are divided among all workers.
-            kwargs: Arguments of Keras's own `fit`, for arrays; `session_config` for graphs.
-        """
-        if not isinstance(x, TFDataset) and not distributed:
-            kwargs.pop("session_config", None)
-            return self.model.fit(
-                x, y, batch_size=batch_size, epochs=epochs, validation_data=validation_data, **kwargs
-            )
-        if isinstance(x, TFDataset):
-            if validation_data is not None:
-                raise ConfigError(
-                    "validation_data must be None with a TFDataset.\n"
-                    "Hint: give the rows to the dataset: from_rdd(..., val_rdd=...)."
+        """`kwargs` are of Keras's own `fit`, for arrays."""
+        kwargs.pop("session_config", None)  # threads of workers are Kindler's to choose
+        dataset = x
+        if not isinstance(x, TFDataset):
+            if not distributed:
+                return self.model.fit(
+                    x, y, batch_size=batch_size, epochs=epochs, validation_data=validation_data, **kwargs
                 )
-            dataset = x
-        else:
-            checked = validation_data[:2] if validation_data is not None else None
-            dataset = TFDataset.from_ndarrays(
-                (x, y), batch_size=batch_size or 32, val_tensors=None if checked is None else tuple(checked)
+            checked = None if validation_data is None else tuple(validation_data[:2])
+            dataset = TFDataset.from_ndarrays((x, y), batch_size=batch_size or 32, val_tensors=checked)
+        elif validation_data is not None:
+            raise ConfigError(
+                "validation_data must be None with a TFDataset.\n"
+                "Hint: give the rows to the dataset: from_rdd(..., val_rdd=...)."
             )
-        fit_keras(self.model, self.estimator, dataset, epochs, **kwargs)
+        dataset.require_training("used in KerasModel fit")
+        _require_labels(dataset, "train a Keras model")
+        self.estimator.fit_dataset(dataset, self._arranged, epochs=epochs, **kwargs)
+        self.estimator.get_model()
         return self
 
     def evaluate(
@@ -129,12 +120,13 @@ class KerasModel(KerasFiles):
         """The loss and the metrics, by name. For arrays, `batch_per_thread` is the rows of one call."""
         if isinstance(x, TFDataset):
             x.require_batch("used in KerasModel evaluate")
-            return evaluate_keras(self.model, self.estimator, x)
-        if not distributed:
+        elif distributed:
+            x = TFDataset.from_ndarrays((x, y), batch_per_thread=batch_per_thread or 32)
+        else:
             values = self.model.evaluate(x, y, batch_size=batch_per_thread, verbose=0)
             return Scores(zip(self.metrics_names, map(float, np.atleast_1d(values)), strict=True))
-        dataset = TFDataset.from_ndarrays((x, y), batch_per_thread=batch_per_thread or 32)
-        return evaluate_keras(self.model, self.estimator, dataset)
+        _require_labels(x, "evaluate")
+        return renamed(self.estimator.evaluate_dataset(x, self._arranged))
 
     def predict(self, x: Any, batch_per_thread: int | None = None, distributed: bool = False) -> Any:
         """The model's outputs: an RDD for a `TFDataset`, arrays for arrays; see `evaluate`."""
@@ -143,10 +135,13 @@ class KerasModel(KerasFiles):
             return predict_keras(self.estimator, x)
         if not distributed:
             return self.model.predict(x, batch_size=batch_per_thread, verbose=0)
-        rows = predict_keras(
-            self.estimator, TFDataset.from_ndarrays((x, None), batch_per_thread=batch_per_thread or 32)
-        )
-        return stacked(rows)
+        dataset = TFDataset.from_ndarrays((x, None), batch_per_thread=batch_per_thread or 32)
+        return stacked(predict_keras(self.estimator, dataset))
+
+    @property
+    def _arranged(self) -> Arranged:
+        """What gives labels the shape that the targets of a model in a graph have."""
+        return KerasGraph(self.model).columns if is_graph_model(self.model) else None
 
     def train_on_batch(
         self,
@@ -163,13 +158,121 @@ class KerasModel(KerasFiles):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, reset_metrics: bool = True
     ) -> Any:
-        """Keras's figures for one batch, here; `reset_metrics` must be True."""
         _refuse_kept_metrics(reset_metrics)
         return self.model.test_on_batch(x, y, sample_weight=sample_weight)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """Keras's outputs for one batch, here."""
         return self.model.predict_on_batch(x)
+
+
+def is_graph_model(model: Any) -> bool:
+    """Whether the model lives in a graph, with a session, instead of executing eagerly."""
+    return any(cls.__module__.endswith("engine.training_v1") for cls in type(model).__mro__)
+
+
+class KerasGraph:
+    """The graph of a model of `tf_keras`."""
+
+    def __init__(self, model: Any, optimizer: Any = None) -> None:
+        self.model = model
+        self.given = optimizer
+
+    @property
+    def compiled(self) -> bool:
+        return getattr(self.model, "optimizer", None) is not None and bool(
+            getattr(self.model, "_is_compiled", False)
+        )
+
+    @property
+    def session(self) -> Any:
+        return self._backend.get_session(self.model.inputs)
+
+    def estimator(
+        self, *, model_dir: str | None = None, metrics: Any = None, **options: Any
+    ) -> TFParkEstimator:
+        from kindler.compat.zoo.tfpark.optimizers import graph_optimizers
+
+        model = self.model
+        training: dict[str, Any] = {}
+        if self.compiled:
+            optimizer = self.given if self.given is not None else model.optimizer
+            training = {
+                "labels": list(model._feed_targets),
+                "loss": model.total_loss,
+                "optimizer": graph_optimizers(optimizer),
+                "metrics": {**self._metrics(), **(metrics or {})},
+                "updates": list(model.updates),
+            }
+        return graph_estimator(
+            inputs=list(model.inputs),
+            outputs=list(model.outputs),
+            sess=self.session,
+            tensor_with_value=self._phase(),
+            model_dir=model_dir,
+            **training,
+            **options,
+        )
+
+    def columns(self, columns: Columns) -> Columns:
+        """Columns with labels of the shape that Keras's targets have: a scalar becomes (1,)."""
+        if not self.compiled:
+            return columns
+        if not columns.has_columns:
+            return replace(columns, data=columns.data.map(self.expanded))
+        targets = self.model._feed_targets
+        if len(targets) != len(columns.labels):
+            raise ConfigError(
+                f"the model has {len(targets)} targets, and the dataset {len(columns.labels)} labels."
+            )
+        shapes = dict(columns.shapes)
+        for name, target in zip(columns.labels, targets, strict=True):
+            if target.shape.rank == 2 and (shapes.get(name) == () or name not in shapes):
+                shapes[name] = (1,)
+        return replace(columns, shapes=shapes)
+
+    def expanded(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        import tensorflow.compat.v1 as tf
+
+        def wide(label: Any, target: Any) -> Any:
+            return tf.expand_dims(label, -1) if target.shape.rank == label.shape.rank + 1 else label
+
+        targets = self.model._feed_targets
+        if len(targets) == 1:
+            return features, wide(labels, targets[0])
+        return features, tuple(wide(label, target) for label, target in zip(labels, targets, strict=True))
+
+    @property
+    def _backend(self) -> Any:
+        return importlib.import_module("tf_keras.api._v1.keras").backend
+
+    def _phase(self) -> dict[Any, tuple[bool, bool]] | None:
+        """Keras's switch between training and inference, where the model has one."""
+        phase = self._backend.learning_phase()
+        if not hasattr(phase, "op") or phase.graph is not self.model.inputs[0].graph:
+            return None
+        return {phase: (True, False)}
+
+    def _metrics(self) -> dict[str, Any]:
+        """The metrics that are means over rows, as tensors."""
+        import tensorflow.compat.v1 as tf
+
+        model, found = self.model, {}
+        per_output = getattr(model, "_per_output_metrics", None) or []
+        for output, target, metrics in zip(model.outputs, model._feed_targets, per_output, strict=False):
+            for name, metric in (metrics or {}).items():
+                function = getattr(metric, "_fn", None)
+                if function is None:
+                    warnings.warn(
+                        f"the metric {name!r} is not a mean over rows; it is left out.\n"
+                        "Hint: evaluate it on what predict returns.",
+                        stacklevel=2,
+                    )
+                    continue
+                with output.graph.as_default():
+                    found[name] = tf.reduce_mean(
+                        function(target, output, **(getattr(metric, "_fn_kwargs", None) or {}))
+                    )
+        return found
 
 
 def keras_estimator(
@@ -182,7 +285,9 @@ def keras_estimator(
     options.pop("session_config", None)
     if isinstance(optimizer, OptimMethod):
         keras: Any = importlib.import_module(flavour_of(model) or "keras")
-        model.compile(optimizer=optimizer.keras_optimizer(keras), loss=model.loss, metrics=_metrics_of(model))
+        config: Any = model.get_compile_config() if hasattr(model, "get_compile_config") else None
+        metrics = flatten((config or {}).get("metrics")) or None
+        model.compile(optimizer=optimizer.keras_optimizer(keras), loss=model.loss, metrics=metrics)
     elif optimizer is not None:
         raise ConfigError(
             f"optimizer must be one of bigdl.optim.optimizer; received {type(optimizer).__qualname__}."
@@ -192,26 +297,9 @@ def keras_estimator(
     return made
 
 
-def fit_keras(
-    model: Any, estimator: TFParkEstimator, dataset: TFDataset, epochs: int = 1, **options: Any
-) -> Any:
-    """Train over a dataset, and leave the trained weights in the user's model."""
-    dataset.require_training("used in KerasModel fit")
+def _require_labels(dataset: TFDataset, what: str) -> None:
     if not dataset.labels:
-        raise ConfigError(
-            "the dataset has no labels to train a Keras model with.\nHint: from_rdd(..., labels=...)."
-        )
-    options.pop("session_config", None)  # threads of workers are Kindler's to choose
-    history = estimator.fit_dataset(dataset, _arranged(model), epochs=epochs, **options)
-    estimator.get_model()
-    return history
-
-
-def evaluate_keras(model: Any, estimator: TFParkEstimator, dataset: TFDataset) -> Scores:
-    """The loss and the metrics under TFPark's names."""
-    if not dataset.labels:
-        raise ConfigError("the dataset has no labels to evaluate with.\nHint: from_rdd(..., labels=...).")
-    return renamed(estimator.evaluate_dataset(dataset, _arranged(model)))
+        raise ConfigError(f"the dataset has no labels to {what} with.\nHint: from_rdd(..., labels=...).")
 
 
 def renamed(figures: dict[str, Any]) -> Scores:
@@ -221,18 +309,9 @@ def renamed(figures: dict[str, Any]) -> Scores:
 
 
 def predict_keras(estimator: TFParkEstimator, dataset: TFDataset) -> Any:
-    if dataset.rows is None or not dataset.rows.predicts:
-        raise ConfigError(
-            "a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe."
-        )
-    rdd = predicted_rdd(estimator, dataset.columns(), dataset.rows_per_call)
+    rdd = predicted_rdd(estimator, dataset)
     source: Any = dataset.source
     return source.with_predictions(rdd) if hasattr(source, "with_predictions") else rdd
-
-
-def _arranged(model: Any) -> Arranged:
-    """What gives labels the shape that the targets of a model in a graph have."""
-    return KerasGraph(model).columns if is_graph_model(model) else None
 
 
 def _shown(name: str) -> str:
@@ -240,11 +319,6 @@ def _shown(name: str) -> str:
     if name == "loss" or tag == name:
         return name
     return f"{'acc' if tag == 'Top1Accuracy' else name} {tag}"
-
-
-def _metrics_of(model: Any) -> Any:
-    config: Any = model.get_compile_config() if hasattr(model, "get_compile_config") else None
-    return flatten((config or {}).get("metrics")) or None
 
 
 def _refuse_kept_metrics(reset_metrics: bool) -> None:

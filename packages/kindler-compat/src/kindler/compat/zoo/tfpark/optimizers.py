@@ -1,4 +1,4 @@
-"""What programs pass as an optimizer, as what trains a graph."""
+"""What programs pass as an optimizer, as what trains a graph; `ZooOptimizer`."""
 
 from __future__ import annotations
 
@@ -68,3 +68,28 @@ class _KerasOptimizer(tf.train.Optimizer):  # type: ignore[misc]
 
     def variables(self) -> Any:
         return self._optimizer.weights
+
+
+def _passed(method: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self._optimizer, method)(*args, **kwargs)
+
+
+class ZooOptimizer(tf.train.Optimizer):  # type: ignore[misc]
+    """Makes the usual steps of an optimizer of `tf.train`, with the gradients of all workers.
+
+    Kindler finds the gradients in any `train_op`, so this only passes calls on.
+    """
+
+    def __init__(self, optimizer: Any, name: str | None = None) -> None:
+        if not isinstance(optimizer, tf.train.Optimizer):
+            raise ConfigError(
+                f"ZooOptimizer takes a tf.train.Optimizer; received {type(optimizer).__qualname__}."
+            )
+        super().__init__(use_locking=False, name=name or f"Zoo{type(optimizer).__name__}")
+        self._optimizer = optimizer
+
+    compute_gradients = _passed("compute_gradients")
+    apply_gradients = _passed("apply_gradients")
+    get_slot = _passed("get_slot")
+    get_slot_names = _passed("get_slot_names")
+    variables = _passed("variables")

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from kindler.compat.zoo.tfpark import placeholders
+from kindler.compat.frameworks.tf_graph.ends import needed
 from kindler.compat.zoo.tfpark.rows import (
+    LENGTH_BYTES,
     ArrayRows,
     Columns,
     FrameRows,
     LoaderRows,
     RddRows,
     Rows,
+    TensorMeta,
     TextRows,
+    Unpack,
+    flatten,
+    pack,
     record_rdd,
     refuse_batched,
     require_rdd,
 )
-from kindler.compat.zoo.tfpark.structures import TensorMeta, Unpack, describe, flatten, metas_of, pack
 from kindler.data.arrays import is_spark_frame
 from kindler.engine import local
 from kindler.errors import ConfigError
@@ -29,9 +36,19 @@ from kindler.spark.session import running
 
 __all__ = ["TFDataset", "TensorMeta", "total_cores"]
 
-_FRAME_DTYPES = {"float": tf.float32, "double": tf.float64, "int": tf.int32, "bigint": tf.int64}
-_OTHER_SCALARS = {"smallint": tf.int16, "tinyint": tf.int8, "boolean": tf.bool}
+_KNOWN = "_kindler_datasets"  # an attribute of graphs, so that datasets live as long as the graph
+_SCALARS = {
+    "float": tf.float32,
+    "double": tf.float64,
+    "int": tf.int32,
+    "bigint": tf.int64,
+    "smallint": tf.int16,
+    "tinyint": tf.int8,
+    "boolean": tf.bool,
+}
 _TEXT = TensorMeta(tf.string, "input", ()), None
+_SIZES = {"batch_size": -1, "batch_per_thread": -1, "hard_code_batch_size": False}
+_SHARED = {**_SIZES, "memory_type": "DRAM", "sequential_order": False, "shuffle": True}
 
 
 def total_cores() -> int:
@@ -44,23 +61,57 @@ def total_cores() -> int:
     return slots(session)
 
 
+def _factory(*after: str) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., TFDataset]]:
+    """Make a factory of a function that returns `structure`, `data`, and `rows`, a function of such data.
+
+    Behind its positional arguments the factory has the sizes of batches and those named `after`; the function
+    gets those that it declares as keyword-only. What begins with "val" has validation data.
+    """
+
+    def decorate(function: Callable[..., dict[str, Any]]) -> Callable[..., TFDataset]:
+        own = signature(function).parameters
+        first = [part for part in own.values() if part.kind is part.POSITIONAL_OR_KEYWORD]
+        defaults = {name: part.default for name, part in own.items() if part.default is not part.empty}
+        shared = [
+            Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default={**_SHARED, **defaults}.get(name))
+            for name in (*_SIZES, *after)
+        ]
+        whole = Signature([*first, *shared], return_annotation="TFDataset")
+
+        @functools.wraps(function)
+        def create(*args: Any, **kwargs: Any) -> TFDataset:
+            bound = whole.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            parts = function(**{name: given[name] for name in own})
+            ordered = given.get("sequential_order", False) or not given.get("shuffle", True)
+            checked = [given[name] for name in after if name.startswith("val") and given[name] is not None]
+            made = TFDataset(
+                parts["structure"],
+                *(given[name] for name in _SIZES),
+                rows=parts["rows"](parts["data"]),
+                validation=parts["rows"](checked[-1]) if checked else None,
+                shuffle=parts.get("shuffle", not ordered),
+            )
+            made.source = parts.get("source")
+            return made
+
+        create.__signature__ = whole  # type: ignore[attr-defined]
+        return staticmethod(create)
+
+    return decorate
+
+
 class TFDataset:
     """A collection of elements, each of one or more tensors, to feed to a TensorFlow graph.
 
-    Create one with one of the factories. `batch_size` is for training: the rows of a step over all workers, a
-    multiple of the cores. `batch_per_thread` is for evaluation and prediction: the rows of one call of the
-    model. With neither, tensors are single elements, without a dimension for rows.
+    `batch_size` is for training: the rows of a step over all workers, a multiple of the cores.
+    `batch_per_thread` is for evaluation and prediction: the rows of one call of the model. With neither,
+    tensors are single elements, without a dimension for rows.
 
-    In all factories, validation rows are evaluated after each epoch, each epoch has a new order of rows
-    unless `sequential_order` or `shuffle=False`, and `memory_type` is without effect: rows are in
-    memory-mapped files.
-
-    Attributes:
-        tensor_structure: (features, labels), each a structure of `TensorMeta`; labels may be None.
-        batch_size: For training; -1 if not set.
-        batch_per_thread: For evaluation and prediction; -1 if not set.
-        has_batch: Whether either was given.
-        hard_code_batch_size: Whether the tensors' first dimension is fixed to the rows of one core.
+    In all factories `memory_type` is without effect: rows are in memory-mapped files. Validation rows are
+    evaluated after each epoch, and each epoch has a new order of rows unless `sequential_order` or
+    `shuffle=False`.
     """
 
     def __init__(
@@ -95,9 +146,9 @@ class TFDataset:
 
     @property
     def output_shapes(self) -> Any:
-        """The shapes of the tensors, rows first."""
+        rows = self.rows_per_call if self.hard_code_batch_size and self.has_batch else None
         metas = flatten(self.tensor_structure)
-        return pack(self.tensor_structure, [[self._rows_of_tensor, *meta.shape] for meta in metas])
+        return pack(self.tensor_structure, [[rows, *meta.shape] for meta in metas])
 
     @property
     def input_names(self) -> Any:
@@ -107,10 +158,11 @@ class TFDataset:
     def tensors(self) -> Any:
         """The tensors that elements are fed to, made in the default graph on first use."""
         if self._tensors is None:
-            placeholders.enter_graph_mode()
-            made = [placeholders.make(meta) for meta in flatten(self.tensor_structure)]
+            enter_graph_mode()
+            made = [_placeholder(meta) for meta in flatten(self.tensor_structure)]
             self._fed = [fed for fed, _ in made]
-            placeholders.remember(self, self._fed)
+            for fed in self._fed:
+                setattr(fed.graph, _KNOWN, {**getattr(fed.graph, _KNOWN, {}), fed.op.name: self})
             shown = [self._shown(tensor) for _, tensor in made]
             self._tensors = pack(self.tensor_structure, shown)
         return self._tensors
@@ -126,7 +178,6 @@ class TFDataset:
 
     @property
     def label_tensors(self) -> Any:
-        """The tensors of the labels; None where there are none."""
         pair = isinstance(self.tensors, tuple) and len(self.tensors) == 2
         return self._paired("label_tensors", pair)[1]
 
@@ -149,7 +200,6 @@ class TFDataset:
         return self._fed[len(self.features) :]
 
     def columns(self) -> Columns:
-        """The rows, as data of an `Estimator`."""
         assert self.rows is not None
         return self.rows.columns(self.features, self.labels)
 
@@ -158,7 +208,6 @@ class TFDataset:
         return None if rows is None else rows.columns(self.features, self.labels)
 
     def label_arrays(self) -> np.ndarray[Any, Any]:
-        """The labels of all rows, on the driver."""
         if len(self.labels) != 1:
             raise ConfigError("validation methods need a dataset with one label.")
         columns = self.columns()
@@ -186,7 +235,6 @@ class TFDataset:
             raise ConfigError(f"The batch_per_thread of TFDataset must be specified when {where}.")
 
     def get_num_partitions(self) -> int:
-        """How many tasks can work on it at a time."""
         return self.total_core_num
 
     def _shown(self, tensor: Any) -> Any:
@@ -205,80 +253,41 @@ class TFDataset:
             return structure[:-1], structure[-1]
         return structure if isinstance(structure, tuple) and len(structure) == 2 else (structure, None)
 
-    @property
-    def _rows_of_tensor(self) -> int | None:
-        return self.rows_per_call if self.hard_code_batch_size and self.has_batch else None
-
-    @staticmethod
+    @_factory("val_rdd", "features", "labels", "memory_type", "sequential_order", "shuffle")
     def from_rdd(
         rdd: Any,
-        names: Sequence[str] | None = None,
-        shapes: Sequence[Any] | None = None,
-        types: Sequence[Any] | None = None,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        val_rdd: Any = None,
+        names: Any = None,
+        shapes: Any = None,
+        types: Any = None,
+        *,
         features: Any = None,
         labels: Any = None,
-        memory_type: str = "DRAM",
-        sequential_order: bool = False,
-        shuffle: bool = True,
-    ) -> TFDataset:
-        """Make a dataset of an RDD of numpy arrays.
+    ) -> dict[str, Any]:
+        """Elements are arrays: (features, labels), or features alone if `labels` is not given.
 
-        Args:
-            rdd: Elements are (features, labels), or features alone if `labels` is not given.
-            features: (dtype, shape), or a list or dict of such pairs.
-            labels: The same for labels.
-            names, shapes, types: The older form: elements are flat lists of arrays.
-            val_rdd: Rows to validate with.
+        With `names`, `shapes` and `types`, the older form, elements are flat lists of arrays.
         """
         require_rdd(rdd)
         structure, flat = _declared(features, labels, names, shapes, types)
         unpack = _unpack(structure, flat)
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        ordered = sequential_order or not shuffle
-        return _dataset(structure, sizes, lambda one: RddRows(one, unpack), rdd, val_rdd, ordered)
+        return {"structure": structure, "data": rdd, "rows": lambda one: RddRows(one, unpack)}
 
-    @staticmethod
-    def from_ndarrays(
-        tensors: Any,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        val_tensors: Any = None,
-        memory_type: str = "DRAM",
-        sequential_order: bool = False,
-        shuffle: bool = True,
-    ) -> TFDataset:
-        """Make a dataset of arrays, such as (features, labels). float64 becomes float32."""
+    @_factory("val_tensors", "memory_type", "sequential_order", "shuffle")
+    def from_ndarrays(tensors: Any) -> dict[str, Any]:
+        """float64 becomes float32."""
         structure, arrays = _arrays(tensors, "tensors")
-        checked = None
-        if val_tensors is not None:
-            _, checked = _arrays(val_tensors, "val_tensors")
-            if len(checked) != len(arrays):
-                raise ConfigError(f"val_tensors has {len(checked)} arrays, tensors {len(arrays)}.")
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        return _dataset(structure, sizes, ArrayRows, arrays, checked, sequential_order or not shuffle)
 
-    @staticmethod
-    def from_dataframe(
-        df: Any,
-        feature_cols: str | Sequence[str],
-        labels_cols: str | Sequence[str] | None = None,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_df: Any = None,
-        memory_type: str = "DRAM",
-        sequential_order: bool = False,
-        shuffle: bool = True,
-    ) -> TFDataset:
-        """Make a dataset of columns of a Spark DataFrame: numbers, arrays of numbers, ML vectors.
+        def rows(one: Any) -> Rows:
+            found = arrays if one is tensors else _arrays(one, "val_tensors")[1]
+            if len(found) != len(arrays):
+                raise ConfigError(f"val_tensors has {len(found)} arrays, tensors {len(arrays)}.")
+            return ArrayRows(found)
 
-        Arrays and vectors become float32 tensors of one dimension. Works with Spark Connect, too.
-        """
+        return {"structure": structure, "data": tensors, "rows": rows}
+
+    @_factory("validation_df", "memory_type", "sequential_order", "shuffle")
+    def from_dataframe(df: Any, feature_cols: Any, labels_cols: Any = None) -> dict[str, Any]:
+        """Arrays and vectors become float32 tensors of one dimension. Works with Spark Connect, too."""
         if not is_spark_frame(df):
             raise ConfigError(f"from_dataframe takes a Spark DataFrame; received {type(df).__qualname__}.")
         features, labels = _listed(feature_cols), _listed(labels_cols)
@@ -290,92 +299,42 @@ class TFDataset:
         def part(names: list[str]) -> Any:
             return metas[names[0]] if len(names) == 1 else [metas[name] for name in names] or None
 
-        return _dataset(
-            (part(features), part(labels)),
-            (batch_size, batch_per_thread, hard_code_batch_size),
-            lambda frame: FrameRows(frame, features, labels, dtypes),
-            df,
-            validation_df,
-            sequential_order or not shuffle,
-        )
+        return {
+            "structure": (part(features), part(labels)),
+            "data": df,
+            "rows": lambda frame: FrameRows(frame, features, labels, dtypes),
+        }
 
-    @staticmethod
-    def from_string_rdd(
-        string_rdd: Any,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_string_rdd: Any = None,
-    ) -> TFDataset:
-        """Make a dataset of an RDD of strings: one tensor of `tf.string`."""
+    @_factory("validation_string_rdd")
+    def from_string_rdd(string_rdd: Any) -> dict[str, Any]:
         require_rdd(string_rdd)
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        return _dataset(_TEXT, sizes, TextRows, string_rdd, validation_string_rdd)
+        return {"structure": _TEXT, "data": string_rdd, "rows": TextRows}
 
-    @staticmethod
-    def from_bytes_rdd(
-        bytes_rdd: Any,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_bytes_rdd: Any = None,
-    ) -> TFDataset:
-        """Make a dataset of an RDD of bytes: one tensor of `tf.string`."""
+    @_factory("validation_bytes_rdd")
+    def from_bytes_rdd(bytes_rdd: Any) -> dict[str, Any]:
         require_rdd(bytes_rdd)
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        return _dataset(_TEXT, sizes, TextRows, bytes_rdd, validation_bytes_rdd)
+        return {"structure": _TEXT, "data": bytes_rdd, "rows": TextRows}
 
-    @staticmethod
-    def from_tfrecord_file(
-        sc: Any,
-        file_path: str,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_file_path: str | None = None,
-        sequential_order: bool = False,
-        shuffle: bool = True,
-    ) -> TFDataset:
-        """Make a dataset of TFRecord files: one tensor of `tf.string`, a record each, to parse in the graph.
-
-        Args:
-            sc: The Spark context; each of its tasks reads some of the files.
-            file_path: A file, a folder or a glob pattern, under the same path on all machines.
-            validation_file_path: Files to validate with.
+    @_factory("validation_file_path", "sequential_order", "shuffle")
+    def from_tfrecord_file(sc: Any, file_path: str) -> dict[str, Any]:
+        """One tensor of `tf.string`, a record each, to parse in the graph. The path, which may be a folder or
+        a glob pattern, is the same on all machines.
         """
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        ordered = sequential_order or not shuffle
+        return {"structure": _TEXT, "data": file_path, "rows": lambda path: TextRows(record_rdd(sc, path))}
 
-        def rows(path: str) -> Rows:
-            return TextRows(record_rdd(sc, path))
-
-        return _dataset(_TEXT, sizes, rows, file_path, validation_file_path, ordered)
-
-    @staticmethod
+    @_factory(
+        "validation_dataset",
+        *("sequential_order", "shuffle", "remove_checking", "batch_outside"),
+        *("inter_threads", "intra_threads", "auto_shard_files"),
+    )
     def from_tf_data_dataset(
-        dataset: Any,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_dataset: Any = None,
-        sequential_order: bool = False,
-        shuffle: bool = True,
-        remove_checking: bool = False,
-        batch_outside: bool = False,
-        inter_threads: int | None = None,
-        intra_threads: int | None = None,
-        auto_shard_files: bool = False,
-    ) -> TFDataset:
-        """Make a dataset of a `tf.data.Dataset`, whose elements are single rows: (features, labels).
+        dataset: Any, *, batch_size: Any, batch_per_thread: Any, remove_checking: Any, batch_outside: Any
+    ) -> dict[str, Any]:
+        """Elements are single rows, (features, labels), neither batched nor repeated, which the dataset's own
+        `shuffle` orders. Can be trained on and evaluated, not predicted.
 
-        It can be trained on and evaluated, not predicted. Its own `shuffle` decides the order of rows.
-
-        Args:
-            dataset: Neither batched nor repeated, and without Python functions.
-            validation_dataset: Rows to validate with.
-            remove_checking: Whether to take a dataset that looks batched.
-            batch_outside: Must be False: elements are single rows.
-            sequential_order, shuffle, inter_threads, intra_threads, auto_shard_files: Without effect.
+        `remove_checking` takes a dataset that looks batched; `batch_outside` must be False. Others are
+        without effect.
         """
         if batch_outside:
             raise ConfigError(
@@ -391,78 +350,19 @@ class TFDataset:
                 refuse_batched(one)
             return LoaderRows(one, size if size > 0 else per_thread * cores)
 
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        return _dataset(structure, sizes, rows, dataset, validation_dataset)
+        return {"structure": structure, "data": dataset, "rows": rows, "shuffle": True}
 
-    @staticmethod
-    def from_image_set(
-        image_set: Any,
-        image: Any,
-        label: Any = None,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_image_set: Any = None,
-        memory_type: str = "DRAM",
-        sequential_order: bool = False,
-        shuffle: bool = True,
-    ) -> TFDataset:
-        """Make a dataset of an `ImageSet`; `image` and `label` are (dtype, shape)."""
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        ordered = sequential_order or not shuffle
-        return _of_feature_rows(image_set, validation_image_set, image, label, sizes, ordered)
+    @_factory("validation_image_set", "memory_type", "sequential_order", "shuffle")
+    def from_image_set(image_set: Any, image: Any, label: Any = None) -> dict[str, Any]:
+        return _of_samples(image_set, image, label)
 
-    @staticmethod
-    def from_text_set(
-        text_set: Any,
-        text: Any,
-        label: Any = None,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_image_set: Any = None,
-        memory_type: str = "DRAM",
-        sequential_order: bool = False,
-        shuffle: bool = True,
-        *,
-        validation_text_set: Any = None,
-    ) -> TFDataset:
-        """Make a dataset of a `TextSet` whose texts are indices; `text` and `label` are (dtype, shape)."""
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        validation, ordered = validation_text_set or validation_image_set, sequential_order or not shuffle
-        return _of_feature_rows(text_set, validation, text, label, sizes, ordered)
+    @_factory("validation_image_set", "memory_type", "sequential_order", "shuffle", "validation_text_set")
+    def from_text_set(text_set: Any, text: Any, label: Any = None) -> dict[str, Any]:
+        return _of_samples(text_set, text, label)
 
-    @staticmethod
-    def from_feature_set(
-        dataset: Any,
-        features: Any,
-        labels: Any = None,
-        batch_size: int = -1,
-        batch_per_thread: int = -1,
-        hard_code_batch_size: bool = False,
-        validation_dataset: Any = None,
-    ) -> TFDataset:
-        """Make a dataset of a `FeatureSet`; `features` and `labels` are (dtype, shape)."""
-        sizes = batch_size, batch_per_thread, hard_code_batch_size
-        ordered = not getattr(dataset, "shuffled", True)
-        return _of_feature_rows(dataset, validation_dataset, features, labels, sizes, ordered)
-
-
-def _dataset(
-    structure: Any,
-    sizes: tuple[int, int, bool],
-    rows: Callable[[Any], Rows],
-    data: Any,
-    validation: Any,
-    ordered: bool = False,
-) -> TFDataset:
-    return TFDataset(
-        structure,
-        *sizes,
-        rows=rows(data),
-        validation=None if validation is None else rows(validation),
-        shuffle=not ordered,
-    )
+    @_factory("validation_dataset")
+    def from_feature_set(dataset: Any, features: Any, labels: Any = None) -> dict[str, Any]:
+        return {**_of_samples(dataset, features, labels), "shuffle": getattr(dataset, "shuffled", True)}
 
 
 def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, int, bool]:
@@ -484,10 +384,8 @@ def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, i
 
 def _declared(features: Any, labels: Any, names: Any, shapes: Any, types: Any) -> tuple[Any, bool]:
     if features is not None:
-        return (
-            describe(tf, features, "features"),
-            None if labels is None else describe(tf, labels, "labels"),
-        ), False
+        judged = None if labels is None else _described(labels, "labels")
+        return (_described(features, "features"), judged), False
     if names is None or shapes is None or types is None:
         raise ConfigError("from_rdd needs features=(dtype, shape) and, to train, labels=(dtype, shape).")
     if not len(names) == len(shapes) == len(types):
@@ -499,6 +397,30 @@ def _declared(features: Any, labels: Any, names: Any, shapes: Any, types: Any) -
         for name, shape, dtype in zip(names, shapes, types, strict=True)
     ]
     return (metas[0], None) if len(metas) == 1 else tuple(metas) if len(metas) == 2 else metas, True
+
+
+def _described(given: Any, argument: str) -> Any:
+    """A structure of `TensorMeta` for (dtype, shape), or a list or dict of such pairs."""
+
+    def meta(pair: Any, name: str) -> TensorMeta:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"{argument}: expected (dtype, shape), such as (tf.float32, [28, 28, 1]); received {pair!r}."
+            )
+        dtype, shape = pair
+        sizes = [shape] if isinstance(shape, int) else shape
+        open_sizes = (None if size is None or size == -1 else int(size) for size in sizes)
+        return TensorMeta(tf.as_dtype(dtype), name, tuple(open_sizes))
+
+    if isinstance(given, tuple):
+        return meta(given, "input0")
+    if isinstance(given, list):
+        return [meta(pair, f"list_input_{number}") for number, pair in enumerate(given)]
+    if isinstance(given, Mapping):
+        return {key: meta(pair, str(key)) for key, pair in given.items()}
+    raise ConfigError(
+        f"{argument} must be a tuple (dtype, shape), or a list or a dict of such tuples; received {given!r}."
+    )
 
 
 def _unpack(structure: Any, flat: bool) -> Unpack:
@@ -526,12 +448,14 @@ def _arrays(tensors: Any, argument: str) -> tuple[tuple[Any, Any], list[np.ndarr
     if any(array.ndim == 0 for array in arrays) or len({len(array) for array in arrays}) != 1:
         lengths = [array.shape[:1] for array in arrays]
         raise ConfigError(f"{argument}: arrays must have the same number of rows; received {lengths}.")
-    return pack(pair, metas_of(tf, arrays)), arrays
+    metas = [
+        TensorMeta(tf.as_dtype(array.dtype), f"input_{number}", tuple(array.shape[1:]))
+        for number, array in enumerate(arrays)
+    ]
+    return pack(pair, metas), arrays
 
 
-def _of_feature_rows(
-    source: Any, validation: Any, features: Any, labels: Any, sizes: tuple[int, int, bool], ordered: bool
-) -> TFDataset:
+def _of_samples(source: Any, features: Any, labels: Any) -> dict[str, Any]:
     structure, flat = _declared(features, labels, None, None, None)
     unpack = _unpack(structure, flat)
 
@@ -543,9 +467,7 @@ def _of_feature_rows(
         made: Rows = one.sample_rows(unpack, labelled=labels is not None)
         return made
 
-    made = _dataset(structure, sizes, rows, source, validation, ordered)
-    made.source = source
-    return made
+    return {"structure": structure, "data": source, "rows": rows, "source": source}
 
 
 def _element_structure(dataset: Any) -> tuple[Any, Any]:
@@ -553,10 +475,9 @@ def _element_structure(dataset: Any) -> tuple[Any, Any]:
         raise ConfigError(
             f"from_tf_data_dataset takes a tf.data.Dataset; received {type(dataset).__qualname__}."
         )
-    spec = dataset.element_spec
-    pair = spec
-    if not isinstance(spec, tuple) or len(spec) != 2:
-        pair = (spec[0] if isinstance(spec, tuple) else spec, None)
+    pair = dataset.element_spec
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        pair = (pair[0] if isinstance(pair, tuple) else pair, None)
     metas = [
         TensorMeta(part.dtype, f"input_{number}", tuple(part.shape.as_list()))
         for number, part in enumerate(flatten(pair))
@@ -570,9 +491,8 @@ def _frame_meta(df: Any, name: str) -> TensorMeta:
     if name not in kinds:
         raise ConfigError(f"from_dataframe: there is no column {name!r}; the DataFrame has {list(kinds)}.")
     kind = kinds[name]
-    scalar = (_FRAME_DTYPES | _OTHER_SCALARS).get(kind)
-    if scalar is not None:
-        return TensorMeta(scalar, name, ())
+    if kind in _SCALARS:
+        return TensorMeta(_SCALARS[kind], name, ())
     if kind.startswith("array<") or kind == "vector":
         return TensorMeta(tf.float32, name, (None,))
     raise ConfigError(
@@ -584,3 +504,66 @@ def _listed(names: str | Sequence[str] | None) -> list[str]:
     if names is None:
         return []
     return [names] if isinstance(names, str) else list(names)
+
+
+def enter_graph_mode() -> None:
+    """Turn eager execution off, as the programs of TensorFlow 1 expect it, unless a graph is being built."""
+    if tf.executing_eagerly():
+        warnings.warn(
+            "TensorFlow executes eagerly, but TFDataset.tensors belong to a graph: eager execution is"
+            " turned off for the rest of this program.\n"
+            "Hint: call tf.disable_v2_behavior() at the start, or build the graph in `with"
+            " tf.Graph().as_default():`.",
+            stacklevel=4,
+        )
+        tf.disable_eager_execution()
+
+
+def _placeholder(meta: TensorMeta) -> tuple[Any, Any]:
+    """A placeholder for a tensor of a dataset, and the tensor itself, which differs for strings."""
+    if meta.dtype == tf.string:
+        fed = tf.placeholder(tf.uint8, [None, None], name=f"{meta.name}_bytes")
+        return fed, decoded(fed, meta.name)
+    fed = tf.placeholder(meta.dtype, [None, *meta.shape], name=meta.name)
+    return fed, fed
+
+
+def decoded(rows: Any, name: str | None = None) -> Any:
+    """Strings from rows of bytes, each with its length in front (see `rows.TextRows`)."""
+    rows_shape = tf.shape(rows, out_type=tf.int64)
+    count, width = rows_shape[0], rows_shape[1]
+    lengths = tf.cast(tf.bitcast(rows[:, :LENGTH_BYTES], tf.int32), tf.int64)
+    # The bytes of the whole batch are the end of its serialized form.
+    starts = tf.range(count) * width - count * width + LENGTH_BYTES
+    return tf.strings.substr(tf.fill([count], tf.io.serialize_tensor(rows)), starts, lengths, name=name)
+
+
+def dataset_of(*targets: Any) -> Any:
+    """The dataset that these tensors depend on."""
+    known = getattr(targets[0].graph, _KNOWN, {})
+    found = {id(known[op.name]): known[op.name] for op in _placeholders(targets) if op.name in known}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    names = ", ".join(target.name for target in targets)
+    if found:
+        raise ConfigError(f"{names} depends on {len(found)} datasets; it must depend on one.")
+    raise ConfigError(
+        f"{names} depends on no dataset, so there is nothing to feed.\n"
+        "Hint: build it from dataset.tensors, or pass dataset=... and inputs=...."
+    )
+
+
+def refuse_unfed(targets: Iterable[Any], fed: Iterable[Any], values: Mapping[Any, Any] | None = None) -> None:
+    """Raise for placeholders without a default that these tensors need and nothing feeds."""
+    known = {tensor.op.name for tensor in [*fed, *(values or {})]}
+    left = sorted(op.name for op in _placeholders(targets) if op.name not in known)
+    if left:
+        raise ConfigError(
+            f"no value is fed to the placeholder {', '.join(map(repr, left))}.\n"
+            "Hint: tensor_with_value={placeholder: (value in training, value otherwise)} gives it"
+            " constants, or make it with tf.placeholder_with_default."
+        )
+
+
+def _placeholders(targets: Iterable[Any]) -> list[Any]:
+    return [op for op in needed(targets).values() if op.type in ("Placeholder", "PlaceholderV2")]

@@ -116,18 +116,25 @@ def engine() -> Any:
     return "local" if running() is None else "spark"
 
 
-def predicted_rdd(estimator: Estimator, columns: Columns, batch_size: int, verbose: int = 0) -> Any:
-    """The predictions for rows, as an RDD of arrays; of lists of arrays where there are several outputs.
+def predicted_rdd(estimator: Estimator, dataset: Any) -> Any:
+    """The predictions for a `TFDataset`, as an RDD of arrays, or of lists of them for several outputs.
 
     Without Spark, a list. With Spark Connect, which has no RDDs, a list for arrays and a DataFrame with the
     outputs alone for a DataFrame.
     """
+    if dataset.rows is None or not dataset.rows.predicts:
+        raise ConfigError(
+            "a tf.data.Dataset cannot be predicted.\nHint: use from_rdd, from_ndarrays or from_dataframe."
+        )
+    columns = dataset.columns()
     options, data = columns.options(labels=False), columns.data
     if not isinstance(data, dict):  # other columns may have names that outputs get
         data = data.select(*map(_quoted, columns.features))
-    scored = estimator.predict(data, batch_size=batch_size, verbose=verbose, **options)
+    scored = estimator.predict(data, batch_size=dataset.rows_per_call, verbose=0, **options)
     if isinstance(data, dict):
-        outputs = _outputs(scored, data)
+        if isinstance(scored, Mapping):
+            scored = [value for name, value in scored.items() if name not in data]
+        outputs = list(scored) if isinstance(scored, list | tuple) else [scored]
         single = len(outputs) == 1
         rows = [parts[0] if single else list(parts) for parts in zip(*outputs, strict=True)]
         session = running()
@@ -155,12 +162,6 @@ def stacked(rows: Any) -> Any:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _outputs(scored: Any, data: Mapping[str, Any]) -> list[Any]:
-    if isinstance(scored, Mapping):
-        return [value for name, value in scored.items() if name not in data]
-    return list(scored) if isinstance(scored, list | tuple) else [scored]
 
 
 def _numpy_dtype(kind: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kindler.compat.zoo.orca.data.image.preprocessing import read_images
+from kindler.compat.zoo.orca.data.image import read_images
 from kindler.xshards import SharedValue, XShards
 
 __all__ = ["SharedValue", "SparkXShards", "XShards", "read_images"]

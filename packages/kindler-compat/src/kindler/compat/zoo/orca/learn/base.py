@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
 from typing import Any
 
 from kindler.compat.bigdl.optim.summaries import Summary, TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.validation import tag_of
-from kindler.compat.zoo.orca.errors import InvalidInput, as_orca
+from kindler.compat.zoo.orca import InvalidInput, as_orca
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, find_checkpoint
 from kindler.data.arrays import is_spark_frame
 from kindler.estimator.estimator import Estimator as CoreEstimator
@@ -27,7 +29,7 @@ BACKENDS = {
 
 
 class OrcaEstimator:
-    """An estimator of Orca. In all of them these arguments mean the same:
+    """An estimator of Orca, whose public methods raise `InvalidInput`. In all of them:
 
     - data, validation_data: a Spark DataFrame or an `XShards` of {"x": ..., "y": ...}; other kinds where an
       estimator says so. Validation is after each epoch.
@@ -38,8 +40,15 @@ class OrcaEstimator:
 
     _core: CoreEstimator
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if isinstance(member, staticmethod):
+                setattr(cls, name, staticmethod(as_orca(member.__func__)))
+            elif inspect.isfunction(member) and not name.startswith("_"):
+                setattr(cls, name, as_orca(member))
+
     def get_model(self) -> Any:
-        """The model with its trained weights."""
         return self._core.get_model()
 
     def shutdown(self, force: bool = False) -> None:
@@ -51,32 +60,24 @@ class SparkEstimator(OrcaEstimator):
 
     _core: TFParkEstimator
     _empty: Any = None  # what a summary without values reads as; "array" is an empty array
+    _loaded = False  # whether it goes on from a checkpoint
 
-    @as_orca
     def load_orca_checkpoint(
         self, path: str | PathLike[str], version: int | None = None, prefix: str | None = None
     ) -> Any:
-        """Go on from a checkpoint in a `model_dir`.
-
-        Args:
-            path: The folder, or the checkpoint itself.
-            version: The step after which it was written; None is the newest.
-            prefix: Without effect: a checkpoint is one file.
-        """
+        """`path` is a `model_dir` or a checkpoint; `prefix` is without effect: a checkpoint is one file."""
         self._core.load_checkpoint(find_checkpoint(path, version))
+        self._loaded = True
         return self
 
     def set_tensorboard(self, log_dir: str, app_name: str) -> None:
-        """Write summaries to `<log_dir>/<app_name>/train` and `.../validation`."""
         self._core.train_summary = TrainSummary(log_dir, app_name)
         self._core.val_summary = ValidationSummary(log_dir, app_name)
 
     def get_train_summary(self, tag: str | None = None) -> Any:
-        """(step, value, wall time) of "Loss", "LearningRate" or "Throughput"; needs `set_tensorboard`."""
         return self._read(self._core.train_summary, tag or "Loss")
 
     def get_validation_summary(self, tag: str | None = None) -> Any:
-        """The same of a validation metric, such as "Top1Accuracy" or "Loss"."""
         name = tag or "Loss"
         return self._read(self._core.val_summary, *dict.fromkeys((name, tag_of(name))))
 
@@ -85,6 +86,43 @@ class SparkEstimator(OrcaEstimator):
             return None
         values = [summary.read_scalar(tag) for tag in tags]
         return next((read for read in values if len(read)), values[-1] if self._empty == "array" else None)
+
+
+class TorchEstimator(SparkEstimator):
+    """An estimator of a torch module, rebuilt where the clipping of gradients changes."""
+
+    def __init__(self) -> None:
+        self._clipping: dict[str, Any] = {"clip_norm": None, "limits": None}
+        self._core = self._make(**self._clipping)
+
+    def clear_gradient_clipping(self) -> None:
+        self._clip(clip_norm=None, limits=None)
+
+    def set_constant_gradient_clipping(self, min: float, max: float) -> None:  # noqa: A002 - Orca's names
+        if not min < max:
+            raise InvalidInput(f"set_constant_gradient_clipping: {min} is not below {max}.")
+        self._clip(limits=(float(min), float(max)))
+
+    def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
+        if not clip_norm > 0:
+            raise InvalidInput(
+                f"set_l2_norm_gradient_clipping: the norm must be above 0; received {clip_norm}."
+            )
+        self._clip(clip_norm=float(clip_norm))
+
+    def _clip(self, **changes: Any) -> None:
+        clipping = {**self._clipping, **changes}
+        self._core, self._clipping = self._successor(**clipping), clipping
+
+    def _successor(self, **options: Any) -> Any:
+        """Another estimator of the same model that goes on from where this one is."""
+        made = self._make(**{**self._clipping, **options})
+        made.train_summary, made.val_summary = self._core.train_summary, self._core.val_summary
+        made.continue_from(self._core)
+        return made
+
+    def _make(self, *, clip_norm: Any, limits: Any, **options: Any) -> TFParkEstimator:
+        raise NotImplementedError
 
 
 def workers_of(per_node: int) -> int | None:
@@ -126,10 +164,8 @@ def check_config(config: Mapping[str, Any] | None, functions: str) -> None:
 def sync_of(backend: str, *, divide: str | None) -> dict[str, Any]:
     """The options of `fit` that a backend stands for.
 
-    Args:
-        backend: Orca's name.
-        divide: What the optimizer's work can be divided into: "elements" where each element of a parameter
-            moves by itself, "" where that is known of its class, None where it is not known.
+    `divide` is what the optimizer's work can be divided into: "elements" where each element of a parameter
+    moves by itself, "" where that is known of its class, None where it is not known.
     """
     sync = BACKENDS[backend]
     if sync != "sharded" or divide is None or sync not in SYNCS.names:
@@ -143,14 +179,7 @@ def configured(data: Any, data_config: Mapping[str, Any] | None) -> Any:
 
 
 def first_steps(data: Any, steps: int | None, batch_size: int, argument: str) -> Any:
-    """The first so many batches of a DataFrame, of shards or of what a creator makes; None is all of them.
-
-    Args:
-        data: The data.
-        steps: How many steps of all workers together.
-        batch_size: Rows of a step over all workers.
-        argument: What the number of steps is called, for error messages.
-    """
+    """The first so many batches of a DataFrame, of shards or of what a creator makes; None is all of them."""
     if steps is None or data is None:
         return data
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -171,17 +200,19 @@ def _creates(data: Any) -> bool:
     return callable(data) and not hasattr(data, "element_spec") and not hasattr(data, "__iter__")
 
 
+@dataclass(frozen=True)
 class _Configured:
-    def __init__(self, creator: Callable[..., Any], config: dict[str, Any]) -> None:
-        self.creator, self.config = creator, config
+    creator: Callable[..., Any]
+    config: Mapping[str, Any]
 
     def __call__(self, config: Mapping[str, Any], batch_size: int, rank: int, workers: int) -> Any:
         return _called(self.creator, {**config, **self.config}, batch_size, rank, workers)
 
 
+@dataclass(frozen=True)
 class _FirstSteps:
-    def __init__(self, creator: Callable[..., Any], steps: int) -> None:
-        self.creator, self.steps = creator, steps
+    creator: Callable[..., Any]
+    steps: int
 
     def __call__(self, config: Mapping[str, Any], batch_size: int, rank: int, workers: int) -> Any:
         made = _called(self.creator, config, batch_size, rank, workers)
@@ -191,14 +222,16 @@ class _FirstSteps:
         return made.take(batches) if hasattr(made, "element_spec") else _Batches(made, batches, own)
 
 
+@dataclass(frozen=True)
 class _Batches:
     """The first batches of an iterable; `sharded` is whether they are this worker's alone."""
 
-    def __init__(self, batches: Any, count: int, sharded: bool) -> None:
-        self._batches, self._count, self.sharded = batches, count, sharded
+    batches: Any
+    count: int
+    sharded: bool
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._batches), self._count)
+        return islice(iter(self.batches), self.count)
 
 
 def _is_distributed(made: Any) -> bool:

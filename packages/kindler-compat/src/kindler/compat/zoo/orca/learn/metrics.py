@@ -10,38 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from kindler.compat.bigdl.optim.validation import AUC, MAE, MSE, Top1Accuracy, Top5Accuracy, ValidationMethod
-
-__all__ = [
-    "AUC",
-    "MAE",
-    "MSE",
-    "Accuracy",
-    "BinaryAccuracy",
-    "BinaryCrossEntropy",
-    "CategoricalAccuracy",
-    "CategoricalCrossEntropy",
-    "F1Score",
-    "KLDivergence",
-    "Poisson",
-    "Precision",
-    "Recall",
-    "SparseCategoricalAccuracy",
-    "SparseCategoricalCrossEntropy",
-    "Top5Accuracy",
-]
+from kindler.compat.bigdl.optim.validation import AUC as AUC
+from kindler.compat.bigdl.optim.validation import MAE as MAE
+from kindler.compat.bigdl.optim.validation import MSE as MSE
+from kindler.compat.bigdl.optim.validation import Top1Accuracy, ValidationMethod
+from kindler.compat.bigdl.optim.validation import Top5Accuracy as Top5Accuracy
 
 Array = Any
 _TINY = 1e-7
 
 
 class Accuracy(Top1Accuracy):
-    """The share of rows whose largest output is the label's; of single outputs, those on the side of 0.5.
-
-    Args:
-        zero_based_label: Whether labels are counted from 0; a loss that counts them from 1 decides by itself.
-        bigdl_type: Without effect.
-    """
+    """The share of rows whose largest output is the label's; of single outputs, those on the side of 0.5."""
 
     def __init__(self, zero_based_label: bool = True, bigdl_type: str = "float") -> None:
         self.first_class = 0 if zero_based_label else 1
@@ -79,8 +59,6 @@ class _Losses(_Named):
 
 
 class BinaryCrossEntropy(_Losses):
-    """The cross-entropy of probabilities and labels 0 and 1."""
-
     def score(self, output: Array, label: Array) -> float:
         shares = np.clip(output.reshape(-1).astype(np.float64), _TINY, 1 - _TINY)
         truth = label.reshape(-1)
@@ -88,15 +66,11 @@ class BinaryCrossEntropy(_Losses):
 
 
 class CategoricalCrossEntropy(_Losses):
-    """The cross-entropy of probabilities and one-hot labels."""
-
     def score(self, output: Array, label: Array) -> float:
         return float(-np.mean((label * np.log(_shares(output))).sum(-1)))
 
 
 class SparseCategoricalCrossEntropy(_Losses):
-    """The cross-entropy of probabilities and class numbers."""
-
     by_class = True
 
     def score(self, output: Array, label: Array) -> float:
@@ -105,16 +79,12 @@ class SparseCategoricalCrossEntropy(_Losses):
 
 
 class KLDivergence(_Losses):
-    """The divergence of probabilities from probabilities."""
-
     def score(self, output: Array, label: Array) -> float:
         truth = np.clip(label.astype(np.float64), _TINY, 1)
         return float(np.mean((truth * np.log(truth / np.clip(output, _TINY, 1))).sum(-1)))
 
 
 class Poisson(_Losses):
-    """The mean of `x - y * log(x)`."""
-
     def score(self, output: Array, label: Array) -> float:
         return float(np.mean(output - label.reshape(output.shape) * np.log(output + _TINY)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler.compat.zoo.feature.common import (
+from kindler.compat.zoo.feature import (
     ChainedPreprocessing,
     FeatureLabelPreprocessing,
     SeqToMultipleTensors,

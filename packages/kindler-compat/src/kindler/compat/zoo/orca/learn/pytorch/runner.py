@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kindler.compat.zoo.orca.errors import InvalidInput
+from kindler.compat.zoo.orca import InvalidInput
 from kindler.compat.zoo.orca.learn.pytorch.callbacks import Callback, MainCallback
 from kindler.files import folder_at, split
 from kindler.frameworks.torch.loss import Judge, Judged
@@ -31,18 +31,6 @@ def epoch_stats(row: Mapping[str, Any], last_loss: float | None = None) -> dict[
 
 
 class Runner:
-    """The run as Orca's callbacks see it.
-
-    Attributes:
-        batch: The tensors of the current batch: features, then labels.
-        output, target, loss: What the model returned for it, its labels, and its loss of this worker's rows.
-        batch_idx: Its number within the epoch, from 0.
-        epochs, num_epochs: The number of the epoch, from 1, and of the last one.
-        epoch_stats: The figures of the epoch, once it is over.
-        config: What creators are called with.
-        stop: Set it to True to end training after the epoch.
-    """
-
     def __init__(self, run: core.Run, config: Mapping[str, Any], epochs: int | None) -> None:
         self._run = run
         self.config = dict(config)
@@ -99,8 +87,6 @@ class Runner:
 
 
 class OrcaHooks(core.Callback):
-    """Calls Orca's callbacks from those of Kindler."""
-
     def __init__(self, callbacks: Sequence[Callback], config: Mapping[str, Any], epochs: int | None) -> None:
         self._callbacks, self._config, self._epochs = list(callbacks), dict(config), epochs
         self._runner: Runner | None = None

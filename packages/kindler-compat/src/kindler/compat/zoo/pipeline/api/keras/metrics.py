@@ -8,12 +8,7 @@ __all__ = ["AUC", "MAE", "MSE", "Accuracy", "Top1Accuracy", "Top5Accuracy"]
 
 
 class Accuracy(Top1Accuracy):
-    """The share of rows whose largest output is the label's.
-
-    Args:
-        zero_based_label: Must be True: labels are counted from 0.
-        bigdl_type: Without effect.
-    """
+    """`zero_based_label` must be True: labels are counted from 0."""
 
     def __init__(self, zero_based_label: bool = True, bigdl_type: str = "float") -> None:
         if not zero_based_label:

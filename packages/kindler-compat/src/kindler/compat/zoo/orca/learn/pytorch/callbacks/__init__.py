@@ -6,15 +6,11 @@ import time
 from numbers import Real
 from typing import Any
 
-from kindler.compat.bigdl.alias import alias
 from kindler.errors import ConfigError
 from kindler.files import split
 from kindler.train.summaries import TensorBoard, log_folder
 
 __all__ = ["Callback", "MainCallback", "MaxstepsCallback", "ModelCheckpoint", "TensorBoardCallback"]
-
-for _module in ("base", "maincallback", "maxsteps", "model_checkpoint", "tensorboard"):
-    alias(f"{__name__}.{_module}", __name__)
 
 
 def _calls(hook: str) -> Any:
@@ -50,11 +46,9 @@ class Callback:
     after_train_iter = after_val_iter = after_pred_iter = _calls("after_iter")
 
     def every_n_epoch(self, runner: Any, n: int) -> bool:
-        """Whether this is the n-th, 2n-th, ... epoch."""
         return n > 0 and runner.epochs % n == 0
 
     def every_n_iter(self, runner: Any, n: int) -> bool:
-        """Whether this is the n-th, 2n-th, ... step."""
         return n > 0 and (runner.global_step + 1) % n == 0
 
 
@@ -66,7 +60,6 @@ class MainCallback(Callback):
     """
 
     def on_iter_forward(self, runner: Any) -> None:
-        """Compute a batch."""
         *features, target = runner.batch
         runner.output, runner.target = runner.model(*features), target
         outputs = runner.output if isinstance(runner.output, tuple | list) else [runner.output]
@@ -96,14 +89,7 @@ class MaxstepsCallback(Callback):
 
 
 class ModelCheckpoint(Callback):
-    """Saves the model after epochs or steps, from the first worker, and as `last.ckpt` at the end.
-
-    Args:
-        filepath: The file; "{epoch}" in it becomes "epoch=3". The suffix ".ckpt" is added.
-        save_weights_only: Whether to save weights alone; otherwise it is all that training goes on from.
-        by_epoch: Whether `interval` counts epochs; otherwise it counts steps.
-        interval: How many of them; -1 is every epoch, or never for steps.
-    """
+    """Saves the model after epochs or steps, from the first worker, and as `last.ckpt` at the end."""
 
     CHECKPOINT_NAME_LAST = "last"
     FILE_EXTENSION = ".ckpt"
@@ -134,18 +120,10 @@ class ModelCheckpoint(Callback):
 
     @classmethod
     def get_latest_checkpoint(cls, checkpoint_dir: str) -> str:
-        """The file `last.ckpt` of a folder."""
         return f"{str(checkpoint_dir).rstrip('/')}/{cls.CHECKPOINT_NAME_LAST}{cls.FILE_EXTENSION}"
 
 
 class TensorBoardCallback(Callback):
-    """Writes event files for TensorBoard, from the first worker.
-
-    Args:
-        log_dir: The folder; None is "runs".
-        freq: "epoch", "batch", or a number of steps; steps are counted over all epochs.
-    """
-
     def __init__(self, log_dir: str | None = None, freq: Any = "epoch", **kwargs: Any) -> None:
         if freq not in ("epoch", "batch") and not (isinstance(freq, int) and freq > 0):
             raise ConfigError(f"freq must be 'epoch', 'batch' or a number of steps; received {freq!r}.")

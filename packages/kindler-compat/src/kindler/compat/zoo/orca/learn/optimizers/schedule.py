@@ -1,3 +1,0 @@
-"""`zoo.orca.learn.optimizers.schedule`: learning-rate schedules."""
-
-from kindler.compat.bigdl.optim.schedules import *  # noqa: F403
