@@ -70,7 +70,7 @@ class NotProvidedError(ConfigError, ImportError):
 
 
 class _Finder(MetaPathFinder):
-    """Asked last, for modules that nobody has found."""
+    """Asked last, for modules that no other finder has found."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
         name = fullname.removeprefix(f"{__package__}.")

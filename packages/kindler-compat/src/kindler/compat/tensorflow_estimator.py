@@ -62,7 +62,7 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """What to judge with: so many batches of it, or all for None."""
+    """What to evaluate: so many batches of it, or all for None."""
 
     input_fn: Callable[..., Any]
     steps: int | None = 100
@@ -74,7 +74,7 @@ class EvalSpec:
 
 
 class Estimator:
-    """A model function, trained and judged as `kindler.Estimator.from_model_fn` does it."""
+    """A model function, trained and evaluated as `kindler.Estimator.from_model_fn` does it."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Estimator:
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Train until `max_steps`, then judge; gives the metrics, and no exports."""
+    """Train until `max_steps`, then evaluate; gives the metrics, and no exports."""
     _refuse(exporters=eval_spec.exporters)
     estimator.train(
         train_spec.input_fn,

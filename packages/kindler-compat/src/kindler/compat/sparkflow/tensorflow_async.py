@@ -269,7 +269,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
                 raise ConfigError(f"{name} must be at least 1; received {self.getOrDefault(name)}.")
         opened = OpenGraph.of(self.getTensorflowGraph(), seed=self.getSeed())
         partitions = self.getPartitions()
-        if not is_remote():  # on Spark Connect nobody knows how many partitions a frame has
+        if not is_remote():  # with Spark Connect the number of partitions is unknown
             partitions = max(1, min(partitions, frame.rdd.getNumPartitions()))
         workers = max(1, min(partitions, slots(frame.sparkSession)))
         with opened.graph.as_default():

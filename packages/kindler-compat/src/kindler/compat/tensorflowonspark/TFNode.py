@@ -70,7 +70,7 @@ class NodeManager:
 class _FeedQueue:
     def __init__(self, feed: ClusterFeed) -> None:
         self._feed = feed
-        self._coming: Future[Any] | None = None  # a row that somebody has waited for in vain
+        self._coming: Future[Any] | None = None  # a row that did not come in time
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next row, None at the end; `queue.Empty` if none came in time."""

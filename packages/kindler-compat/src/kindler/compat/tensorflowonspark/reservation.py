@@ -1,7 +1,7 @@
 """A server where nodes register, and a client of it, with TensorFlowOnSpark's names.
 
 Clusters of Kindler meet elsewhere, and with a secret. This is for programs that use it themselves: messages
-are JSON (TensorFlowOnSpark unpickles what anybody sends), and whoever reaches the port can register.
+are JSON (TensorFlowOnSpark unpickles what it receives), and anyone who reaches the port can register.
 """
 
 from __future__ import annotations

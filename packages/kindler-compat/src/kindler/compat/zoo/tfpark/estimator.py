@@ -146,7 +146,7 @@ class TFEstimator:
         be None: every element is evaluated.
         """
         if steps is not None:
-            raise ConfigError("steps must be None: evaluate judges every element of the dataset.")
+            raise ConfigError("steps must be None: evaluate takes every element of the dataset.")
         methods = named_all(eval_methods)
         with self._built(input_fn, ModeKeys.EVAL) as (dataset, spec, sess):
             if spec.predictions is None:

@@ -32,7 +32,7 @@ class TensorMeta:
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves, in order; None is no leaf."""
+    """The leaves, in order, without None."""
     return list(_leaves(structure))
 
 

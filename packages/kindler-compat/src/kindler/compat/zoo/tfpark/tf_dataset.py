@@ -384,8 +384,8 @@ def _batches(batch_size: int, batch_per_thread: int, cores: int) -> tuple[int, i
 
 def _declared(features: Any, labels: Any, names: Any, shapes: Any, types: Any) -> tuple[Any, bool]:
     if features is not None:
-        judged = None if labels is None else _described(labels, "labels")
-        return (_described(features, "features"), judged), False
+        targets = None if labels is None else _described(labels, "labels")
+        return (_described(features, "features"), targets), False
     if names is None or shapes is None or types is None:
         raise ConfigError("from_rdd needs features=(dtype, shape) and, to train, labels=(dtype, shape).")
     if not len(names) == len(shapes) == len(types):

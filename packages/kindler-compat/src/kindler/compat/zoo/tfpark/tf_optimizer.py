@@ -84,7 +84,7 @@ class TFOptimizer:
         _refuse_split("val_split", val_split)
         if optim_method is None:
             raise ConfigError("from_loss needs an optimizer, such as Adam(1e-3) of bigdl.optim.optimizer.")
-        judged = _validation(val_outputs, val_labels, val_method)
+        checked = _validation(val_outputs, val_labels, val_method)
         return cls._of_graph(
             loss,
             dataset,
@@ -94,7 +94,7 @@ class TFOptimizer:
             optimizer=graph_optimizers(optim_method),
             clip_norm=clip_norm,
             clip_value=clip_value,
-            metrics={**without_loss(metrics or {}, loss), **judged},
+            metrics={**without_loss(metrics or {}, loss), **checked},
             tensor_with_value=tensor_with_value,
             session_config=session_config,
             model_dir=model_dir,
@@ -260,17 +260,17 @@ class TFOptimizer:
 
 
 def _validation(outputs: Any, labels: Any, methods: Any) -> dict[str, Any]:
-    judged = named_all(methods)
-    if not judged:
+    named = named_all(methods)
+    if not named:
         return {}
     if not outputs or not labels:
         raise ConfigError(
-            "val_method needs val_outputs and val_labels: what to judge, and what to compare it with."
+            "val_method needs val_outputs and val_labels: what to evaluate, and what to compare it with."
         )
     output, label = flatten(outputs)[0], flatten(labels)[0]
     found = {}
     with output.graph.as_default():
-        for method in judged:
+        for method in named:
             if getattr(method, "cri", None) is not None:
                 raise ConfigError("Loss of a graph is its own loss.\nHint: Loss() without a criterion.")
             tensor = method.tensor(tf, output, label)

@@ -192,13 +192,13 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
         return copied
 
     def _fit(self, dataset: Any) -> NNModel:
-        judged = self.validation_config
+        validation = self.validation_config
         folder, when = self._checkpoint or (None, None)
         estimator = BigDLEstimator(
             model=self.model,
             loss=self.criterion,
             optimizer=self._optimizer(),
-            metrics=judged[2] if judged else None,
+            metrics=validation[2] if validation else None,
             feature_preprocessing=self.feature_preprocessing,
             label_preprocessing=self.label_preprocessing,
             model_dir=folder,
@@ -215,8 +215,8 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
             batch_size=self.getBatchSize(),
             feature_cols=self.getFeaturesCol(),
             label_cols=self.getLabelCol(),
-            validation_data=judged[1] if judged else None,
-            validation_trigger=judged[0] if judged else None,
+            validation_data=validation[1] if validation else None,
+            validation_trigger=validation[0] if validation else None,
             checkpoint_trigger=when,
         )
         return self._copyValues(self._model_class(estimator.get_model(), self.feature_preprocessing))

@@ -191,8 +191,8 @@ class Estimator(TorchEstimator):
             label_cols=label_cols,
         )
         if reduce_results:
-            return _judgement(scores)
-        return [_judgement(own) for own in core.reports.judged()]
+            return _renamed(scores)
+        return [_renamed(own) for own in core.reports.evaluated()]
 
     def predict(
         self,
@@ -289,12 +289,12 @@ class _Reports(RunObserver):
     def by_worker(self, row: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         """The figures of an epoch, as rows of the history, of each worker."""
         trained = self._figures.get(("train", row["epoch"]), {})
-        judged = self._figures.get(("validation", row["epoch"]), {})
+        validated = self._figures.get(("validation", row["epoch"]), {})
         for rank in sorted(trained):
             own = {"epoch": row["epoch"], "steps": row["steps"], **trained[rank]}
-            yield rank, own | {f"val_{name}": value for name, value in judged.get(rank, {}).items()}
+            yield rank, own | {f"val_{name}": value for name, value in validated.get(rank, {}).items()}
 
-    def judged(self) -> list[Mapping[str, Any]]:
+    def evaluated(self) -> list[Mapping[str, Any]]:
         (ranks,) = [ranks for (part, _), ranks in self._figures.items() if part == "validation"]
         return [ranks[rank] for rank in sorted(ranks)]
 
@@ -309,7 +309,7 @@ class _ReportingEstimator(TFParkEstimator):
         return [*super().observers(options), self.reports]
 
 
-def _judgement(scores: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {"val_loss" if name == "loss" else name: value for name, value in scores.items()}
 
 

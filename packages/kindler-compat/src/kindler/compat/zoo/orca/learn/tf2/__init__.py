@@ -81,14 +81,14 @@ class Estimator(OrcaEstimator):
         label_cols: Any = None,
     ) -> dict[str, Any]:
         """Returns what Keras's history has: "epochs", "steps", "verbose", and a list of each metric."""
-        judged = first_steps(validation_data, validation_steps, batch_size, "validation_steps")
+        evaluated = first_steps(validation_data, validation_steps, batch_size, "validation_steps")
         rows = self._core.fit(
             configured(data, data_config),
             epochs=epochs,
             batch_size=batch_size,
             verbose=verbose,
             callbacks=callbacks,
-            validation_data=configured(judged, data_config),
+            validation_data=configured(evaluated, data_config),
             class_weight=class_weight,
             steps_per_epoch=steps_per_epoch,
             validation_freq=validation_freq,
@@ -114,9 +114,13 @@ class Estimator(OrcaEstimator):
     ) -> dict[str, Any]:
         """Every row counts once. `sample_weight` and `callbacks` must be None."""
         refuse_given("evaluate", sample_weight=sample_weight, callbacks=callbacks or None)
-        judged = configured(first_steps(data, num_steps, batch_size, "num_steps"), data_config)
+        evaluated = configured(first_steps(data, num_steps, batch_size, "num_steps"), data_config)
         scores = self._core.evaluate(
-            judged, batch_size=batch_size, verbose=verbose, feature_cols=feature_cols, label_cols=label_cols
+            evaluated,
+            batch_size=batch_size,
+            verbose=verbose,
+            feature_cols=feature_cols,
+            label_cols=label_cols,
         )
         return {f"validation_{name}": value for name, value in scores.items() if name != "num_samples"}
 

@@ -28,17 +28,10 @@ class Callback:
     def before_run(self, runner: Any) -> None: ...
     def after_run(self, runner: Any) -> None: ...
 
-    def before_epoch(self, runner: Any) -> None:
-        """Before each epoch of any kind."""
-
-    def after_epoch(self, runner: Any) -> None:
-        """After each epoch of any kind."""
-
-    def before_iter(self, runner: Any) -> None:
-        """Before each batch of any kind."""
-
-    def after_iter(self, runner: Any) -> None:
-        """After each batch of any kind."""
+    def before_epoch(self, runner: Any) -> None: ...
+    def after_epoch(self, runner: Any) -> None: ...
+    def before_iter(self, runner: Any) -> None: ...
+    def after_iter(self, runner: Any) -> None: ...
 
     before_train_epoch = before_val_epoch = before_pred_epoch = _calls("before_epoch")
     after_train_epoch = after_val_epoch = after_pred_epoch = _calls("after_epoch")
