@@ -63,7 +63,7 @@ def main() -> None:
 def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
     """Seconds until two workers of a Spark gang have their tensors, and of it those in the workers."""
     from kindler.data.column_options import ColumnOptions
-    from kindler.data.row_order import Dealing
+    from kindler.data.row_order import RowAssignment
     from kindler.estimator.inputs.contract import SourceRequest
     from kindler.estimator.inputs.recognise import recognise
     from kindler.spark import engine
@@ -85,7 +85,7 @@ def through_spark(spark: Any, frame: Any, ingest: Any) -> tuple[float, float]:
             _job(source, CORES),
             spark=spark,
             feeds=feeds,
-            dealing=Dealing.between(CORES, seed=0),
+            dealing=RowAssignment.between(CORES, seed=0),
             listener=lambda event: None,
         )
     told = [json.loads(outcome.buffers[0]) for outcome in outcomes]
@@ -153,9 +153,9 @@ def work(worker: Any, source_bytes: bytes, options_bytes: bytes) -> list[bytes]:
 
 def _part(source: Any, worker: Any) -> list[Any]:
     """The arrays of this worker's spool; of one that has the rows of all workers, an even part."""
-    from kindler.data.row_order import Dealing
+    from kindler.data.row_order import RowAssignment
 
-    spool = source.open(worker, Dealing.between(worker.size, seed=0))
+    spool = source.open(worker, RowAssignment.between(worker.size, seed=0))
     parts = []
     for array in spool.arrays.values():
         whole = len(array) > spool.rows

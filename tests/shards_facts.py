@@ -501,7 +501,7 @@ class ShardFacts:
         x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
         held = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)._ready()
 
-        assert [(c.name, c.role, c.dtype, c.shape) for c in array_columns(held.infos)] == [
+        assert [(c.name, c.role, c.dtype, c.shape) for c in array_columns(dict(enumerate(held.infos)))] == [
             ("x0", "feature", "<f4", (2,)),
             ("x1", "feature", "<f4", (2,)),
             ("y", "label", "<i8", ()),

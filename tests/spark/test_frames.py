@@ -121,7 +121,7 @@ def test_training_and_validation_frames_may_have_different_types(spark: Any) -> 
 
 def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
     from kindler.data.column_options import ColumnOptions
-    from kindler.data.row_order import Dealing
+    from kindler.data.row_order import RowAssignment
 
     kinds = ("int", "long")
     feeds = []
@@ -130,7 +130,7 @@ def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
         columns = ColumnOptions(feature_cols="x", label_cols="y").plan(frame.columns)
         feeds.append(Feed(name=kind, frame=frame, columns=columns))
 
-    dealing = Dealing.between(1, seed=0)
+    dealing = RowAssignment.between(1, seed=0)
     batches = feed_frame(feeds, 1, dealing).toArrow().combine_chunks().to_batches()
 
     for number, kind in enumerate((pa.int32(), pa.int64())):

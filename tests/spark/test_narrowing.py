@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns, to_numpy
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.errors import DataError
 from kindler.spark.frames import Feed, arrow_types, feed_frame, frame_error, own_columns
 from kindler.spark.versions import to_arrow
@@ -28,7 +28,7 @@ def planned(frame: Any, **options: Any) -> Columns:
 
 def sent(frame: Any, columns: Columns) -> pa.Table:
     return to_arrow(
-        feed_frame([Feed(name="data", frame=frame, columns=columns)], 1, Dealing.between(1, seed=0))
+        feed_frame([Feed(name="data", frame=frame, columns=columns)], 1, RowAssignment.between(1, seed=0))
     )
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from kindler import SeveralIteration
 from kindler.data.columns import Column, Columns
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, partition_keys
 from tests import exact
 
@@ -41,7 +41,7 @@ def test_keys_lead_to_the_partitions_they_are_for(spark: Any, partitions: int) -
 def test_rows_reach_the_partitions_of_their_lanes(spark: Any, workers: int) -> None:
     columns = Columns(features=(Column(name="id", role="feature"),), labels=())
     feeds = [Feed(name=name, frame=spark.range(0, 5000, 1, 3), columns=columns) for name in ("a", "b")]
-    dealing = Dealing.between(2, seed=3)
+    dealing = RowAssignment.between(2, seed=3)
 
     rows = feed_frame(feeds, workers, dealing).withColumn("at", F.spark_partition_id()).toPandas()
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import DeliveredSource, Source
 from kindler.data.spool import Spool
 from kindler.spark.engine import _spool
@@ -41,7 +41,9 @@ class TestDelivered(SourceSuite):
     def open_source(self, tmp_path: Path, feeds: dict[Source, Feed]) -> OpenSource:
         """What the engine does: Spark deals the rows, and each task writes those of its worker."""
 
-        def open_(source: Source, size: int, dealing: Dealing, *, in_order: bool = False) -> list[Spool]:
+        def open_(
+            source: Source, size: int, dealing: RowAssignment, *, in_order: bool = False
+        ) -> list[Spool]:
             from pyspark.sql import functions as F
 
             frame = feed_frame([feeds[source]], size, dealing).withColumn("rank", F.spark_partition_id())
@@ -54,6 +56,6 @@ class TestDelivered(SourceSuite):
                 )
                 columns = [("data", source.columns)]
                 _spool(scratch, columns, iter(part.to_batches()), rank=rank, size=size)
-            return thread_workers.opened(source, size, folder, dealing=dealing, in_order=in_order)
+            return thread_workers.opened(source, size, folder, assignment=dealing, in_order=in_order)
 
         return open_

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.errors import DiskFullError
 from kindler.spark import ingest
 from kindler.spark.frames import LANE, ROW, Feed, arrow_types, dealt_rows, feed_frame
@@ -52,7 +52,7 @@ def test_each_worker_gets_the_rows_of_the_shuffle_in_order_and_reads_every_file_
     spark: Any, feed: Feed, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest, "_FILE_BYTES", 2000)
-    dealing = Dealing.between(WORKERS, seed=3)
+    dealing = RowAssignment.between(WORKERS, seed=3)
     table = to_arrow(feed_frame([feed], WORKERS, dealing).withColumn("rank", F.spark_partition_id()))
     with Staging(spark, "some-run", WORKERS) as staged:
         places = staged.write(dealt_rows([feed], dealing))

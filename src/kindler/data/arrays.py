@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array
+from kindler.data.shards.pytree import is_frame, is_series
 from kindler.errors import ConfigError, DataError
 
 _FORMS = (
@@ -60,7 +60,7 @@ def is_local_data(data: Any) -> bool:
     if isinstance(data, dict):
         return bool(data)
     return (
-        _is_frame(data)
+        is_frame(data)
         or is_dataset(data)
         or isinstance(data, np.ndarray | pa.Table | pa.RecordBatch)
         or (isinstance(data, tuple) and 1 <= len(data) <= 2)
@@ -78,7 +78,7 @@ def kind(data: Any) -> str:
     for what, types in (("a pyarrow Table", pa.Table), ("a pyarrow RecordBatch", pa.RecordBatch)):
         if isinstance(data, types):
             return what
-    if _is_frame(data):
+    if is_frame(data):
         return "a pandas DataFrame"
     return f"a {type(data).__module__}.{type(data).__qualname__}"
 
@@ -94,7 +94,7 @@ def named(data: Any) -> Named:
         data = dataset_table(data)
     if isinstance(data, pa.Table | pa.RecordBatch):
         return Named(_unique(zip(data.schema.names, data.columns, strict=True)))
-    if _is_frame(data):
+    if is_frame(data):
         return Named(_unique((str(name), data.iloc[:, i]) for i, name in enumerate(data.columns)))
     if isinstance(data, np.ndarray | list):
         return _paired(data)
@@ -108,8 +108,8 @@ def named(data: Any) -> Named:
 def values(column: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
-    if _is_series(column):
-        return _from_series(column, name)
+    if is_series(column) and not (isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufO"):
+        return _arrow(column, name)
     try:
         array = np.asarray(column)
     except ValueError:  # a list of lists of different lengths: Arrow's reader will name the row
@@ -140,7 +140,7 @@ def _several(prefix: str, arrays: Any) -> dict[str, Any]:
     )
     if many:
         return {f"{prefix}{i}": column for i, column in enumerate(arrays)}
-    if _is_frame(arrays):
+    if is_frame(arrays):
         return {str(name): arrays.iloc[:, i] for i, name in enumerate(arrays.columns)}
     return {prefix: arrays}
 
@@ -152,28 +152,6 @@ def _unique(pairs: Any) -> dict[str, Any]:
             raise ConfigError(f"two columns are named {name!r}; names must be unique.")
         columns[name] = column
     return columns
-
-
-def _pandas() -> Any:
-    """None unless the caller has imported pandas; without it they cannot pass a frame."""
-    return sys.modules.get("pandas")
-
-
-def _is_frame(data: Any) -> bool:
-    pandas = _pandas()
-    return pandas is not None and isinstance(data, pandas.DataFrame)
-
-
-def _is_series(data: Any) -> bool:
-    pandas = _pandas()
-    return pandas is not None and isinstance(data, pandas.Series)
-
-
-def _from_series(series: Any, name: str) -> Array | pa.Array | pa.ChunkedArray:
-    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "biuf":
-        numbers: Array = series.to_numpy()
-        return numbers
-    return _from_objects(series.to_numpy(), name) if series.dtype == object else _arrow(series, name)
 
 
 def _from_objects(objects: Array, name: str) -> Array | pa.Array | pa.ChunkedArray:
@@ -198,7 +176,7 @@ def _stacked(objects: Sequence[Any] | Array, name: str) -> Array:
 
 def _arrow(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
-        return pa.array(column, from_pandas=_is_series(column))
+        return pa.array(column, from_pandas=is_series(column))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:
         raise DataError(f"its values do not form one column: {exc}", column=name) from exc
 

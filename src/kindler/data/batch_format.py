@@ -31,14 +31,12 @@ class Part:
     rows: int
 
     def taken(self, rank: int, size: int) -> Part:
-        features = tuple(np.ascontiguousarray(array[rank::size]) for array in self.features)
-        labels = tuple(np.ascontiguousarray(array[rank::size]) for array in self.labels)
+        """Copies of every `size`-th row: models write into their inputs, and batch makers reuse buffers."""
+        features, labels = (
+            tuple(np.array(array[rank::size], order="C") for array in arrays)
+            for arrays in (self.features, self.labels)
+        )
         return Part(features, labels, len(range(rank, self.rows, size)))
-
-    def copied(self) -> Part:
-        """Copy the arrays: models write into their inputs, and batch makers reuse buffers."""
-        features = tuple(np.array(array) for array in self.features)
-        return Part(features, tuple(np.array(array) for array in self.labels), self.rows)
 
 
 def form_of(batch: Any, *, weights: bool) -> Form:

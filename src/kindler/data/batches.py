@@ -6,21 +6,24 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from kindler.data import row_order as rules
 from kindler.data.columns import Array, Column, Columns
-from kindler.data.prefetch import ahead, in_pool
 from kindler.data.preparation import PreparedRows, Preparer
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import Bucketed, Rounds
 from kindler.data.spool import Layout, Spool
 from kindler.errors import ConfigError
 
+T = TypeVar("T")
+J = TypeVar("J")
 Taker: TypeAlias = Callable[["slice | Array"], Any]
 
 _PREFETCH = 2
@@ -137,6 +140,18 @@ class BatchOptions:
     memory_bytes: int | None = None
 
 
+@dataclass(slots=True)
+class _Step:
+    """The rows [start, stop) of `rows`: this worker's places of a pass in their order; None: as they lie."""
+
+    epoch: int
+    number: int
+    rows: Array | None
+    start: int
+    stop: int
+    global_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
     start: int
@@ -162,13 +177,10 @@ class Batches(Rows):
         self.features = tuple(column.name for column in columns.features)
         labels = tuple(column.name for column in columns.labels)
         self.labels = labels[:-1] if options.weighted else labels
-        self._spool = spool
-        self._columns = columns
-        self.counts = tuple(int(count) for count in counts)
-        self.marks = tuple(options.marks)
-        self._shuffle = options.shuffle
+        self._spool, self._columns, self._shuffle = spool, columns, options.shuffle
+        self.counts, self.marks = tuple(int(count) for count in counts), tuple(options.marks)
         self._numbers = None if options.shuffle else spool.numbers
-        self._by_lane = None if self._numbers is not None else _by_lane(spool)
+        self._by_lane = None if spool.lanes is None else np.argsort(spool.lanes, kind="stable")
         nbytes = sum(array.nbytes for array in spool.arrays.values())
         memory = options.memory_bytes
         self._prefetch = _PREFETCH if memory is not None and nbytes > memory // 4 else 0
@@ -177,8 +189,9 @@ class Batches(Rows):
         self._takers: tuple[Any, ...] | None = None
         self._together = 0
         self._following: tuple[int, Generator[Batch, None, None]] | None = None
+        self._lock = threading.Lock()
         if columns.stack_features:
-            _check_stackable(columns.features, self._features)
+            _check_stackable(dict(zip(self.features, self._features, strict=True)))
 
     def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
         """A taker with a true `holds` has all rows in place: nothing is read ahead. One with `together`
@@ -192,22 +205,21 @@ class Batches(Rows):
     def stretch(self, epoch: int, *, done: int = 0, steps: int | None = None) -> Generator[Batch, None, None]:
         length = steps or self.steps
         first = (epoch - 1) * length
-        return self.span(first + done, first + length)
-
-    def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
-        """The steps [start, stop); earlier ones are not read. Close the generator to end its thread."""
-        batches = self._made(start, stop)
-        if not self._prefetch:
-            return batches
-        return ahead(batches, depth=self._prefetch, name="kindler-batches")
+        batches = self._made(first + done, first + length)
+        return ahead(batches, depth=self._prefetch, name="kindler-batches") if self._prefetch else batches
 
     def batch(self, step: int) -> Batch:
         """Cheap when steps are requested in order."""
-        if self._following is None or self._following[0] != step:
-            self._following = (step, self._made(step, None))
-        stream = self._following[1]
-        self._following = (step + 1, stream)
-        return next(stream)
+        with self._lock:
+            stream = self._stream_at(step)
+            self._following = (step + 1, stream)
+            return next(stream)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._following is not None:
+                self._following[1].close()
+                self._following = None
 
     def own_steps(self) -> Sequence[int]:
         """Steps of the first pass; without shuffling, of any pass."""
@@ -216,12 +228,12 @@ class Batches(Rows):
     @property
     def may_idle(self) -> bool:
         if self._shuffle:
-            return self._rounds.may_miss(self._bounds())
+            return self._rounds.may_miss(self._bounds(0, self.steps))
         return bool((self._own_sizes() == 0).any())
 
     @property
     def layout(self) -> Layout:
-        return self._spool.layout()
+        return self._spool.layout
 
     def rows_of(self, first: int, last: int) -> tuple[int, int]:
         return self._own_until(last) - self._own_until(first), self.rows_of_all(first, last)
@@ -229,83 +241,76 @@ class Batches(Rows):
     def rows_of_all(self, first: int, last: int) -> int:
         return self._until(last) - self._until(first)
 
-    def _passes(self, start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
-        """Yield (pass, first step, last step) for the steps [start, stop) of the stream."""
+    def _stream_at(self, step: int) -> Generator[Batch, None, None]:
+        if self._following is not None and self._following[0] == step:
+            return self._following[1]
+        return self._made(step, None)
+
+    def _steps(self, start: int, stop: int | None) -> Iterator[_Step]:
+        """The steps [start, stop), of one pass after the other; without `stop`, endlessly."""
         while stop is None or start < stop:
             number, first = divmod(start, self.steps)
             last = self.steps if stop is None else min(self.steps, first + stop - start)
-            yield number + 1, first, last
-            start += last - first
+            epoch, start = number + 1, start + last - first
+            rows = self._order(epoch)
+            for begin in range(first, last, _CUTS_AT_ONCE):
+                bounds = self._bounds(begin, min(last, begin + _CUTS_AT_ONCE))
+                own, sizes = self._own_before(bounds, epoch).tolist(), np.diff(bounds).tolist()
+                for i, size in enumerate(sizes):
+                    yield _Step(epoch, begin + i, rows, own[i], own[i + 1], size)
+
+    def _order(self, epoch: int) -> Array | None:
+        """Places of this worker's rows, in the order of a pass; None if they have it already."""
+        in_lanes = self._by_lane is not None or len(self._rounds.own) > 1
+        if self._numbers is not None or not (self._shuffle or in_lanes):
+            return None
+        turns = self._rounds.order(epoch)
+        return turns if self._by_lane is None else self._by_lane[turns]
 
     def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
-        for epoch, first, last in self._passes(start, stop):
-            yield from self._pass(epoch, first, last)
-
-    def _pass(self, epoch: int, first: int, last: int) -> Generator[Batch, None, None]:
-        picked = self._order(epoch)
+        epoch: int | None = None
+        picked: Array | None = None
         together: _AtOnce | None = None
-        for low, high, start, stop in self._cuts(epoch, first, last):
-            rows = slice(start, stop) if picked is None else picked[start:stop]
+        for step in self._steps(start, stop):
+            if step.epoch != epoch:
+                epoch, together = step.epoch, None
+                picked = self._spool.order if step.rows is None else self._spool.positions(step.rows)
+            rows = slice(step.start, step.stop) if picked is None else picked[step.start : step.stop]
             if not self._together:
                 together = None
-            elif together is None or stop > together.stop:
-                several = start + min(self._together, (stop - start) * _STEPS_AT_ONCE)
-                end = max(stop, min(several, self._rounds.rows))
-                wanted = slice(start, end) if picked is None else picked[start:end]
-                together = _AtOnce(start, end, self._inputs(wanted))
+            elif together is None or step.stop > together.stop:
+                several = step.start + min(self._together, (step.stop - step.start) * _STEPS_AT_ONCE)
+                end = max(step.stop, min(several, self._rounds.rows))
+                wanted = slice(step.start, end) if picked is None else picked[step.start : end]
+                together = _AtOnce(step.start, end, self._inputs(wanted))
             yield Batch(
-                features=self._inputs(rows) if together is None else self._cut(together, rows, start, stop),
+                features=self._inputs(rows) if together is None else self._cut(together, rows, step),
                 labels=tuple(_label(_taken(array, rows), column) for column, array in self._labels),
-                rows=stop - start,
-                global_rows=high - low,
-                where=self._where(epoch, start),
+                rows=step.stop - step.start,
+                global_rows=step.global_rows,
+                where=self._where(step),
             )
 
-    def _cut(self, together: _AtOnce, rows: slice | Array, start: int, stop: int) -> tuple[Any, ...]:
+    def _cut(self, together: _AtOnce, rows: slice | Array, step: _Step) -> tuple[Any, ...]:
         assert self._takers is not None, "only takers are asked for several steps"
-        pairs = zip(self._takers, together.taken, strict=True)
-        parts = [taker.split(taken, start - together.start, stop - together.start) for taker, taken in pairs]
+        start, stop = step.start - together.start, step.stop - together.start
+        parts = [t.split(taken, start, stop) for t, taken in zip(self._takers, together.taken, strict=True)]
         if any(part is None for part in parts):
             self._together = 0
             return self._inputs(rows)
         return tuple(parts)
-
-    def _cuts(self, epoch: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (global start, global stop, own start, own stop) of each step."""
-        for begin in range(first, last, _CUTS_AT_ONCE):
-            end = min(last, begin + _CUTS_AT_ONCE)
-            bounds = np.array([self._bound(step) for step in range(begin, end + 1)], np.int64)
-            own = self._own_before(bounds, epoch).tolist()
-            yield from zip(bounds[:-1].tolist(), bounds[1:].tolist(), own[:-1], own[1:], strict=True)
 
     def _inputs(self, rows: slice | Array) -> tuple[Any, ...]:
         if self._takers is not None:
             return tuple(take(rows) for take in self._takers)
         return inputs(self._columns, [_taken(array, rows) for array in self._features])
 
-    def _where(self, epoch: int, start: int) -> Callable[[int], int | str] | None:
+    def _where(self, step: _Step) -> Callable[[int], int | str] | None:
         locate = self._spool.locate
         if locate is None:
             return None
-
-        def name(row: int) -> int | str:
-            place = start + row
-            if self._numbers is None:
-                place = int(self._rounds.order(epoch)[place])
-                if self._spool.lanes is not None:
-                    place = int(np.argsort(self._spool.lanes, kind="stable")[place])
-            return locate(place)
-
-        return name
-
-    def _order(self, epoch: int) -> Array | None:
-        """This worker's row positions in pass order; None if they already lie in it."""
-        if self._numbers is not None:
-            return self._spool.order
-        if not self._shuffle and self._by_lane is None and len(self._rounds.own) <= 1:
-            return None
-        turns = self._rounds.order(epoch)
-        return turns if self._by_lane is None else self._by_lane[turns]
+        rows, start = step.rows, step.start
+        return lambda row: locate(start + row if rows is None else int(rows[start + row]))
 
     def _own_before(self, row: Array | int, epoch: int) -> Array:
         """How many of the first `row` rows of a pass are this worker's."""
@@ -314,10 +319,10 @@ class Batches(Rows):
         return self._rounds.own_before(row, epoch)
 
     def _own_sizes(self) -> Array:
-        return np.diff(self._own_before(self._bounds(), 1))
+        return np.diff(self._own_before(self._bounds(0, self.steps), 1))
 
-    def _bounds(self) -> Array:
-        return np.array([self._bound(step) for step in range(self.steps + 1)])
+    def _bounds(self, first: int, last: int) -> Array:
+        return np.array([self._bound(step) for step in range(first, last + 1)], np.int64)
 
     def _own_until(self, step: int) -> int:
         number, inside = divmod(step, self.steps)
@@ -332,19 +337,18 @@ class Batches(Rows):
 
 
 def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
-    if not columns.stack_features:
-        return tuple(arrays)
-    _check_stackable(columns.features, arrays)
+    names = [column.name for column in columns.features]
+    return stacked(dict(zip(names, arrays, strict=True)), stack=columns.stack_features)
+
+
+def stacked(features: Mapping[str, Array], *, stack: bool) -> tuple[Array, ...]:
+    arrays = tuple(features.values())
+    if not stack:
+        return arrays
+    _check_stackable(features)
     # Not reshape(rows, -1): a step without rows has no width to be inferred.
     matrices = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32, copy=False) for a in arrays]
     return (np.concatenate(matrices, axis=1),)
-
-
-def _by_lane(spool: Spool) -> Array | None:
-    if spool.lanes is None:
-        return spool.order
-    sorted_rows = np.argsort(spool.lanes, kind="stable")
-    return sorted_rows if spool.order is None else spool.order[sorted_rows]
 
 
 def _taken(array: Array, rows: slice | Array) -> Array:
@@ -365,13 +369,13 @@ def _label(values: Array, column: Column) -> Array:
     return values.astype(np.int64, copy=False) if wide else values
 
 
-def _check_stackable(columns: Sequence[Column], arrays: Sequence[Array]) -> None:
-    for column, array in zip(columns, arrays, strict=True):
+def _check_stackable(features: Mapping[str, Array]) -> None:
+    for name, array in features.items():
         if array.ndim > 2:
             raise ConfigError(
-                f"stack_features=True joins numbers and vectors, but rows of {column.name!r} have shape"
+                f"stack_features=True joins numbers and vectors, but rows of {name!r} have shape"
                 f" {array.shape[1:]}.\nHint: leave stack_features out, so that the model gets one input"
-                f" a column, or flatten it with shapes={{{column.name!r}: ({math.prod(array.shape[1:])},)}}."
+                f" a column, or flatten it with shapes={{{name!r}: ({math.prod(array.shape[1:])},)}}."
             )
 
 
@@ -387,14 +391,6 @@ class PreparedLayout:
 
     features: Layout
     labels: Layout
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    epoch: int
-    step: int
-    rows: Array
-    global_rows: int
 
 
 class PreparedBatches(Batches):
@@ -427,7 +423,7 @@ class PreparedBatches(Batches):
                 size=self._size,
                 seed=options.seed,
                 lengths=everybody.lengths[length_col],
-                bounds=self._bounds(),
+                bounds=self._bounds(0, self.steps),
             )
         self.features = tuple(prepared.features)
         labels = [shape for _, shape in prepared.labels.values()]
@@ -436,24 +432,13 @@ class PreparedBatches(Batches):
             self.label_shapes = [_filled(shape) for shape in labels]
         self._padded = [name for name in everybody.lengths if preparer.pads(name)]
         self._widths_of: tuple[int, dict[str, Array]] | None = None
-        self._lock = threading.Lock()
+        self._prefetch = 0
 
     def held_by(self, hold: Callable[[Sequence[Array]], Sequence[Taker] | None]) -> None:
         """No-op: rows made anew in every epoch are not worth keeping."""
 
     def no_rows(self) -> None:
         return None
-
-    def span(self, start: int, stop: int) -> Generator[Batch, None, None]:
-        return in_pool(
-            self._jobs(start, stop), self._batch_of, threads=self._threads, name="kindler-transform"
-        )
-
-    def batch(self, step: int) -> Batch:
-        with self._lock:
-            stream = self._stream_at(step)
-            self._following = (step + 1, stream)
-            return next(stream)
 
     def _stream_at(self, step: int) -> Generator[Batch, None, None]:
         if self._following is not None:
@@ -467,47 +452,27 @@ class PreparedBatches(Batches):
             stream.close()
         # What is judged ends with its pass; what is trained on goes on.
         end = None if self._trains else (step // self.steps + 1) * self.steps
-        return in_pool(self._jobs(step, end), self._batch_of, threads=self._threads, name="kindler-transform")
+        return self._made(step, end)
+
+    def _made(self, start: int, stop: int | None) -> Generator[Batch, None, None]:
+        steps = self._steps(start, stop)
+        return in_pool(steps, self._batch_of, threads=self._threads, name="kindler-transform")
 
     def sample(self) -> Batch:
-        return self._batch_of(next(self._jobs(0, 1)))
+        return self._batch_of(next(self._steps(0, 1)))
 
-    def close(self) -> None:
-        with self._lock:
-            if self._following is not None:
-                self._following[1].close()
-                self._following = None
-
-    def _jobs(self, start: int, stop: int | None) -> Generator[_Job, None, None]:
-        for epoch, first, last in self._passes(start, stop):
-            rows = self._natural(epoch)
-            for step in range(first, last):
-                low, high = self._bound(step), self._bound(step + 1)
-                mine = slice(int(self._own_before(low, epoch)), int(self._own_before(high, epoch)))
-                yield _Job(epoch, step, rows[mine], high - low)
-
-    def _natural(self, epoch: int) -> Array:
-        if self._numbers is not None:
-            return np.arange(self._spool.rows)
-        turns = self._rounds.order(epoch)
-        lanes = self._spool.lanes
-        return turns if lanes is None else np.argsort(lanes, kind="stable")[turns]
-
-    def _batch_of(self, job: _Job) -> Batch:
-        rows, spool = job.rows, self._spool
-        locate = spool.locate
-        where = None if locate is None else lambda row: locate(int(rows[row]))
+    def _batch_of(self, step: _Step) -> Batch:
+        spool, where = self._spool, self._where(step)
+        rows = np.arange(step.start, step.stop) if step.rows is None else step.rows[step.start : step.stop]
         if len(rows):
-            places = rows if spool.order is None else spool.order[rows]
             columns = (*self._columns.features, *self._columns.labels)
-            raw = {name: spool.arrays[name][places] for name in dict.fromkeys(c.name for c in columns)}
             made = self._preparer(
-                raw,
+                spool.taken(columns, rows),
                 rows=len(rows),
                 where=where or (lambda row: int(rows[row])),
-                epoch=job.epoch if self._trains else 0,
+                epoch=step.epoch if self._trains else 0,
                 numbers=rows if spool.numbers is None else spool.numbers[rows],
-                widths=self._widths(job),
+                widths=self._widths(step),
             )
             _check_names(made, self._prepared)
         else:
@@ -516,7 +481,7 @@ class PreparedBatches(Batches):
             features=stacked(made.features, stack=self._stack),
             labels=tuple(made.labels.values()),
             rows=len(rows),
-            global_rows=job.global_rows,
+            global_rows=step.global_rows,
             where=where,
         )
 
@@ -527,18 +492,18 @@ class PreparedBatches(Batches):
         ]
         return PreparedRows(made[0], made[1])
 
-    def _widths(self, job: _Job) -> dict[str, int]:
+    def _widths(self, step: _Step) -> dict[str, int]:
         if not self._padded:
             return {}
         kept = self._widths_of
-        if kept is None or kept[0] != job.epoch:
-            rows, starts = self._sequence(job.epoch), self._bounds()[:-1]
+        if kept is None or kept[0] != step.epoch:
+            rows, starts = self._sequence(step.epoch), self._bounds(0, self.steps - 1)
             found = {
                 name: np.maximum.reduceat(self._everybody.lengths[name][rows], starts)
                 for name in self._padded
             }
-            kept = self._widths_of = (job.epoch, found)
-        return {name: int(widths[job.step]) for name, widths in kept[1].items()}
+            kept = self._widths_of = (step.epoch, found)
+        return {name: int(widths[step.number]) for name, widths in kept[1].items()}
 
     def _sequence(self, epoch: int) -> Array:
         if isinstance(self._rounds, Bucketed):
@@ -570,11 +535,6 @@ def layout_of(made: PreparedRows, *, free: bool) -> PreparedLayout:
     return PreparedLayout(features=entries(made.features), labels=entries(made.labels))
 
 
-def stacked(features: Mapping[str, Array], *, stack: bool) -> tuple[Array, ...]:
-    columns = tuple(Column(name=name, role="feature") for name in features)
-    return inputs(Columns(features=columns, labels=(), stack_features=stack), list(features.values()))
-
-
 def _check_names(made: PreparedRows, known: PreparedLayout) -> None:
     if list(made.features) != list(known.features):
         raise ConfigError(
@@ -585,3 +545,42 @@ def _check_names(made: PreparedRows, known: PreparedLayout) -> None:
 
 def _filled(shape: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(1 if size is None else int(size) for size in shape)
+
+
+def ahead(items: Iterator[T], *, depth: int, name: str) -> Generator[T, None, None]:
+    """A thread runs at most `depth` items ahead; it starts with the first `next`, and has ended when the
+    generator has. Errors of `items` are raised here."""
+    end: Any = object()
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+            waiting = deque(pool.submit(next, items, end) for _ in range(depth))
+            try:
+                while (item := waiting.popleft().result()) is not end:
+                    waiting.append(pool.submit(next, items, end))
+                    yield item
+            finally:
+                for future in waiting:
+                    future.cancel()
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+def in_pool(
+    jobs: Iterable[J], make: Callable[[J], T], *, threads: int, name: str
+) -> Generator[T, None, None]:
+    """Maps in order, in threads that run slightly ahead and have ended when the generator has. `jobs` is
+    consumed in the caller's thread; an error is raised where its item would have come."""
+    with ThreadPoolExecutor(threads, thread_name_prefix=name) as pool:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(make, job))
+                if len(waiting) > threads + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

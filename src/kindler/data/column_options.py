@@ -54,12 +54,9 @@ class ColumnOptions:
 
     def within(self, available: Collection[str]) -> ColumnOptions:
         return replace(
-            self,
+            self._by_column(lambda name: name if name in available else None),
             feature_cols=self.feature_cols if set(self.features or ()) <= set(available) else None,
             label_cols=self.label_cols if set(self.labels or ()) <= set(available) else None,
-            shapes={name: shape for name, shape in (self.shapes or {}).items() if name in available},
-            dtypes={name: dtype for name, dtype in (self.dtypes or {}).items() if name in available},
-            allow_nan=self._nan_columns(lambda name: name if name in available else None),
         )
 
     def renamed(self, features: Sequence[str], labels: Sequence[str]) -> ColumnOptions:
@@ -72,32 +69,33 @@ class ColumnOptions:
                 raise ConfigError(f"{option}={own} names {len(own)} columns; the data has {list(others)}.")
             names |= dict(zip(own or (), others, strict=False))
 
-        def by_new_name(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-            return None if given is None else {names.get(name, name): value for name, value in given.items()}
-
-        return replace(
-            self,
-            feature_cols=tuple(features),
-            label_cols=tuple(labels) or None,
-            shapes=by_new_name(self.shapes),
-            dtypes=by_new_name(self.dtypes),
-            allow_nan=self._nan_columns(lambda name: names.get(name, name)),
-        )
-
-    def _nan_columns(self, change: Callable[[str], str | None]) -> bool | list[str] | None:
-        if self.allow_nan is None or isinstance(self.allow_nan, bool):
-            return self.allow_nan
-        return [name for name in map(change, _listed(self.allow_nan) or ()) if name is not None]
+        named = self._by_column(lambda name: names.get(name, name))
+        return replace(named, feature_cols=tuple(features), label_cols=tuple(labels) or None)
 
     def without_labels(self) -> ColumnOptions:
         apart = {*(self.labels or ()), self.weight_col}
+        kept = self._by_column(lambda name: None if name in apart else name)
+        return replace(kept, label_cols=None, need_labels=False)
 
-        def kept(by_column: Mapping[str, Any] | None) -> dict[str, Any] | None:
-            return {name: value for name, value in (by_column or {}).items() if name not in apart} or None
+    def _by_column(self, change: Callable[[str], str | None]) -> ColumnOptions:
+        """With other names in the options by column; None leaves a column out."""
 
-        return replace(
-            self, label_cols=None, need_labels=False, shapes=kept(self.shapes), dtypes=kept(self.dtypes)
-        )
+        def changed(by_name: Mapping[str, Any] | None) -> dict[str, Any] | None:
+            if by_name is None:
+                return None
+            return {new: value for name, value in by_name.items() if (new := change(name)) is not None}
+
+        nan = self.allow_nan
+        if nan is not None and not isinstance(nan, bool):
+            nan = list(changed(dict.fromkeys(_listed(nan) or ())) or ())
+        return replace(self, shapes=changed(self.shapes), dtypes=changed(self.dtypes), allow_nan=nan)
+
+    def or_implied(self, features: Names, labels: Names) -> ColumnOptions:
+        """With the columns that the form of the data implies, where the options leave it open."""
+        implied = self if self.feature_cols is not None else replace(self, feature_cols=features)
+        if self.label_cols is None and self.need_labels:
+            implied = replace(implied, label_cols=labels)
+        return implied
 
     @property
     def features(self) -> list[str] | None:

@@ -16,8 +16,8 @@ Every way into Kindler (Parquet, Spark's Arrow batches, arrays, pandas) goes thr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,6 +33,12 @@ _WORKS = (
     "Columns of integers, floats, decimals, booleans, dates, timestamps, lists of those, Spark ML vectors"
     " and (with a dtype) binary can be used."
 )
+TEXT = (types.is_string, types.is_large_string)
+BINARY = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+_SCALARS = (
+    types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_date,
+    types.is_timestamp, types.is_null,
+)  # fmt: skip
 _VECTOR_FIELDS = {"type", "size", "indices", "values"}
 _FILE_FIELDS = {"bytes", "path"}  # how Hugging Face datasets hold images and sounds
 
@@ -71,6 +77,10 @@ class Columns:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.all)
 
+    def changed(self, change: Callable[[Column], Column]) -> Columns:
+        features, labels = tuple(map(change, self.features)), tuple(map(change, self.labels))
+        return replace(self, features=features, labels=labels, others=tuple(map(change, self.others)))
+
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, column: Column, *, where: Where) -> Array:
     """One C-contiguous array of shape (rows, *row shape); a view of Arrow's memory if possible. `where`
@@ -91,17 +101,12 @@ def conform(values: Array, column: Column, *, where: Where) -> Array:
 
 
 def complaint(arrow_type: pa.DataType, *, dtype: str | None = None) -> str | None:
-    if isinstance(arrow_type, pa.BaseExtensionType):
-        return complaint(arrow_type.storage_type, dtype=dtype)
-    if types.is_dictionary(arrow_type):
-        return complaint(arrow_type.value_type, dtype=dtype)
-    if is_list(arrow_type):
-        inner = arrow_type.value_type
-        return _unusable(arrow_type) if _is_binary(inner) else complaint(inner, dtype=dtype)
-    if _is_binary(arrow_type):
+    kind = _value_type(arrow_type)
+    if is_list(kind):
+        return _unusable(kind) if is_any(kind.value_type, BINARY) else complaint(kind.value_type, dtype=dtype)
+    if is_any(kind, BINARY):
         return None if dtype else _NEEDS_DTYPE
-    usable = _is_scalar(arrow_type) or _is_vector(arrow_type) or types.is_null(arrow_type)
-    return None if usable else _unusable(arrow_type)
+    return None if is_any(kind, _SCALARS) or _is_vector(kind) else _unusable(kind)
 
 
 def ragged_type(arrow_type: pa.DataType, column: Column, *, text_only: bool) -> bool:
@@ -109,22 +114,20 @@ def ragged_type(arrow_type: pa.DataType, column: Column, *, text_only: bool) -> 
     With `text_only`, only text and lists of text count."""
     if isinstance(arrow_type, pa.FixedShapeTensorType):
         return False
-    if isinstance(arrow_type, pa.BaseExtensionType):
-        return ragged_type(arrow_type.storage_type, column, text_only=text_only)
-    if types.is_dictionary(arrow_type):
-        return ragged_type(arrow_type.value_type, column, text_only=text_only)
-    if _is_text(arrow_type):
+    kind = _value_type(arrow_type)
+    lists = types.is_list(kind) or types.is_large_list(kind)
+    if is_any(kind.value_type if lists else kind, TEXT):
         return True
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
-        inner = arrow_type.value_type
-        if _is_text(inner):
-            return True
-        return not text_only and column.shape is None and complaint(inner, dtype=None) is None
-    return not text_only and _is_binary(arrow_type) and column.dtype is None
+    if lists:
+        return not text_only and column.shape is None and complaint(kind.value_type) is None
+    return not text_only and is_any(kind, BINARY) and column.dtype is None
 
 
-def _is_text(arrow_type: pa.DataType) -> bool:
-    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type))
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    """What extension types are stored as, and what dictionaries hold."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _value_type(kind.storage_type)
+    return _value_type(kind.value_type) if types.is_dictionary(kind) else kind
 
 
 _NEEDS_DTYPE = (
@@ -136,7 +139,7 @@ _NEEDS_DTYPE = (
 
 def _unusable(arrow_type: pa.DataType) -> str:
     hint = ""
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
+    if is_any(arrow_type, TEXT):
         hint = (
             "Hint: turn strings into numbers first, for example with kindler.StringIndexer, or in the workers"
             " with a transform: Estimator.from_torch(..., transform=...)."
@@ -150,20 +153,10 @@ def _unusable(arrow_type: pa.DataType) -> str:
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
-    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(is_kind(arrow_type) for is_kind in kinds)
+    return is_any(arrow_type, (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
-def _is_binary(arrow_type: pa.DataType) -> bool:
-    kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    return any(is_kind(arrow_type) for is_kind in kinds)
-
-
-def _is_scalar(arrow_type: pa.DataType) -> bool:
-    kinds = (
-        types.is_integer, types.is_floating, types.is_boolean, types.is_decimal,
-        types.is_date, types.is_timestamp,
-    )  # fmt: skip
+def is_any(arrow_type: pa.DataType, kinds: Sequence[Callable[[pa.DataType], bool]]) -> bool:
     return any(is_kind(arrow_type) for is_kind in kinds)
 
 
@@ -176,21 +169,31 @@ def _is_vector(arrow_type: pa.DataType) -> bool:
 def _joined(array: pa.ChunkedArray, column: Column, where: Where) -> Array:
     """Converts chunk by chunk: joined lists can exceed 32-bit offsets."""
     parts: list[Array] = []
-    start = 0
-    for chunk in array.chunks:
-        if len(chunk):
-            part = to_numpy(chunk, column, where=lambda i, start=start: where(start + i))  # type: ignore[misc]
-            if parts and part.shape[1:] != parts[0].shape[1:]:
-                raise DataError(
-                    f"has shape {part.shape[1:]} where earlier rows have {parts[0].shape[1:]}.",
-                    column=column.name,
-                    row=where(start),
-                )
-            parts.append(part)
-            start += len(chunk)
-    if not parts:
-        return to_numpy(pa.array([], type=array.type), column, where=where)
+    for chunk, row in chunks(array, where):
+        part = to_numpy(chunk, column, where=row)
+        if parts and part.shape[1:] != parts[0].shape[1:]:
+            raise DataError(
+                f"has shape {part.shape[1:]} where earlier rows have {parts[0].shape[1:]}.",
+                column=column.name,
+                row=row(0),
+            )
+        parts.append(part)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def chunks(array: pa.ChunkedArray, where: Where) -> Iterator[tuple[pa.Array, Where]]:
+    """Each chunk with rows, and the names of its rows; an empty one if there are none."""
+    start = 0
+    for chunk in [c for c in array.chunks if len(c)] or [pa.array([], type=array.type)]:
+        yield chunk, lambda i, start=start: where(start + i)  # type: ignore[misc]
+        start += len(chunk)
+
+
+def refuse_nulls(array: pa.Array, column: Column, where: Where, what: str = "is null") -> None:
+    if array.null_count:
+        first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        problem = f"{what}; missing values are not allowed.\nHint: fill or drop such rows first."
+        raise DataError(problem, column=column.name, row=where(first))
 
 
 def numbers(array: pa.Array) -> Array:
@@ -213,7 +216,7 @@ class _Reader:
         self.where = where
 
     def read(self, array: pa.Array) -> Array:
-        if _is_binary(array.type):
+        if is_any(array.type, BINARY):
             return self._bytes(array)
         flat, shape = self._flat(array, 1)
         return flat.reshape(len(array), *shape)
@@ -223,14 +226,8 @@ class _Reader:
         return DataError(problem, column=self.column.name, row=row)
 
     def _refuse_nulls(self, array: pa.Array, per_row: int = 1) -> None:
-        if array.null_count:
-            first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-            what = "is null" if per_row == 1 else "holds a null"
-            raise self._error(
-                f"{what}; missing values are not allowed.\nHint: fill or drop such rows first.",
-                first,
-                per_row,
-            )
+        what = "is null" if per_row == 1 else "holds a null"
+        refuse_nulls(array, self.column, lambda i: self.where(i // max(per_row, 1)), what)
 
     def _flat(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
         """All innermost values flat, and the shape of each entry of `array`."""
@@ -242,7 +239,7 @@ class _Reader:
         if types.is_dictionary(kind):
             return self._flat(array.dictionary_decode(), per_row)
         problem = complaint(kind, dtype=self.column.dtype)
-        if problem or _is_binary(kind):
+        if problem or is_any(kind, BINARY):
             raise self._error(problem or _unusable(kind))
         self._refuse_nulls(array, per_row)
         if is_list(kind):
@@ -335,16 +332,9 @@ class _Reader:
         kinds = array.field("type")
         self._refuse_nulls(kinds, per_row)
         dense = kinds.to_numpy(zero_copy_only=False) == 1
-        if dense.all():
-            values = array.field("values")
-            self._refuse_nulls(values, per_row)
-            inner, width = self._even(values, per_row)
-            self._refuse_nulls(inner, per_row * width)
-            return self._scalars(inner).reshape(len(array), width)
-        return self._mixed(array, dense, per_row)
-
-    def _mixed(self, array: pa.Array, dense: Array, per_row: int) -> Array:
         lengths, values = self._ragged(array.field("values"), np.arange(len(array)), per_row)
+        if dense.all():
+            return values.reshape(len(array), self._one_length(lengths, per_row))
         sparse = array.filter(pa.array(~dense))
         rows = np.flatnonzero(~dense)
         sizes = sparse.field("size")

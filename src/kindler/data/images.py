@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -35,7 +35,7 @@ Size: TypeAlias = "int | tuple[int, int]"
 
 MAX_PIXELS = 1 << 26  # 64 megapixels, 192 MB of RGB: more is an attack, or wants to be asked for
 _FORMATS = ("PNG", "JPEG")
-_MODES = {"RGB": 3, "L": 1, "RGBA": 4}
+_MODES = ("RGB", "L", "RGBA")
 
 
 def decode(
@@ -122,19 +122,15 @@ def crop(image: Array, size: Size, *, top: int | None = None, left: int | None =
 def random_crop(image: Array, size: Size, rng: np.random.Generator, *, padding: int = 0) -> Array:
     """Cut out a random part of size (height, width), after adding a black border of `padding` pixels."""
     height, width = _pair(size)
-    high, wide = image.shape[0] + 2 * padding - height, image.shape[1] + 2 * padding - width
-    if min(high, wide) < 0:
+    high, wide = image.shape[0] + 2 * padding, image.shape[1] + 2 * padding
+    if high < height or wide < width:
         return crop(image, size)  # which says what is wrong
+    if padding:
+        bordered = np.zeros((high, wide, *image.shape[2:]), image.dtype)
+        bordered[padding:-padding, padding:-padding] = image
+        image = bordered
     first, second = rng.random(2).tolist()
-    top, left = int(first * (high + 1)) - padding, int(second * (wide + 1)) - padding
-    if not padding:
-        return crop(image, size, top=top, left=left)
-    part = np.zeros((height, width, *image.shape[2:]), image.dtype)
-    rows, columns = slice(max(0, top), top + height), slice(max(0, left), left + width)
-    seen = image[rows, columns]
-    below, beside = max(0, -top), max(0, -left)
-    part[below : below + seen.shape[0], beside : beside + seen.shape[1]] = seen
-    return part
+    return crop(image, size, top=int(first * (high - height + 1)), left=int(second * (wide - width + 1)))
 
 
 def flip(image: Array) -> Array:
@@ -142,16 +138,21 @@ def flip(image: Array) -> Array:
     return image[:, ::-1]
 
 
-def normalise(image: Array, mean: float | Sequence[float] = 0.0, std: float | Sequence[float] = 1.0) -> Array:
-    """Convert to float32 (uint8 is scaled to 0-1), subtract `mean` and divide by `std`, per channel."""
-    return _normalised(image, mean, std)
+def normalise(
+    image: Array,
+    mean: float | Sequence[float] = 0.0,
+    std: float | Sequence[float] = 1.0,
+    *,
+    channels: Literal["last", "first"] = "last",
+) -> Array:
+    """Convert to float32 (uint8 is scaled to 0-1), subtract `mean` and divide by `std`, per channel.
 
-
-def _normalised(image: Array, mean: Any, std: Any, *, first: bool = False) -> Array:
+    With `channels="first"`, the result has the shape (channels, height, width).
+    """
     by = np.float32(255.0) if image.dtype == np.uint8 else np.float32(1.0)
     shift = np.asarray(mean, np.float32) * by
     scale = np.float32(1.0) / (np.asarray(std, np.float32) * by)
-    if first:
+    if channels == "first":
         image = np.moveaxis(image, -1, -3)
         shift, scale = (part if not part.ndim else part[:, None, None] for part in (shift, scale))
     made: Array = np.empty(image.shape, np.float32)
@@ -160,21 +161,9 @@ def _normalised(image: Array, mean: Any, std: Any, *, first: bool = False) -> Ar
     return made
 
 
-def from_bytes(
-    column: str,
-    *,
-    to: str | None = None,
-    mode: str = "RGB",
-    size: Size | None = None,
-    crop: Size | None = None,
-    padding: int = 0,
-    flip: bool = False,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-    channels: Literal["last", "first"] = "last",
-    max_pixels: int = MAX_PIXELS,
-) -> ImageTransform:
-    """Create a transform that decodes a column of encoded images and then applies these steps, in this order.
+@dataclass(frozen=True)
+class ImageTransform:
+    """A transform that decodes a column of encoded images and then applies these steps, in this order.
 
     Training rows are augmented: cropped at random places and flipped at random. Rows that are evaluated or
     scored are cropped at the centre and not flipped.
@@ -191,49 +180,38 @@ def from_bytes(
         std: Divides each channel.
         channels: "first" for PyTorch (channels, height, width), "last" for Keras.
         max_pixels: The largest image to accept; see `decode`.
+        augments: Whether training rows are augmented.
 
     Raises:
         ConfigError: An argument is invalid.
     """
-    if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
-    if channels not in ("first", "last"):
-        raise ConfigError(f"channels={channels!r}: must be 'first' or 'last'.")
-    if padding < 0 or (padding and crop is None):
-        raise ConfigError(
-            f"padding={padding}: must be 0 or more, and needs crop=..., which cuts it off again."
-        )
-    return ImageTransform(
-        column=column,
-        to=to or column,
-        mode=mode,
-        size=None if size is None else _pair(size, "size"),
-        crop=None if crop is None else _pair(crop, "crop"),
-        padding=padding,
-        flip=flip,
-        mean=mean,
-        std=std,
-        channels=channels,
-        max_pixels=max_pixels,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageTransform:
-    """The transform that `from_bytes` returns; its attributes are the arguments."""
 
     column: str
-    to: str
-    mode: str
-    size: tuple[int, int] | None
-    crop: tuple[int, int] | None
-    padding: int
-    flip: bool
-    mean: float | Sequence[float] | None
-    std: float | Sequence[float] | None
-    channels: Literal["last", "first"]
-    max_pixels: int
+    _: KW_ONLY
+    to: str | None = None
+    mode: str = "RGB"
+    size: Size | None = None
+    crop: Size | None = None
+    padding: int = 0
+    flip: bool = False
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    channels: Literal["last", "first"] = "last"
+    max_pixels: int = MAX_PIXELS
     augments: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ConfigError(f"mode={self.mode!r}: must be one of {', '.join(_MODES)}.")
+        if self.channels not in ("first", "last"):
+            raise ConfigError(f"channels={self.channels!r}: must be 'first' or 'last'.")
+        if self.padding < 0 or (self.padding and self.crop is None):
+            raise ConfigError(
+                f"padding={self.padding}: must be 0 or more, and needs crop=..., which cuts it off again."
+            )
+        for name, size in (("size", self.size), ("crop", self.crop)):
+            if size is not None:
+                _pair(size, name)
 
     @property
     def without_chance(self) -> ImageTransform:
@@ -244,7 +222,7 @@ class ImageTransform:
         self._check(row)
         made = {name: value for name, value in row.items() if name != self.column}
         try:
-            made[self.to] = self._finished(self._pixels(row[self.column], rng))
+            made[self.to or self.column] = self._finished(self._pixels(row[self.column], rng))
         except DataError as exc:
             raise DataError(str(exc), column=self.column) from exc.__cause__
         return made
@@ -268,7 +246,9 @@ class ImageTransform:
                 named.position = position  # type: ignore[attr-defined]
                 raise named from exc.__cause__
         one_size = len({image.shape for image in pixels}) == 1
-        made[self.to] = self._finished(np.stack(pixels)) if one_size else [self._finished(p) for p in pixels]
+        made[self.to or self.column] = (
+            self._finished(np.stack(pixels)) if one_size else [self._finished(p) for p in pixels]
+        )
         return made
 
     def _check(self, row: Mapping[str, Any]) -> None:
@@ -290,11 +270,13 @@ class ImageTransform:
         return flip(image) if self.flip and drawn is not None and drawn.random() < 0.5 else image
 
     def _finished(self, pixels: Array) -> Array:
-        first = self.channels == "first"
         if self.mean is not None or self.std is not None:
             mean, std = 0.0 if self.mean is None else self.mean, 1.0 if self.std is None else self.std
-            return _normalised(pixels, mean, std, first=first)
-        return np.array(np.moveaxis(pixels, -1, -3) if first else pixels, order="C")
+            return normalise(pixels, mean, std, channels=self.channels)
+        return np.array(np.moveaxis(pixels, -1, -3) if self.channels == "first" else pixels, order="C")
+
+
+from_bytes = ImageTransform
 
 
 def _pair(size: Any, name: str = "size") -> tuple[int, int]:

@@ -122,12 +122,13 @@ def scan(
     first = 0
     for file, groups, schema in zip(files.files, files.row_groups, files.schemas, strict=True):
         last = first + sum(groups)
-        if first < stop and start < last:
+        if max(start, first) < min(stop, last):
             with _open(file) as opened:
                 if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != schema:
                     raise DataError(f"{file} has changed since it was counted.")
+                _require(opened.schema_arrow, names, file)
                 yield from _rows(
-                    opened, file, names, max(start - first, 0), min(stop, last) - first, use_threads
+                    opened, names, groups, max(start - first, 0), min(stop, last) - first, use_threads
                 )
         first = last
 
@@ -189,19 +190,16 @@ class RowReader:
 
 
 def _rows(
-    opened: pq.ParquetFile, file: str, names: Sequence[str], start: int, stop: int, use_threads: bool
+    opened: pq.ParquetFile,
+    names: Sequence[str],
+    groups: Sequence[int],
+    start: int,
+    stop: int,
+    use_threads: bool,
 ) -> Iterator[pa.RecordBatch]:
-    _require(opened.schema_arrow, names, file)
-    wanted: list[int] = []
-    first = skipped = 0
-    for group in range(opened.metadata.num_row_groups):
-        last = first + opened.metadata.row_group(group).num_rows
-        if last <= start:
-            skipped = last
-        elif first < stop:
-            wanted.append(group)
-        first = last
-    position = skipped
+    starts = [0, *accumulate(groups)]
+    wanted = [i for i in range(len(groups)) if starts[i + 1] > start and starts[i] < stop]
+    position = starts[wanted[0]]
     batches = opened.iter_batches(
         _batch_rows(opened.metadata, names, wanted),
         row_groups=wanted,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from fnmatch import fnmatchcase
 from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -21,17 +20,11 @@ Choice: TypeAlias = Callable[[str, Sequence[tuple[str, ...]]], Callable[[tuple[s
 
 def expand(path: str, choice: Choice) -> list[str]:
     """Itself, glob matches, or the chosen files of a folder; raises ConfigError if there is nothing."""
-    if is_remote(path):
-        system, place = file_system(path)
-        files = [file for match in _remote_matches(system, place) for file in _under(system, match, choice)]
-        return [child_uri(path, place, file) for file in files]
-    local = local_path(path)
-    if not os.path.exists(local) and glob.has_magic(local):
-        matches = [
-            match for match in sorted(glob.glob(local, recursive=True)) if not hidden(Path(match).name)
-        ]
-        return [file for match in matches for file in _under(fs.LocalFileSystem(), match, choice)]
-    return _under(fs.LocalFileSystem(), local, choice)
+    system, place = file_system(path)
+    # No "?" behind a URL, where the options of a URI start with it.
+    matches = _matches(system, place, r"[*\[]" if is_remote(path) else r"[*?\[]")
+    files = [file for match in matches for file in _under(system, match, choice)]
+    return [child_uri(path, place, file) for file in files] if is_remote(path) else files
 
 
 def file_system(file: str) -> tuple[fs.FileSystem, str]:
@@ -96,29 +89,22 @@ def _of_fsspec(file: str) -> tuple[fs.FileSystem, str] | None:
     return fs.PyFileSystem(fs.FSSpecHandler(system)), place
 
 
-def _remote_matches(system: fs.FileSystem, place: str) -> list[str]:
-    magic = re.search(r"[*\[]", place)  # no "?", with which the options of a URI start
-    if magic is None or system.get_file_info(place).type != fs.FileType.NotFound:
+def _matches(system: fs.FileSystem, place: str, wild: str) -> list[str]:
+    """The path itself, or those that it matches if it is a glob; `**` is any number of folders."""
+    names = place.split("/")
+    first = next((i for i, name in enumerate(names) if re.search(wild, name)), None)
+    if first is None or system.get_file_info(place).type != fs.FileType.NotFound:
         return [place]
-    base = place[: magic.start()].rpartition("/")[0]
-    inside = system.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
-    wanted = re.compile(_pattern(place))
-    paths = [entry.path for entry in inside if wanted.fullmatch(entry.path)]
-    return sorted(path for path in paths if not hidden(path.rpartition("/")[2]))
-
-
-def _pattern(text: str) -> str:
-    """A glob as a regular expression.
-
-    >>> _pattern("b/*.csv"), _pattern("b/**/x[ab]")
-    ('b/[^/]*\\\\.csv', 'b/(?:.*/)?x[ab]')
-    """
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\[[^\]]+\])", text)
-    # Every second piece is a wildcard; the ones between are plain text.
-    plain, wild = pieces[::2], pieces[1::2]
-    translated = [known.get(piece) or piece.replace("[!", "[^") for piece in wild]
-    return "".join(a + b for a, b in zip(map(re.escape, plain), [*translated, ""], strict=True))
+    found, below = [fs.FileInfo("/".join(names[:first]) or "/", fs.FileType.Directory)], False
+    for name in names[first:]:
+        if name == "**":
+            below = True
+            continue
+        folders = [entry.path for entry in found if entry.type == fs.FileType.Directory]
+        selectors = [fs.FileSelector(folder, recursive=below, allow_not_found=True) for folder in folders]
+        inside = [entry for selector in selectors for entry in system.get_file_info(selector)]
+        found, below = [entry for entry in inside if fnmatchcase(entry.base_name, name)], False
+    return sorted({entry.path for entry in found if not hidden(entry.base_name)})
 
 
 def _under(system: fs.FileSystem, place: str, choice: Choice) -> list[str]:

@@ -13,7 +13,19 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from kindler.data.columns import Array, Column, Where, conform, is_list, to_numpy
+from kindler.data.columns import (
+    BINARY,
+    TEXT,
+    Array,
+    Column,
+    Where,
+    chunks,
+    conform,
+    is_any,
+    is_list,
+    refuse_nulls,
+    to_numpy,
+)
 from kindler.errors import ConfigError, DataError
 
 _TEXT = ("str", "bytes")
@@ -155,34 +167,22 @@ def to_ragged(values: Any, column: Column, *, where: Where) -> Ragged:
     if isinstance(values, Ragged):
         return values
     if isinstance(values, pa.ChunkedArray):
-        parts, start = [], 0
-        for chunk in values.chunks:
-            if len(chunk):
-                first = start
-                parts.append(to_ragged(chunk, column, where=lambda i, first=first: where(first + i)))  # type: ignore[misc]
-                start += len(chunk)
-        return concatenated(parts) if parts else to_ragged(pa.array([], values.type), column, where=where)
+        parts = [to_ragged(chunk, column, where=row) for chunk, row in chunks(values, where)]
+        return parts[0] if len(parts) == 1 else concatenated(parts)
     if isinstance(values, np.ndarray):
         values = pa.array(list(values))
     if isinstance(values.type, pa.BaseExtensionType):
         values = values.storage
     if types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    if values.null_count:
-        row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError(
-            "is null; missing values are not allowed.\nHint: fill or drop such rows first.",
-            column=column.name,
-            row=where(row),
-        )
+    refuse_nulls(values, column, where)
     if is_list(values.type):
         return _lists(values, column, where)
     return _texts(values)
 
 
 def _texts(values: pa.Array) -> Ragged:
-    binary = types.is_binary(values.type) or types.is_large_binary(values.type)
-    binary = binary or types.is_fixed_size_binary(values.type)
+    binary = is_any(values.type, BINARY)
     wide = values.cast(pa.large_binary() if binary else pa.large_utf8())
     kind = "bytes" if binary else "str"
     if not len(wide):
@@ -205,20 +205,14 @@ def _lists(values: pa.Array, column: Column, where: Where) -> Ragged:
     def row_of(value: int) -> int | str:
         return where(int(np.searchsorted(offsets, value, side="right")) - 1)
 
-    if types.is_string(inner.type) or types.is_large_string(inner.type):
-        return _lists_of_text(inner, offsets, column, row_of)
+    if is_any(inner.type, TEXT):
+        refuse_nulls(inner, column, row_of, "holds a null")
+        texts = inner.to_pylist()
+        encoded = [json.dumps(texts[start:stop]).encode() for start, stop in pairwise(offsets.tolist())]
+        ends = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
+        return Ragged(np.frombuffer(b"".join(encoded), np.uint8), ends, kind="str", inner=(None,))
     flat = to_numpy(inner, replace(column, shape=None, ragged=False), where=row_of)
     return Ragged(flat, offsets, kind=flat.dtype.name, inner=flat.shape[1:])
-
-
-def _lists_of_text(inner: pa.Array, offsets: Array, column: Column, where: Where) -> Ragged:
-    if inner.null_count:
-        first = int(np.argmax(inner.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError("holds a null; missing values are not allowed.", column=column.name, row=where(first))
-    texts, bounds = inner.to_pylist(), offsets.tolist()
-    encoded = [json.dumps(texts[start:stop]).encode() for start, stop in pairwise(bounds)]
-    ends = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
-    return Ragged(np.frombuffer(b"".join(encoded), np.uint8), ends, kind="str", inner=(None,))
 
 
 Pad: TypeAlias = 'Literal["batch"] | int'

@@ -1,9 +1,9 @@
 """Which worker gets which row, and the order of an epoch: computed identically by all workers.
 
-Rows are dealt to *lanes*, of which there are more than workers; worker r of W owns the lanes l with
+Rows are assigned to *lanes*, of which there are more than workers; worker r of W owns the lanes l with
 l % W == r. An epoch takes one row of each lane in turn, and this sequence is cut into steps. It depends only
 on the seed, the lanes and the rows: worker counts with the same lanes make the same global batches (see
-`Dealing.between`).
+`RowAssignment.between`).
 
 With N rows in all and T = ceil(N / batch size) steps, every step takes nearly N / T rows. `Bucketed` puts
 rows of similar length together: the rows of many steps are sorted by length, cut into steps, and the steps
@@ -58,14 +58,14 @@ def bound(step: int, total_rows: int, steps: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealing:
-    """How the rows of a run are dealt to lanes.
+class RowAssignment:
+    """How the rows of a run are assigned to lanes.
 
     `joined` is the number of lanes after merging small ones; None lets the number of rows decide.
 
-    >>> [Dealing.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 24, 64)]
+    >>> [RowAssignment.between(workers, seed=0).lanes for workers in (1, 2, 5, 7, 12, 24, 64)]
     [120, 120, 120, 168, 120, 120, 576]
-    >>> Dealing.between(2, seed=0).lanes_for(10_000), Dealing.between(2, seed=0).lanes_for(20)
+    >>> RowAssignment.between(2, seed=0).lanes_for(10_000), RowAssignment.between(2, seed=0).lanes_for(20)
     (120, 2)
     """
 
@@ -75,16 +75,16 @@ class Dealing:
     joined: int | None = None
 
     @staticmethod
-    def between(workers: int, *, seed: int) -> Dealing:
-        """The dealing of a run that begins with this many workers. Worker counts that divide 120 lanes
-        evenly all use those, and deal alike from 960 rows on; from 48 rows on, those that divide 12 do.
+    def between(workers: int, *, seed: int) -> RowAssignment:
+        """The assignment of a run that begins with this many workers. Worker counts that divide 120 lanes
+        evenly all use those, and assign alike from 960 rows on; from 48 rows on, those that divide 12 do.
         Other counts have lanes of their own: uneven shares would cost time, and the order of runs begun
         earlier is kept."""
         if _LEAST_LANES % workers == 0 and _LEAST_LANES // workers >= _FEWEST_PER_WORKER:
-            return Dealing(seed=seed, lanes=_LEAST_LANES, workers=workers)
+            return RowAssignment(seed=seed, lanes=_LEAST_LANES, workers=workers)
         base = math.lcm(workers, BASE)
         least = max(_LEAST_LANES, _LANES_PER_WORKER * workers)
-        return Dealing(seed=seed, lanes=-(-least // base) * base, workers=workers)
+        return RowAssignment(seed=seed, lanes=-(-least // base) * base, workers=workers)
 
     @property
     def base(self) -> int:
@@ -105,8 +105,8 @@ class Dealing:
     def of_rank(self, rows: int, rank: int, size: int) -> tuple[Array, Array]:
         lanes, first = self.lanes_for(rows), 0
         numbers, shares = [], []
-        for dealt in self._dealt(rows):
-            joined = dealt.reshape(-1) % lanes
+        for assigned in self._lanes_of_rows(rows):
+            joined = assigned.reshape(-1) % lanes
             mine = np.flatnonzero(joined % size == rank)
             numbers.append(mine + first)
             shares.append(joined[mine])
@@ -120,19 +120,19 @@ class Dealing:
     def of_groups(self, sizes: Sequence[int]) -> Array:
         """The lane (modulo `base`) of each row group: balanced, in random order."""
         have = [(0, lane) for lane in range(self.base)]
-        dealt = np.empty(len(sizes), np.int32)
+        assigned = np.empty(len(sizes), np.int32)
         for group in generator(self.seed, _DEALING).permutation(len(sizes)):
             rows, lane = have[0]
-            dealt[group] = lane
+            assigned[group] = lane
             heapq.heapreplace(have, (rows + sizes[group], lane))
-        return dealt
+        return assigned
 
     def within_group(self, group: int, lane: int, rows: int) -> Array:
         """Deal one group's rows evenly among the lanes that are `lane` modulo `base`."""
         high = generator(self.seed, _DEALING, group).permutation(rows) % (self.lanes // self.base)
         return (high * self.base + lane).astype(np.int32)
 
-    def _dealt(self, rows: int) -> Iterator[Array]:
+    def _lanes_of_rows(self, rows: int) -> Iterator[Array]:
         random = generator(self.seed, _DEALING)
         whole, rest = divmod(rows, self.lanes)
         drawn = _blocks(random, min(whole, _BLOCKS), self.lanes)
@@ -154,8 +154,8 @@ def _blocks(random: np.random.Generator, count: int, lanes: int) -> Array:
     groups = lanes // BASE
     low = _permuted(random, count * groups, BASE).reshape(count, groups, BASE)
     high = _permuted(random, count * BASE, groups).reshape(count, BASE, groups)
-    dealt: Array = np.take_along_axis(high.transpose(0, 2, 1), low, axis=2) * BASE + low
-    return dealt.reshape(count, lanes)
+    assigned: Array = np.take_along_axis(high.transpose(0, 2, 1), low, axis=2) * BASE + low
+    return assigned.reshape(count, lanes)
 
 
 def joined_counts(by_rank: Sequence[Sequence[int]], lanes: int, joined: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.arrays import kind, named, values
+from kindler.data.batches import ahead
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Columns
 from kindler.data.parquet import ParquetFiles, scan, schema
-from kindler.data.prefetch import ahead
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.spool import Spool, SpoolWriter, fresh_folder, shared_spool
 from kindler.errors import ConfigError, DataError
 from kindler.group import Group
@@ -39,13 +39,13 @@ class Source(Protocol):
     def columns(self) -> Columns:
         """The columns that are read."""
 
-    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         """Open the rows of `worker`. All workers call this together, and may exchange messages in it.
 
-        The spool's lanes record how rows were dealt. Without lanes, each worker's rows form one lane, and the
-        order of an epoch depends on the number of workers. Files go below the worker's scratch folder, which
-        is removed after the run. With `in_order`, the spool must have row numbers, because rows are used in
-        that order.
+        The spool's lanes record how rows were assigned. Without lanes, each worker's rows form one lane, and
+        the order of an epoch depends on the number of workers. Files go below the worker's scratch folder,
+        which is removed after the run. With `in_order`, the spool must have row numbers, because rows are
+        used in that order.
         """
 
 
@@ -56,35 +56,35 @@ class ParquetSource:
     files: ParquetFiles
     columns: Columns
 
-    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
-        if self._is_vast(dealing):
-            return self._own_groups(worker, dealing)
+    def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
+        if self._is_vast(assignment):
+            return self._own_groups(worker, assignment)
         rows = self.files.rows
         whole = shared_spool(worker, self.columns.all, rows, self._write)
-        return self._located(whole.dealt(*dealing.of_rank(rows, worker.rank, worker.size)))
+        return self._located(whole.assigned(*assignment.of_rank(rows, worker.rank, worker.size)))
 
-    def _is_vast(self, dealing: Dealing) -> bool:
+    def _is_vast(self, assignment: RowAssignment) -> bool:
         """Depends on the data alone, so that the order of rows does too."""
         groups = sum(map(len, self.files.row_groups))
-        return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * dealing.base
+        return self.files.nbytes >= _VAST_BYTES and groups >= _GROUPS_PER_LANE * assignment.base
 
-    def _own_groups(self, worker: Group, dealing: Dealing) -> Spool:
+    def _own_groups(self, worker: Group, assignment: RowAssignment) -> Spool:
         """Deals whole row groups, and their rows among the lanes that belong together."""
         sizes = [rows for groups in self.files.row_groups for rows in groups]
         starts = np.cumsum([0, *sizes])
         numbers, lanes = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        joined = dealing.lanes_for(self.files.rows)
+        joined = assignment.lanes_for(self.files.rows)
         with SpoolWriter(fresh_folder(worker.scratch), self.columns.all) as writer:
-            for group, lane in enumerate(dealing.of_groups(sizes)):
-                dealt = dealing.within_group(group, int(lane), sizes[group]) % joined
-                mine = dealt % worker.size == worker.rank
+            for group, lane in enumerate(assignment.of_groups(sizes)):
+                assigned = assignment.within_group(group, int(lane), sizes[group]) % joined
+                mine = assigned % worker.size == worker.rank
                 if mine.any():
                     first, last = int(starts[group]), int(starts[group + 1])
                     self._write(writer, first, last, None if mine.all() else mine)
                     numbers.append(first + np.flatnonzero(mine))
-                    lanes.append(dealt[mine])
+                    lanes.append(assigned[mine])
         spool = writer.close()
-        return self._located(spool.dealt(np.concatenate(numbers), np.concatenate(lanes), only_own=True))
+        return self._located(spool.assigned(np.concatenate(numbers), np.concatenate(lanes), only_own=True))
 
     def _located(self, spool: Spool) -> Spool:
         numbers = spool.numbers
@@ -114,20 +114,20 @@ class FolderSource:
     folder: str
     columns: Columns
 
-    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         whole = Spool.open(self.folder)
-        return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
+        return whole.assigned(*assignment.of_rank(whole.rows, worker.rank, worker.size))
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveredSource:
-    """Rows dealt by others, in a spool of this name. The lower `ROW_BITS` bits of an id are the row's
+    """Rows assigned by others, in a spool of this name. The lower `ROW_BITS` bits of an id are the row's
     place in its partition, the bits above the partition."""
 
     columns: Columns
     name: str
 
-    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         spool = Spool.open(worker.scratch / self.name)
         ids = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
         spool.numbers = _numbers(worker, ids) if in_order else None
@@ -176,10 +176,7 @@ def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: 
 
 def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[str, Any], int]:
     found = named(data).called(asked.features, asked.labels)
-    if asked.feature_cols is None:
-        asked = replace(asked, feature_cols=found.features)
-    if asked.label_cols is None and asked.need_labels:
-        asked = replace(asked, label_cols=found.labels)
+    asked = asked.or_implied(found.features, found.labels)
     columns = asked.plan(found.types)
     arrays = {name: values(found.columns[name], name) for name in columns.names}
     if asked.ragged is not None:

@@ -3,7 +3,7 @@
 One file a column (not one Arrow file for all) because shuffled batches are gathers, and a gather
 wants its column as one contiguous array. It is page cache, not heap, so it may be bigger than memory.
 
-    spool.json      written last, so a spool without it is not whole: {"format", "rows", "columns", ...}
+    spool.json      written last, so a spool without it is not whole: {"rows", "columns", ...}
     000.bin, ...    the values of column 0, ... in C order
     000.offsets.bin int64: where each row of column 0 begins and the last one ends; only where rows differ
                     in length (`ragged.py`)
@@ -24,6 +24,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeAlias
 
@@ -40,7 +42,6 @@ Layout: TypeAlias = dict[str, list[Any]]
 
 The shape of rows that differ in length begins with None; text and bytes have the dtypes "str" and "bytes"."""
 
-_FORMAT = 1
 _MANIFEST = "spool.json"
 _ORDER, _NUMBERS, _LANES = "order.bin", "numbers.bin", "lanes.bin"
 _MARK_ROWS, _MARK_ROWS_MIN, _MARK_ROWS_LEAST, _MARK_BYTES = 4096, 64, 8, 16 << 20
@@ -48,6 +49,7 @@ _MARK_DIGITS = 16
 _BUFFER_BYTES = 1 << 17
 
 
+@dataclass(kw_only=True, eq=False)
 class Spool:
     """Rows as read-only views of mapped files; copy what is handed to code that may write.
 
@@ -56,27 +58,16 @@ class Spool:
     None if unknown. `locate` names a row for error messages.
     """
 
-    def __init__(
-        self,
-        *,
-        rows: int,
-        arrays: Mapping[str, Any],
-        order: Array | None = None,
-        numbers: Array | None = None,
-        lanes: Array | None = None,
-        locate: Callable[[int], int | str] | None = None,
-        layout: Layout | None = None,
-    ) -> None:
-        self.rows = rows
-        self.arrays: dict[str, Any] = dict(arrays)
-        self.order = order
-        self.numbers = numbers
-        self.lanes = lanes
-        self.locate = locate
-        self._layout = layout or {
-            name: array.entry if isinstance(array, Ragged) else [array.dtype.name, list(array.shape[1:])]
-            for name, array in arrays.items()
-        }
+    rows: int
+    arrays: dict[str, Any]
+    order: Array | None = None
+    numbers: Array | None = None
+    lanes: Array | None = None
+    locate: Callable[[int], int | str] | None = None
+    layout: Layout = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout = self.layout or {name: _entry(array) for name, array in self.arrays.items()}
 
     @staticmethod
     def open(folder: str | os.PathLike[str]) -> Spool:
@@ -85,28 +76,46 @@ class Spool:
             manifest = json.loads((folder / _MANIFEST).read_text())
         except FileNotFoundError as exc:
             raise DataError(f"{folder} is not a finished spool: {_MANIFEST} is missing.") from exc
-        if manifest.get("format") != _FORMAT:
-            raise DataError(
-                f"{folder} is a spool of format {manifest.get('format')!r}; this version reads {_FORMAT}."
-            )
         rows = int(manifest["rows"])
         layout: Layout = {c["name"]: [c["dtype"], c["shape"]] for c in manifest["columns"]}
-        arrays = {c["name"]: _mapped_column(folder, rows, c) for c in manifest["columns"]}
-        of_rows: dict[str, Any] = {
-            name: _mapped(folder / manifest[name], rows, kind, []) if manifest.get(name) else None
-            for name, kind in (("order", "int64"), ("numbers", "int64"), ("lanes", "int32"))
-        }
+        with ExitStack() as stack:
+
+            def files(entry: Mapping[str, Any], *keys: str) -> list[BinaryIO]:
+                names = [entry[key] for key in keys if entry.get(key)]
+                return [stack.enter_context((folder / name).open("rb")) for name in names]
+
+            arrays = {
+                column["name"]: _mapped(files(column, "file", "offsets"), rows, *layout[column["name"]])
+                for column in manifest["columns"]
+            }
+            kinds = {"order": "int64", "numbers": "int64", "lanes": "int32"}
+            of_rows: dict[str, Any] = {
+                name: _mapped(files(manifest, name), rows, kind, [])
+                for name, kind in kinds.items()
+                if manifest.get(name)
+            }
         return Spool(rows=rows, arrays=arrays, layout=layout, **of_rows)
 
-    def dealt(self, numbers: Array, lanes: Array, *, only_own: bool = False) -> Spool:
+    def assigned(self, numbers: Array, lanes: Array, *, only_own: bool = False) -> Spool:
         """Without copying; with `only_own`, this spool already holds just those rows, otherwise all."""
-        if only_own or len(numbers) == self.rows:
-            order = self.order
-        else:
-            order = numbers if self.order is None else self.order[numbers]
-        dealt = self._with(order=order, numbers=numbers, lanes=lanes)
-        dealt.rows, dealt.locate = len(numbers), lambda place: int(numbers[place])
-        return dealt
+        order = self.order if only_own or len(numbers) == self.rows else self.positions(numbers)
+        return replace(
+            self,
+            rows=len(numbers),
+            order=order,
+            numbers=numbers,
+            lanes=lanes,
+            locate=lambda place: int(numbers[place]),
+        )
+
+    def positions(self, rows: Array) -> Array:
+        """Where rows (places in natural order) lie in the arrays."""
+        return rows if self.order is None else self.order[rows]
+
+    def taken(self, columns: Sequence[Column], rows: Array) -> dict[str, Any]:
+        """Copies of these rows (places in natural order)."""
+        positions = self.positions(rows)
+        return {column.name: self.arrays[column.name][positions] for column in columns}
 
     def lane_counts(self, lanes: int) -> list[int]:
         if self.lanes is None:
@@ -116,10 +125,10 @@ class Spool:
 
     def with_lanes(self, lanes: int) -> Spool:
         found = self.lanes if self.lanes is not None else np.empty(0, np.int32)
-        return self._with(lanes=found % lanes)
+        return replace(self, lanes=found % lanes)
 
     def by_lane(self, otherwise: int) -> dict[int, Array]:
-        """Places of each lane's rows; undealt rows are the lane `otherwise`."""
+        """Places of each lane's rows; rows without lanes are the lane `otherwise`."""
         if self.lanes is None:
             return {otherwise: np.arange(self.rows)} if self.rows else {}
         together, counts = np.argsort(self.lanes, kind="stable"), np.bincount(self.lanes)
@@ -132,7 +141,7 @@ class Spool:
         most = max(_MARK_ROWS_MIN, min(_MARK_ROWS, _MARK_BYTES // max(1, width)))
         count = min(len(rows), max(_MARK_ROWS_LEAST, most // parts))
         some = rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)] if count else rows[:0]
-        places = some if self.order is None else self.order[some]
+        places = self.positions(some)
         digest = hashlib.sha256(str(len(rows)).encode())
         for name in sorted(self.arrays):
             taken = self.arrays[name][places]
@@ -141,19 +150,10 @@ class Spool:
             )
         return digest.hexdigest()[:_MARK_DIGITS]
 
-    def layout(self) -> Layout:
-        return {name: list(entry) for name, entry in self._layout.items()}
-
     def with_layout(self, layout: Layout) -> Spool:
-        merged = agreed([layout, self.layout()])
+        merged = agreed([layout, self.layout])
         arrays = self.arrays if self.rows else {name: _empty(*entry) for name, entry in merged.items()}
-        return self._with(arrays=arrays, layout=merged)
-
-    def _with(self, **changed: Any) -> Spool:
-        kept = {
-            name: getattr(self, name) for name in ("rows", "arrays", "order", "numbers", "lanes", "locate")
-        }
-        return Spool(**{**kept, "layout": self._layout, **changed})
+        return replace(self, arrays=arrays, layout=merged)
 
 
 def agreed(layouts: Sequence[Layout]) -> Layout:
@@ -172,49 +172,41 @@ def agreed(layouts: Sequence[Layout]) -> Layout:
     return merged
 
 
+def _entry(array: Any) -> list[Any]:
+    return array.entry if isinstance(array, Ragged) else [array.dtype.name, list(array.shape[1:])]
+
+
 def _empty(dtype: str | None, shape: Sequence[int | None] | None) -> Any:
     if dtype is not None and Ragged.holds(dtype, shape):
         return Ragged.empty(dtype, shape or ())
     return np.empty((0, *(shape if shape is not None else (0,))), dtype or "float32")
 
 
-def _mapped_column(folder: Path, rows: int, known: Mapping[str, Any]) -> Any:
-    path, kind, shape = folder / known["file"], known["dtype"], known["shape"]
-    if not known.get("offsets"):
-        return _mapped(path, rows, kind, shape)
-    with path.open("rb") as file, (folder / known["offsets"]).open("rb") as offsets:
-        return _mapped_ragged(file, offsets, rows, kind, shape)
+def _mapped(
+    files: Sequence[BinaryIO], rows: int, dtype: str | None, shape: Sequence[int | None] | None
+) -> Any:
+    """A column's array of one file, or its rows of different lengths of two: values and offsets."""
+    if len(files) == 1:
+        return _mapped_file(files[0], rows, dtype, shape) if rows else _empty(dtype, shape)
+    if not rows or dtype is None or shape is None:
+        return Ragged.empty(dtype or "float32", shape if shape is not None else (None,))
+    bounds = _mapped_file(files[1], rows + 1, "int64", [])
+    if dtype in ("str", "bytes"):
+        flat = _mapped_file(files[0], int(bounds[-1]), "uint8", [])
+        return Ragged(flat, bounds, kind=dtype, inner=tuple(shape))
+    inner = tuple(int(size or 0) for size in shape[1:])
+    return Ragged(_mapped_file(files[0], int(bounds[-1]), dtype, inner), bounds, kind=dtype, inner=inner)
 
 
-def _mapped(path: Path, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
-    with path.open("rb") as file:
-        return _mapped_file(file, rows, dtype, shape)
-
-
-def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Array:
-    want = (rows, *(shape or ()))
-    expected = math.prod(want) * np.dtype(dtype).itemsize if rows else 0
-    if not rows:
-        return np.empty((0, *(shape if shape is not None else (0,))), dtype or "float32")
+def _mapped_file(file: BinaryIO, rows: int, dtype: str | None, shape: Sequence[int | None] | None) -> Array:
+    want = (rows, *(int(size or 0) for size in shape or ()))
+    expected = math.prod(want) * np.dtype(dtype).itemsize
     if not expected:
         return np.empty(want, dtype)
     size = os.fstat(file.fileno()).st_size
     if size != expected:  # reading past the end of a mapped file kills the process
         raise DataError(f"{file.name} has {size} bytes where {expected} were written: the spool is damaged.")
     return np.asarray(np.memmap(file, dtype=np.dtype(dtype), mode="r", shape=want))
-
-
-def _mapped_ragged(
-    file: BinaryIO, offsets: BinaryIO, rows: int, kind: str | None, shape: Sequence[int | None] | None
-) -> Ragged:
-    if not rows or kind is None or shape is None:
-        return Ragged.empty(kind or "float32", shape if shape is not None else (None,))
-    bounds = _mapped_file(offsets, rows + 1, "int64", [])
-    if kind in ("str", "bytes"):
-        flat = _mapped_file(file, int(bounds[-1]), "uint8", [])
-        return Ragged(flat, bounds, kind=kind, inner=tuple(shape))
-    inner = [int(size or 0) for size in shape[1:]]
-    return Ragged(_mapped_file(file, int(bounds[-1]), kind, inner), bounds, kind=kind, inner=tuple(inner))
 
 
 class SpoolWriter:
@@ -231,11 +223,8 @@ class SpoolWriter:
     ) -> None:
         self.folder = Path(folder)
         self.rows = 0
-        self._expected = rows
-        self._files = [
-            (_RaggedFile if column.ragged else _ColumnFile)(column, f"{i:03d}.bin", first=first)
-            for i, column in enumerate(columns)
-        ]
+        self._columns, self._expected, self._first = columns, rows, first
+        self._files: list[_ColumnFile] = []
         self._ids: list[Array] = []
         self._lanes: list[Array] = []
         self._spool: Spool | None = None
@@ -243,8 +232,8 @@ class SpoolWriter:
     def __enter__(self) -> SpoolWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            for file in self._files:
-                file.open(self.folder)
+            for number, column in enumerate(self._columns):
+                self._files.append(_ColumnFile(column, self.folder, number, self._first))
         except BaseException:
             self._release()
             raise
@@ -297,7 +286,7 @@ class SpoolWriter:
 
     def layout(self) -> Layout:
         self._check_count()
-        return {file.column.name: [file.dtype, file.shape] for file in self._files}
+        return {file.column.name: file.entry for file in self._files}
 
     def values(self) -> list[int]:
         return [file.values for file in self._files]
@@ -308,14 +297,15 @@ class SpoolWriter:
 
     def whole(self, rows: int, layout: Layout) -> Spool:
         """After every writer's `flush`; mapped through open files, so the folder may disappear."""
-        arrays = {file.column.name: file.whole(rows, *layout[file.column.name]) for file in self._files}
+        arrays = {f.column.name: _mapped(f.files, rows, *layout[f.column.name]) for f in self._files}
         self._spool = Spool(rows=rows, arrays=arrays, layout=layout)
         self._release()
         return self._spool
 
     def flush(self) -> None:
-        for file in self._files:
-            file.flush()
+        for column in self._files:
+            for file in column.files:
+                file.flush()
 
     def _check_count(self) -> None:
         if self._expected is not None and self.rows != self._expected:
@@ -348,7 +338,6 @@ class SpoolWriter:
 
     def _finish(self, order: Mapping[str, str | None]) -> None:
         manifest = {
-            "format": _FORMAT,
             "rows": self.rows,
             "columns": [file.manifest() for file in self._files],
             **order,
@@ -359,143 +348,90 @@ class SpoolWriter:
 
 
 class _ColumnFile:
-    values = 0
+    """A column's values, and the offsets of rows that differ in length. Of several writers each begins at
+    its `first` row; values of rows of different lengths wait in a file of their own until `join`."""
 
-    def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
-        self.column, self.name, self._first = column, name, first
-        self.dtype: str | None = None if column.dtype is None else np.dtype(column.dtype).name
-        self.shape: list[int | None] | None = None if column.shape is None else list(column.shape)
-        self._folder = Path()
-        self._opened: dict[str, BinaryIO] = {}
-
-    def open(self, folder: Path) -> None:
-        self._folder = folder
-        for name in self._names():
-            # Not "wb": it would cut off what another writer has written.
-            number = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
-            self._opened[name] = open(number, "r+b", buffering=_BUFFER_BYTES)  # noqa: SIM115
-
-    def file(self, name: str | None = None) -> BinaryIO:
-        if not self._opened:
-            raise ValueError("use a SpoolWriter inside a `with` block.")
-        return self._opened[name or self.name]
-
-    def flush(self) -> None:
-        for file in self._opened.values():
-            file.flush()
-
-    def close(self) -> None:
-        opened, self._opened = self._opened, {}
-        for name, file in opened.items():
-            with naming_full_disk(str(self._folder / name)):
-                file.close()
-
-    def match(self, array: Any, where: Where) -> None:
-        dtype, shape = array.dtype.name, list(array.shape[1:])
-        if self.dtype not in (None, dtype) or self.shape not in (None, shape):
-            raise DataError(
-                f"has {dtype} values of shape {tuple(shape)} where earlier rows have {self.dtype} of"
-                f" {tuple(self.shape or ())}; all rows must have the same dtype and shape.",
-                column=self.column.name,
-                row=where(0),
-            )
-        self.dtype, self.shape = dtype, shape
-
-    def write(self, array: Any) -> None:
-        if not array.nbytes:
-            return
-        if self._first:
-            self.file().seek(self._first * (array.nbytes // len(array)))
-            self._first = 0
-        self._put(self.name, array)
-
-    def join(self, before: int) -> None: ...
-
-    def whole(self, rows: int, dtype: str | None, shape: Sequence[int] | None) -> Any:
-        return _mapped_file(self.file(), rows, dtype, shape)
-
-    def manifest(self) -> dict[str, Any]:
-        return {"name": self.column.name, "file": self.name, "dtype": self.dtype, "shape": self.shape}
-
-    def _names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def _put(self, name: str, array: Any) -> None:
-        with naming_full_disk(str(self._folder / name), array.nbytes):
-            self.file(name).write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-class _RaggedFile(_ColumnFile):
-    """With several writers, each writes values to a file of its own, which `join` copies into place."""
-
-    def __init__(self, column: Column, name: str, *, first: int = 0) -> None:
-        super().__init__(column, name, first=first)
-        self.dtype, self.shape = None, None
-        self._offsets_name = f"{name[:-4]}.offsets.bin"
+    def __init__(self, column: Column, folder: Path, number: int, first: int) -> None:
+        self.column, self._first = column, first
+        shape = None if column.shape is None else list(column.shape)
+        self.entry: list[Any] = [None if column.dtype is None else np.dtype(column.dtype).name, shape]
+        if column.ragged:
+            self.entry = [None, None]
+        self.values = 0
         self._ends: list[Array] = []
         self._own: IO[bytes] | None = None
+        kinds = ("file", "offsets") if column.ragged else ("file",)
+        self._names = dict(zip(kinds, (f"{number:03d}.bin", f"{number:03d}.offsets.bin"), strict=False))
+        self._folder = folder
+        # Not "wb": it would cut off what another writer has written.
+        numbers = [os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in self._names.values()]
+        self.files = [open(number, "r+b", buffering=_BUFFER_BYTES) for number in numbers]  # noqa: SIM115
 
     def match(self, array: Any, where: Where) -> None:
-        dtype, shape = array.entry
-        if not len(array.flat) and self.dtype is not None:
+        dtype, shape = _entry(array)
+        if self.column.ragged and not len(array.flat) and self.entry[0] is not None:
             return  # rows without values do not say what shape their values would have
-        if self.values and (dtype, shape) != (self.dtype, self.shape):
+        known_dtype, known_shape = self.entry
+        known = self.values or not self.column.ragged
+        if known and (known_dtype not in (None, dtype) or known_shape not in (None, shape)):
             raise DataError(
-                f"has values of {dtype} and shape {shape[1:]} where earlier rows have {self.dtype} of"
-                f" {(self.shape or [])[1:]}; all values must have the same dtype and shape.",
+                f"has {dtype} values of shape {tuple(shape)} where earlier rows have {known_dtype} of"
+                f" {tuple(known_shape or ())}; all rows must have the same dtype and shape.",
                 column=self.column.name,
                 row=where(0),
             )
-        self.dtype, self.shape = dtype, shape
+        self.entry = [dtype, shape]
 
     def write(self, array: Any) -> None:
-        rows = array.take(slice(None))
-        if self._first and self._own is None:
-            # Without a name, and gone when it is closed.
-            self._own = tempfile.TemporaryFile(dir=self._folder, buffering=_BUFFER_BYTES)  # noqa: SIM115
-        self._ends.append(rows.offsets[1:] + self.values)
-        self.values += int(rows.offsets[-1])
-        if not rows.flat.nbytes:
-            return
-        if self._own is None:
-            self._put(self.name, rows.flat)
-        else:
-            with naming_full_disk(str(self._folder / self.name), rows.flat.nbytes):
-                self._own.write(np.ascontiguousarray(rows.flat).reshape(-1).view(np.uint8).data)
+        if self.column.ragged:
+            rows = array.take(slice(None))
+            if self._first and self._own is None:
+                # Without a name, and gone when it is closed.
+                self._own = tempfile.TemporaryFile(dir=self._folder, buffering=_BUFFER_BYTES)  # noqa: SIM115
+            self._ends.append(rows.offsets[1:] + self.values)
+            self.values += int(rows.offsets[-1])
+            array = rows.flat
+        elif self._first and array.nbytes:
+            self.files[0].seek(self._first * (array.nbytes // len(array)))
+            self._first = 0
+        self._put(self._own or self.files[0], array)
 
     def join(self, before: int) -> None:
+        """Put the rows behind the `before` values of earlier writers."""
+        if not self.column.ragged:
+            return
         if self._own is not None:
             width = self._own.seek(0, os.SEEK_END) // max(1, self.values)
             self._own.seek(0)
-            self.file().seek(before * width)
-            with naming_full_disk(str(self._folder / self.name)):
-                shutil.copyfileobj(self._own, self.file(), 1 << 20)
+            self.files[0].seek(before * width)
+            with naming_full_disk(str(self._folder)):
+                shutil.copyfileobj(self._own, self.files[0], 1 << 20)
             self._own.close()
             self._own = None
-        self._write_offsets(before)
-
-    def _write_offsets(self, before: int) -> None:
         ends = np.concatenate([np.zeros(1, np.int64), *self._ends]) + before
-        self.file(self._offsets_name).seek(8 * self._first)
-        self._put(self._offsets_name, ends)  # the first of them is what the writer before has written last
+        self.files[1].seek(8 * self._first)
+        self._put(self.files[1], ends)  # the first of them is what the writer before has written last
         self._ends = []
 
-    def whole(self, rows: int, dtype: str | None, shape: Sequence[int | None] | None) -> Ragged:
-        return _mapped_ragged(self.file(), self.file(self._offsets_name), rows, dtype, shape)
-
     def close(self) -> None:
-        if self._opened and self._ends and self._own is None:
-            self._write_offsets(0)
+        if self.files and self._ends and self._own is None:
+            self.join(0)
         if self._own is not None:
             self._own.close()
             self._own = None
-        super().close()
+        files, self.files = self.files, []
+        with naming_full_disk(str(self._folder)):
+            for file in files:
+                file.close()
 
     def manifest(self) -> dict[str, Any]:
-        return {**super().manifest(), "offsets": self._offsets_name}
+        dtype, shape = self.entry
+        return {"name": self.column.name, "dtype": dtype, "shape": shape, **self._names}
 
-    def _names(self) -> tuple[str, ...]:
-        return (self.name, self._offsets_name)
+    def _put(self, file: IO[bytes], array: Array) -> None:
+        if array.nbytes:
+            with naming_full_disk(str(self._folder / self._names["file"]), array.nbytes):
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def fresh_folder(scratch: Path) -> Path:

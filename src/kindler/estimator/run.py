@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kindler import limits
 from kindler.config import RunSettings
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.engine import local
 from kindler.engine.gang import Halted
 from kindler.engine.hub import Event
@@ -259,13 +259,13 @@ def _gpus_here(model: FrameworkModel, device: str) -> list[str]:
     return gpus[int(number) :][:1] if number.isdecimal() else gpus
 
 
-def _dealing(workers: int, seed: int, checkpoints: Sequence[StoredCheckpoint]) -> Dealing:
+def _dealing(workers: int, seed: int, checkpoints: Sequence[StoredCheckpoint]) -> RowAssignment:
     """How rows are dealt: as in the run that is resumed, if every worker can have a lane of it."""
     for header in (stored.header for stored in checkpoints):
         if header.lanes and header.seed == seed and workers <= len(header.counts):
             lanes = len(header.counts)
-            return Dealing(seed=seed, lanes=header.lanes, workers=header.workers, joined=lanes)
-    return Dealing.between(workers, seed=seed)
+            return RowAssignment(seed=seed, lanes=header.lanes, workers=header.workers, joined=lanes)
+    return RowAssignment.between(workers, seed=seed)
 
 
 def _launch(
@@ -273,7 +273,7 @@ def _launch(
     task: Task,
     buffers: tuple[bytes, ...],
     workers: int,
-    dealing: Dealing,
+    dealing: RowAssignment,
     spark: SparkSession | None,
     feeds: Sequence[Feed],
     hear: Callable[[Event], None],

@@ -13,9 +13,8 @@ from typing import Any, SupportsBytes
 
 import numpy as np
 
-from kindler.data.batches import stacked
+from kindler.data.batches import in_pool, stacked
 from kindler.data.columns import Columns
-from kindler.data.prefetch import in_pool
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import concatenated
 from kindler.engine.placement import TaskPlace, enter_program_path, program_path

@@ -27,7 +27,7 @@ from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from kindler.data.columns import Columns
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.spool import SpoolWriter
 from kindler.engine import detached
 from kindler.engine.gang import Gang, Launch, Listener, follow, watch
@@ -88,7 +88,7 @@ def run(
     *,
     spark: SparkSession,
     feeds: Sequence[Feed],
-    dealing: Dealing,
+    dealing: RowAssignment,
     listener: Listener,
     folder: SharedFolder | None = None,
 ) -> list[Outcome]:

@@ -23,7 +23,7 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, TimestampType,
 
 from kindler.data.columns import Column, Columns, unused_name
 from kindler.data.ragged import Ragged
-from kindler.data.row_order import BASE, Dealing
+from kindler.data.row_order import BASE, RowAssignment
 from kindler.data.sources import ROW_BITS, describe_row_id
 from kindler.errors import ConfigError, DataError
 from kindler.spark.tasks import TASK_ERROR
@@ -118,13 +118,13 @@ def refuse_ambiguous(frame: DataFrame, names: Sequence[str]) -> None:
             )
 
 
-def feed_frame(feeds: Sequence[Feed], workers: int, dealing: Dealing) -> DataFrame:
+def feed_frame(feeds: Sequence[Feed], workers: int, dealing: RowAssignment) -> DataFrame:
     """`dealt_rows` in `workers` partitions: partition r has worker r's rows."""
     keys = _constants(partition_keys(workers))
     return dealt_rows(feeds, dealing).repartition(workers, F.element_at(keys, F.col(LANE) % workers + 1))
 
 
-def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
+def dealt_rows(feeds: Sequence[Feed], dealing: RowAssignment) -> DataFrame:
     """All feeds in one frame: their columns (see `own_columns`), `ROW`, `LANE` and `FEED`."""
     # Spark resolves the columns of `mapInArrow` by name, where a dot would mean a field: so none has a name.
     shared = _have_same_types(feeds)
@@ -150,7 +150,7 @@ def dealt_rows(feeds: Sequence[Feed], dealing: Dealing) -> DataFrame:
     return whole
 
 
-def _lane(dealing: Dealing) -> SparkColumn:
+def _lane(dealing: RowAssignment) -> SparkColumn:
     """As without Spark, twelve neighbours differ modulo twelve, and as many as there are lanes have one
     each. Each stretch takes one of a few random orders, which travel with the plan."""
     groups = dealing.lanes // BASE
@@ -164,7 +164,7 @@ def _lane(dealing: Dealing) -> SparkColumn:
 
 
 def _drawn(
-    dealing: Dealing, orders: int, width: int, place: SparkColumn, *stretch: SparkColumn
+    dealing: RowAssignment, orders: int, width: int, place: SparkColumn, *stretch: SparkColumn
 ) -> SparkColumn:
     hashed = F.xxhash64(F.shiftright(F.col(ROW), ROW_BITS), *stretch, F.lit(dealing.seed))
     choice = F.pmod(hashed, F.lit(orders * width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -11,9 +12,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from kindler.data.arrow import stream
-from kindler.data.shards import frames, rows
+from kindler.data.shards import frames
 from kindler.data.shards.backend import Cut, Work
-from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, pack, to_chunks, unpack
+from kindler.data.shards.codec import Info, Packed, from_chunks, from_table, joined, pack, to_chunks, unpack
 from kindler.data.shards.source import columns_of
 from kindler.engine.worker import describe
 from kindler.spark.shard_frames import place, place_column
@@ -45,7 +46,7 @@ def without_nulls(table: pa.Table) -> pa.Table:
 
 def pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.RecordBatch]:
     for part, chunk in enumerate(to_chunks(packed)):
-        about = packed.info.to_bytes() if part == 0 else None
+        about = pickle.dumps(packed.info) if part == 0 else None
         yield _piece(shard, source, part, packed.info.kind, about, chunk)
 
 
@@ -79,7 +80,7 @@ def shards_in(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, Pac
         for _, about, chunk in parts:
             abouts += [about] if about is not None else []
             chunks.append(chunk)
-        yield shard, source, from_chunks(Info.from_bytes(abouts[0]), chunks)
+        yield shard, source, from_chunks(pickle.loads(abouts[0]), chunks)
 
 
 def _parts_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
@@ -139,7 +140,7 @@ def combine(pairs: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         made = next((piece for piece in pieces if piece.info.kind == "error"), None)
         if made is None:
             try:
-                made = pack(tuple(map(unpack, pieces))) if pairs else rows.joined(pieces)
+                made = pack(tuple(map(unpack, pieces))) if pairs else joined(pieces)
             except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
                 made = _failed(exc)
         yield from pieces_of(shard, made)
@@ -182,7 +183,7 @@ def encode(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
         chunk = stream(table)
         count, part = count + table.num_rows, part + 1
     if part:
-        about = Info("frame", count, name="DataFrame", schema=schema).to_bytes()
+        about = pickle.dumps(Info("frame", count, name="DataFrame", schema=schema))
         yield _piece(shard, 0, part - 1, "frame", about, chunk)
 
 
@@ -209,5 +210,5 @@ def rows_of_element(pair: tuple[Any, int]) -> Iterator[tuple[Any, ...]]:
     thing, number = pair
     packed = pack(thing)
     for part, chunk in enumerate(to_chunks(packed)):
-        about = bytearray(packed.info.to_bytes()) if part == 0 else None
+        about = bytearray(pickle.dumps(packed.info)) if part == 0 else None
         yield number, 0, part, packed.info.kind, about, bytearray(chunk)

@@ -164,15 +164,12 @@ class SparkShards:
     def described(self, names: Sequence[str]) -> Any:
         return shard_frames.described(self.native(), names)
 
-    def schema(self) -> pa.Schema:
-        return frames.schema_of(self.infos)
-
     def spark_frame(self, names: Sequence[str] | None = None) -> DataFrame:
         schema = frames.schema_of([info for info in self.infos if info.rows] or self.infos, names)
         return self.frame.mapInArrow(_task(tasks.frame_rows, schema), spark_schema(schema))
 
     def native(self) -> DataFrame:
-        schema = self.schema()
+        schema = frames.schema_of(self.infos)
         numbered = schema.append(pa.field(shard_frames.place_column(schema.names), pa.int64()))
         task = _task(tasks.numbered_rows, schema, self._index())
         return self.frame.mapInArrow(task, spark_schema(numbered))
@@ -196,7 +193,7 @@ class SparkShards:
         with _limited_batches(self.frame.sparkSession):
             table = to_arrow(self.frame.where(F.col("about").isNotNull()).select("shard", "about"))
         pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
-        infos = {shard: Info.from_bytes(about) for shard, about in pairs}
+        infos: dict[int, Info] = {shard: pickle.loads(about) for shard, about in pairs}
         self._numbers = sorted(infos)
         for number, shard in enumerate(self._numbers):
             if infos[shard].kind == "error":

@@ -182,7 +182,7 @@ class ShardBackendContract:
         assert_frame_equal(table.described(["real"]), _table()[["real"]].describe(), rtol=1e-12)
 
     def test_the_schema_is_that_of_all_shards_together(self, table: ShardBackend) -> None:
-        assert {field.name: str(field.type) for field in table.schema()} == {
+        assert {field.name: str(field.type) for field in frames.schema_of(table.infos)} == {
             "key": "string",
             "big": "int64",
             "real": "double",

@@ -26,7 +26,7 @@ import pytest
 
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, to_numpy
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import Source
 from kindler.data.spool import Spool, agreed
 from kindler.errors import DataError
@@ -41,7 +41,7 @@ class OpenSource(Protocol):
     """Opens a source as all ranks of a gang do."""
 
     def __call__(
-        self, source: Source, size: int, dealing: Dealing, *, in_order: bool = False
+        self, source: Source, size: int, assignment: RowAssignment, *, in_order: bool = False
     ) -> list[Spool]: ...
 
 
@@ -57,10 +57,12 @@ class SourceSuite:
     def open_source(self, tmp_path: Path) -> OpenSource:
         """Opens a source that workers read by themselves."""
 
-        def open_(source: Source, size: int, dealing: Dealing, *, in_order: bool = False) -> list[Spool]:
+        def open_(
+            source: Source, size: int, assignment: RowAssignment, *, in_order: bool = False
+        ) -> list[Spool]:
             travelled = pickle.loads(pickle.dumps(source))
             scratch = tmp_path / "scratch"
-            return thread_workers.opened(travelled, size, scratch, dealing=dealing, in_order=in_order)
+            return thread_workers.opened(travelled, size, scratch, assignment=assignment, in_order=in_order)
 
         return open_
 
@@ -69,7 +71,9 @@ class SourceSuite:
     def test_every_row_belongs_to_exactly_one_rank(
         self, make_source: MakeSource, open_source: OpenSource, rows: int, size: int
     ) -> None:
-        spools = _agreed(open_source(make_source(_table(rows), _XY), size, Dealing.between(size, seed=1)))
+        spools = _agreed(
+            open_source(make_source(_table(rows), _XY), size, RowAssignment.between(size, seed=1))
+        )
 
         assert sum(spool.rows for spool in spools) == rows
         assert sorted(np.concatenate([_own(spool, "y") for spool in spools]).tolist()) == list(range(rows))
@@ -79,7 +83,7 @@ class SourceSuite:
     def test_a_rank_without_rows_learns_dtypes_and_shapes_from_the_others(
         self, make_source: MakeSource, open_source: OpenSource
     ) -> None:
-        spools = _agreed(open_source(make_source(_table(1), _XY), 3, Dealing.between(3, seed=0)))
+        spools = _agreed(open_source(make_source(_table(1), _XY), 3, RowAssignment.between(3, seed=0)))
 
         assert sorted(spool.rows for spool in spools) == [0, 0, 1]
         for x, y in ((spool.arrays["x"], spool.arrays["y"]) for spool in spools):
@@ -101,7 +105,7 @@ class SourceSuite:
         planned = columns.plan({name: array.type for name, array in given.items()})
 
         (spool,) = open_source(
-            make_source(pa.table(given), columns), 1, Dealing.between(1, seed=0), in_order=True
+            make_source(pa.table(given), columns), 1, RowAssignment.between(1, seed=0), in_order=True
         )
 
         for column in planned.all:
@@ -113,7 +117,7 @@ class SourceSuite:
         self, make_source: MakeSource, open_source: OpenSource, size: int
     ) -> None:
         source = make_source(_table(25), _XY)
-        spools = open_source(source, size, Dealing.between(size, seed=4), in_order=True)
+        spools = open_source(source, size, RowAssignment.between(size, seed=4), in_order=True)
 
         for spool in spools:
             numbers = np.empty(0, np.int64) if spool.numbers is None else spool.numbers
@@ -122,11 +126,11 @@ class SourceSuite:
     def test_a_row_has_the_same_lane_whatever_the_number_of_ranks(
         self, make_source: MakeSource, open_source: OpenSource
     ) -> None:
-        source, dealing = make_source(_table(250), _XY), Dealing.between(2, seed=3)
+        source, assignment = make_source(_table(250), _XY), RowAssignment.between(2, seed=3)
         lanes_by_size = []
         for size in (1, 2, 3):
             lane_of: dict[int, int] = {}
-            for rank, spool in enumerate(open_source(source, size, dealing)):
+            for rank, spool in enumerate(open_source(source, size, assignment)):
                 lanes = np.empty(0, np.int32) if spool.lanes is None else spool.lanes
                 assert (lanes % size == rank).all()
                 lane_of.update(zip(_own(spool, "y").tolist(), lanes.tolist(), strict=True))
@@ -137,8 +141,8 @@ class SourceSuite:
     def test_opened_again_it_gives_the_same_rows_in_the_same_order(
         self, make_source: MakeSource, open_source: OpenSource
     ) -> None:
-        source, dealing = make_source(_table(25), _XY), Dealing.between(2, seed=0)
-        first, second = (open_source(source, 2, dealing, in_order=True) for _ in range(2))
+        source, assignment = make_source(_table(25), _XY), RowAssignment.between(2, seed=0)
+        first, second = (open_source(source, 2, assignment, in_order=True) for _ in range(2))
 
         for one, other in zip(first, second, strict=True):
             np.testing.assert_array_equal(_in_order(one, "y"), _in_order(other, "y"))
@@ -162,7 +166,7 @@ class SourceSuite:
         columns = ColumnOptions(feature_cols="x", label_cols="y", shapes=shapes)
 
         with pytest.raises(DataError, match="column 'x', row 1") as caught:
-            open_source(make_source(table, columns), 1, Dealing.between(1, seed=0))
+            open_source(make_source(table, columns), 1, RowAssignment.between(1, seed=0))
         assert caught.value.column == "x"
 
 
@@ -177,7 +181,7 @@ def _features(numbers: Array) -> Array:
 
 def _agreed(spools: Sequence[Spool]) -> list[Spool]:
     """What a run makes of them: a rank without rows cannot know by itself what the columns are."""
-    layout = agreed([spool.layout() for spool in spools])
+    layout = agreed([spool.layout for spool in spools])
     return [spool.with_layout(layout) for spool in spools]
 
 

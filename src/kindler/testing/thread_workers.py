@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import Source
 from kindler.data.spool import Spool
 from kindler.group import Group
@@ -102,9 +102,9 @@ def opened(
     scratch: Path,
     *,
     hosts: Sequence[str] | None = None,
-    dealing: Dealing | None = None,
+    assignment: RowAssignment | None = None,
     in_order: bool = False,
 ) -> list[Spool]:
     """A source as each of `size` workers opens it."""
-    how = dealing or Dealing.between(size, seed=0)
+    how = assignment or RowAssignment.between(size, seed=0)
     return together(size, lambda worker: source.open(worker, how, in_order=in_order), scratch, hosts)

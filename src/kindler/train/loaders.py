@@ -166,7 +166,7 @@ class _StreamRows(Rows):
         part = read(batch, self._form, weights=source.weights, allow_nan=source.allow_nan, number=place)
         if self._stream.cut:
             return part.taken(worker.rank, worker.size)
-        return part if self._stream.fresh else part.copied()
+        return part if self._stream.fresh else part.taken(0, 1)
 
     def _agree(self, first: Part | None) -> tuple[Form, Layout, tuple[int, ...] | None]:
         """Compare every worker's `first` batch with rows; all call it together.

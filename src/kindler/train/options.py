@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from kindler.config import RunSettings
 from kindler.data.column_options import ColumnOptions
 from kindler.data.preparation import Preparation
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import Source
 from kindler.errors import ConfigError
 from kindler.sync.contract import SyncConfig
@@ -208,7 +208,7 @@ class Task:
     data: Source | StreamSource
     validation: Source | StreamSource | None = None
     config: RunConfig = field(default_factory=RunConfig)
-    dealing: Dealing | None = None  # None deals rows as for a run that starts with these workers
+    dealing: RowAssignment | None = None  # None deals rows as for a run that starts with these workers
     process_group: bool = False  # whether `torch.distributed` joins the workers
     run_id: str = ""
     log_steps: bool = False

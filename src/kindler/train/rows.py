@@ -22,7 +22,7 @@ from kindler.data.batches import (
 from kindler.data.columns import Array, Columns
 from kindler.data.preparation import Preparation, Preparer
 from kindler.data.ragged import Ragged
-from kindler.data.row_order import Dealing, joined_counts
+from kindler.data.row_order import RowAssignment, joined_counts
 from kindler.data.sources import Source
 from kindler.data.spool import Spool, agreed
 from kindler.engine.placement import half_of_memory
@@ -54,7 +54,7 @@ def open_rows(
 
 def _open_batches(worker: Group, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
     """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
-    dealing = task.dealing or Dealing.between(worker.size, seed=task.config.seed)
+    dealing = task.dealing or RowAssignment.between(worker.size, seed=task.config.seed)
     shuffle = trains and task.training.shuffle
     preparation = task.options.preparation
     ragged = any(column.ragged for column in source.columns.all)
@@ -65,7 +65,7 @@ def _open_batches(worker: Group, task: Task, source: Source, what: str, *, train
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
     parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
     # In a message of their own: they are the same on most workers, and equal bytes travel once.
-    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout()).encode()))
+    layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout).encode()))
     rows = sum(part["rows"] for part in parts)
     if not rows:
         raise DataError(f"{what} has no rows.")
@@ -160,7 +160,7 @@ def _all_rows(worker: Group, spool: Spool, counts: Sequence[int], names: Sequenc
         return AllRows(lengths={})
     # This worker's rows, grouped by lane, as places in their natural order.
     own = np.arange(spool.rows) if spool.lanes is None else np.argsort(spool.lanes, kind="stable")
-    places = own if spool.order is None else spool.order[own]
+    places = spool.positions(own)
     lengths = {name: _shared(worker, lengths_of(spool.arrays[name], places), counts) for name in names}
     numbers = np.full(len(own), -1) if spool.numbers is None else spool.numbers[own]
     known = _shared(worker, numbers, counts)
@@ -190,8 +190,7 @@ def _agreed_layout(
     mine: Any = None
     if spool.rows:
         rows = np.arange(min(_SAMPLE_ROWS, spool.rows))
-        places = rows if spool.order is None else spool.order[rows]
-        raw = {c.name: spool.arrays[c.name][places] for c in (*columns.features, *columns.labels)}
+        raw = spool.taken((*columns.features, *columns.labels), rows)
         locate = spool.locate
         prepared = preparer(
             raw,

@@ -3,7 +3,7 @@ are refused on the driver, before a worker starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,13 @@ class Chosen:
     schema: pa.Schema | None
     arrays: Mapping[str, ArrayColumn]
 
+    def packed(self, column: Column) -> Column:
+        """The column with the dtype and the shape of the bytes that its rows travel as."""
+        array = self.arrays[column.name]
+        return replace(
+            column, stored=array.dtype, shape=array.shape if column.shape is None else column.shape
+        )
+
 
 def offer(shards: XShards) -> Offer:
     held = shards._ready()
@@ -71,7 +78,7 @@ def offer(shards: XShards) -> Offer:
     if infos[first].kind == "frame":
         types = frames.column_types(infos[first].schema)
         return Offer(types=types, features=None, labels=None, arrays={}, infos=infos)
-    columns = array_columns(held.infos)
+    columns = array_columns(infos)
     _refuse_unclear(columns, infos[first], first)
     names = {role: tuple(c.name for c in columns if c.role == role) for role in ("feature", "label")}
     inputs = names["feature"] or None
@@ -87,11 +94,7 @@ def offer(shards: XShards) -> Offer:
 def choose(shards: XShards, options: ColumnOptions) -> Chosen:
     """If the options leave it open, the structure of the shards may decide."""
     offered = offer(shards)
-    if options.feature_cols is None:
-        options = replace(options, feature_cols=offered.features)
-    if options.label_cols is None and options.need_labels:
-        options = replace(options, label_cols=offered.labels)
-    columns = options.plan(offered.types)
+    columns = options.or_implied(offered.features, offered.labels).plan(offered.types)
     if offered.arrays:
         for column in columns.all:
             array = offered.arrays[column.name]
@@ -109,14 +112,28 @@ def prepare(
     chosen = choose(shards, options)
     if not len(shards):
         raise DataError("the shards have no rows.")
+    columns, schema = chosen.columns, chosen.schema
     if spark is None or (here and shards.home == "local"):
-        local = shards.to_home("local")
-        return _files(local, chosen), None
-    return _frame(shards.to_home("spark"), chosen, name)
+        shards = shards.to_home("local")
+        files: Any = shards._ready()
+        files.check()
+        folder = str(files.folder.path)
+        source = ShardSource(folder=folder, infos=files.infos, columns=columns, schema=schema, keeper=shards)
+        return source, None
+    from kindler.spark.frames import Feed
+
+    shards = shards.to_home("spark")
+    held: Any = shards._ready()
+    if schema is None:
+        columns = columns.changed(chosen.packed)
+        frame = held.packed_frame(columns.names)
+    else:
+        frame = held.spark_frame(columns.names)
+    return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns, keeper=shards)
 
 
-def row_counts(shards: XShards) -> list[int]:
-    return [info.rows for info in shards._ready().infos]
+def all_have_rows(shards: XShards) -> bool:
+    return all(info.rows for info in shards._ready().infos)
 
 
 def session(shards: XShards) -> SparkSession | None:
@@ -130,51 +147,8 @@ def worked(shards: XShards, work: Work, job: Job, listener: Listener) -> XShards
     """Map shards where they live; local ones by the workers of `job`."""
     held = shards._ready()
     if isinstance(held, LocalShards):
-        return XShards(held.worked(work, job, listener))
+        return XShards(held.mapped_by(job, work, listener))
     return XShards(held.mapped(work, by_user=True))
-
-
-def _files(shards: XShards, chosen: Chosen) -> ShardSource:
-    held = shards._ready()
-    if not isinstance(held, LocalShards):
-        raise TypeError("only local shards are files.")
-    held.check()
-    return ShardSource(
-        folder=str(held.folder.path),
-        infos=held.infos,
-        columns=chosen.columns,
-        schema=chosen.schema,
-        keeper=shards,
-    )
-
-
-def _frame(shards: XShards, chosen: Chosen, name: str) -> tuple[DeliveredSource, Feed]:
-    from kindler.spark.frames import Feed
-
-    held: Any = shards._ready()
-    columns = chosen.columns
-    if chosen.schema is None:
-
-        def packed(column: Column) -> Column:
-            array = chosen.arrays[column.name]
-            return replace(
-                column, stored=array.dtype, shape=array.shape if column.shape is None else column.shape
-            )
-
-        columns = _changed(columns, packed)
-        frame = held.packed_frame(columns.names)
-    else:
-        frame = held.spark_frame(columns.names)
-    return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns, keeper=shards)
-
-
-def _changed(columns: Columns, change: Callable[[Column], Column]) -> Columns:
-    return replace(
-        columns,
-        features=tuple(map(change, columns.features)),
-        labels=tuple(map(change, columns.labels)),
-        others=tuple(map(change, columns.others)),
-    )
 
 
 def _one_schema(infos: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
@@ -208,7 +182,7 @@ def _as_in_the_frames(columns: Columns, infos: Mapping[int, Info]) -> Columns:
             return column
         return replace(column, dtype="int64" if column.role == "label" else kind)
 
-    return _changed(columns, asked)
+    return columns.changed(asked)
 
 
 def _innermost(kind: Any) -> str:

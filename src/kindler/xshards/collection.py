@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -12,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kindler.data.shards import frames, pytree, rows
+from kindler.data.shards import frames, pytree
 from kindler.data.shards.backend import ShardBackend, Work
-from kindler.data.shards.codec import leaves, pack, unpack
+from kindler.data.shards.codec import joined, leaves, pack, unpack
 from kindler.errors import ConfigError, DataError
 from kindler.html import card
-from kindler.xshards import backends, files, shard_ops
+from kindler.xshards import backends, local, shard_ops
 from kindler.xshards.local import LocalShards
 from kindler.xshards.shared_value import check, session, shipping_to
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
@@ -135,7 +137,7 @@ class XShards:
                 "load_pickle requires trusted=True: loading a pickle can run any code.\n"
                 "Hint: pass it for files whose author you trust; load_parquet runs no code."
             )
-        return cls.from_shards(files.read_pickles(path), home)
+        return cls.from_shards(local.read_pickles(path), home)
 
     @classmethod
     def load_parquet(cls, path: str | os.PathLike[str], home: str = "auto") -> XShards:
@@ -147,10 +149,9 @@ class XShards:
             path: A folder or a file; for the Spark home any path that Spark reads.
             home: "local", "spark", or "auto": Spark if a session is running, else local.
         """
-        where = backends.choose(home)
-        if where == "spark":
+        if backends.choose(home) == "spark":
             return cls.from_spark_df(session().read.parquet(str(path)))
-        return cls(LocalShards.of(files.read_parquet(path)))
+        return cls(LocalShards.of(local.read_parquet(path)))
 
     @property
     def home(self) -> str:
@@ -165,9 +166,7 @@ class XShards:
         """
         where = backends.choose(home)
         held = self._ready()
-        if where == held.home:
-            return self
-        return XShards(backends.put(held.load(range(len(held.infos))), where))
+        return self if where == held.home else XShards(backends.put(held.load(range(len(held.infos))), where))
 
     def transform_shard(self, func: Callable[..., Any], *args: Any) -> XShards:
         """Apply a function to every shard, each where it lives.
@@ -190,8 +189,7 @@ class XShards:
 
     def collect(self) -> list[Any]:
         """Bring all shards to this process, in order."""
-        held = self._ready()
-        return [unpack(packed) for packed in held.load(range(len(held.infos)))]
+        return self.take(self.num_partitions())
 
     def take(self, n: int) -> list[Any]:
         """Return the first `n` shards, or all if there are fewer."""
@@ -233,7 +231,7 @@ class XShards:
 
     def __getitem__(self, key: Any) -> XShards:
         """A column of DataFrames (Series), several columns (DataFrames), or an entry of dicts."""
-        return self._mapped(partial(shard_ops.picked, key))
+        return self._each(partial(shard_ops.picked, key))
 
     def cache(self) -> XShards:
         """Compute the shards if necessary, and keep them; returns itself."""
@@ -288,7 +286,7 @@ class XShards:
         sizes = [info.rows for info in infos]
         bounds = pytree.even_bounds(sum(sizes), num_partitions)
         empty = [target for target, (start, stop) in enumerate(bounds) if start == stop]
-        pieces = partial(shard_ops.cut_by_rows, rows.overlaps(sizes, bounds), empty)
+        pieces = partial(shard_ops.cut_by_rows, pytree.overlaps(sizes, bounds), empty)
         return XShards(held.exchanged(pieces, num_partitions))
 
     def partition_by(self, cols: str | Sequence[str], num_partitions: int | None = None) -> XShards:
@@ -314,7 +312,8 @@ class XShards:
                 f"split: all shards must be tuples or lists of one length; received {', '.join(kinds)}"
                 f" of lengths {sorted(length for length in lengths if length is not None)}."
             )
-        return [self._mapped(partial(shard_ops.item, position)) for position in range(lengths.pop() or 0)]
+        items = range(lengths.pop() or 0)
+        return [self._each(lambda number, shard, item=item: shard[item]) for item in items]  # type: ignore[misc]
 
     def zip(self, other: XShards) -> XShards:
         """Pair the shards of two collections as tuples.
@@ -344,7 +343,7 @@ class XShards:
         """Return the distinct values of Series, in order of appearance: `shards["a"].unique()`."""
         import pandas as pd
 
-        distinct = pd.concat(self._mapped(shard_ops.unique_values).collect()).drop_duplicates()
+        distinct = pd.concat(self._each(shard_ops.unique_values).collect()).drop_duplicates()
         values: np.ndarray[Any, Any] = distinct.to_numpy()
         return values
 
@@ -431,23 +430,24 @@ class XShards:
         if not all(info.rowwise for info in held.infos):
             raise DataError("sample: the shards have no rows; expected arrays, DataFrames or Series.")
         seed = int(np.random.SeedSequence(random_state).generate_state(1)[0])
-        counts = rows.shares([info.rows for info in held.infos], frac)
+        counts = pytree.shares([info.rows for info in held.infos], frac)
         return self._mapped(partial(shard_ops.sampled, counts, seed, replace))
 
     def select(self, cols: str | Sequence[str]) -> XShards:
         """Select columns of DataFrames."""
-        return self._mapped(partial(shard_ops.selected, _listed(cols)))
+        names = _listed(cols)
+        return self._each(lambda number, shard: shard_ops.as_frame(number, shard, names, "select")[names])
 
     def drop_missing_value(self) -> XShards:
         """Remove the rows of DataFrames in which a value is missing."""
-        return self._mapped(shard_ops.without_missing)
+        return self._each(lambda number, shard: shard_ops.as_frame(number, shard).dropna())
 
     def stack_feature_labels(self) -> XShards:
         """Stack pairs (feature, label), or lists of pairs, into `{"x": ..., "y": ...}`, one row per pair.
 
         float64 becomes float32; other dtypes stay.
         """
-        return self._mapped(shard_ops.stacked)
+        return self._each(shard_ops.stacked)
 
     def assembleFeatureLabelCols(  # the name that Orca's programs use
         self, featureCols: Sequence[str], labelCols: Sequence[str]
@@ -461,7 +461,7 @@ class XShards:
             featureCols: The columns of x.
             labelCols: The columns of y.
         """
-        return self._mapped(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
+        return self._each(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
         """Return count, mean, standard deviation, extremes and quartiles of numeric columns, as in pandas.
@@ -490,30 +490,33 @@ class XShards:
         if held.home == "spark":  # cut there, so that only those rows travel
             held = held.mapped(partial(shard_ops.first_rows, counts))
         loaded = zip(needed, held.load(needed), strict=True)
-        return unpack(
-            rows.joined([shard_ops.first_rows(counts, number, packed) for number, packed in loaded])
-        )
+        return unpack(joined([shard_ops.first_rows(counts, number, packed) for number, packed in loaded]))
 
     def max_values(self, col_name: str) -> Any:
         """Return the largest value of a column of DataFrames; None if there is none."""
-        maxima = self._mapped(partial(shard_ops.maximum, col_name)).collect()
-        return max((value for shard in maxima for value in shard["values"]), default=None)
+        maxima = self._each(partial(shard_ops.maximum, col_name)).collect()
+        return max(chain.from_iterable(maxima), default=None)
 
     def get_null_sum(self) -> pd.DataFrame:
         """Count the missing values in each column, as a DataFrame with `col` and `total`."""
         import pandas as pd
 
-        totals: dict[Any, int] = {}
-        for shard in self._mapped(shard_ops.null_counts).collect():
-            for name, count in shard:
-                totals[name] = totals.get(name, 0) + count
+        counts = self._each(
+            lambda number, shard: list(shard_ops.as_frame(number, shard).isna().sum().items())
+        )
+        totals = Counter[Any]()
+        for name, count in chain.from_iterable(counts.collect()):
+            totals[name] += int(count)
         return pd.DataFrame({"col": list(totals), "total": list(totals.values())})
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all rows in one DataFrame or Series. Range indexes of the shards become one."""
         import pandas as pd
 
-        shards = [shard_ops.as_pandas(number, shard) for number, shard in enumerate(self.collect())]
+        shards = self.collect()
+        for number, shard in enumerate(shards):
+            if not isinstance(shard, pd.DataFrame | pd.Series):
+                raise DataError(f"expected DataFrames or Series; shard {number} is a {type(shard).__name__}.")
         whole = pytree.joined(shards) if len(shards) > 1 else shards[0]
         counted = all(isinstance(shard.index, pd.RangeIndex) for shard in shards)
         if counted and not whole.index.is_unique:
@@ -539,7 +542,7 @@ class XShards:
         """
         infos = self._ready().infos
         if all(info.kind in ("frame", "series") for info in infos):
-            return {f.name: str(f.type) for f in self._held.schema()}
+            return {f.name: str(f.type) for f in self._schema()}
         if infos[0].kind == "arrays":
             return {
                 _indexed(path): f"{np.dtype(dtype).name} {shape}" if shape else np.dtype(dtype).name
@@ -554,7 +557,7 @@ class XShards:
             path: The folder; created if necessary.
             overwrite: Whether to replace an existing folder.
         """
-        files.write_pickles(self._ready(), path, overwrite=overwrite)
+        local.write_pickles(self._ready(), path, overwrite=overwrite)
         return self
 
     def save_parquet(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> XShards:
@@ -568,7 +571,7 @@ class XShards:
         if self.home == "spark":
             self.to_spark_df().write.mode("overwrite" if overwrite else "error").parquet(str(path))
         else:
-            files.write_parquet(self._held, path, overwrite=overwrite)
+            local.write_parquet(self._held, path, overwrite=overwrite)
         return self
 
     def _ready(self) -> ShardBackend:
@@ -579,8 +582,11 @@ class XShards:
     def _mapped(self, work: Work) -> XShards:
         return XShards(self._ready().mapped(work), lazy=self._lazy)
 
-    def _schema(self) -> Any:
-        return self._ready().schema()
+    def _each(self, function: Callable[[int, Any], Any]) -> XShards:
+        return self._mapped(partial(shard_ops.on_object, function))
+
+    def _schema(self) -> pa.Schema:
+        return frames.schema_of(self._ready().infos)
 
     def _regrouped(self, count: int) -> XShards:
         held = self._held
@@ -592,8 +598,8 @@ class XShards:
             )
         bounds = pytree.even_bounds(len(held.infos), count)
         targets = [target for target, (start, stop) in enumerate(bounds) for _ in range(start, stop)]
-        return XShards(
-            held.exchanged(partial(shard_ops.cut_to_lists, targets), count).mapped(shard_ops.opened)
+        return XShards(held.exchanged(partial(shard_ops.cut_to_lists, targets), count))._each(
+            shard_ops.opened
         )
 
 

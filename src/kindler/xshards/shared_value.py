@@ -6,9 +6,9 @@ import contextlib
 import pickle
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -41,10 +41,10 @@ class SharedValue:
     def __init__(self, data: Any) -> None:
         self._id = secrets.token_hex(8)
         self._data = data
-        # By the session's id, None for this machine. The session is kept with its carrier: as long as it
+        # By the session's id, None for this machine. The session is kept with its loader: as long as it
         # lives, no other one has its id.
-        self._carriers: dict[int | None, tuple[Any, Any]] = {}
-        self._held: list[Any] = []
+        self._loaders: dict[int | None, tuple[Any, Callable[[], Any]]] = {}
+        self._releases: list[Callable[[], Any]] = []
         self._gone = False
 
     @property
@@ -55,66 +55,55 @@ class SharedValue:
 
     def unpersist(self) -> None:
         """Delete every copy except those of running work; the value can no longer be used."""
-        self._gone = True
-        carriers, self._carriers = self._carriers, {}
-        for _, carrier in carriers.values():
-            if hasattr(carrier, "unpersist"):
-                carrier.unpersist()
-        for folder in self._held:
-            folder.delete()
-        self._held.clear()
-        self._data = None
+        self._gone, self._data = True, None
+        self._loaders.clear()
+        while self._releases:
+            self._releases.pop()()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Arrived, (self._id, self._carrier(_home.get()))
+        return _Arrived, (self._id, self._loader(_home.get()))
 
     def _check(self) -> None:
         if self._gone:
             raise ConfigError("this SharedValue was unpersisted.\nHint: create a new one from the data.")
 
-    def _carrier(self, home: str | None) -> Any:
+    def _loader(self, home: str | None) -> Callable[[], Any]:
+        """What fetches the value in a process of that home."""
         self._check()
         session = active_session() if home != "local" else None
         key = None if session is None else id(session)
-        if key not in self._carriers:
-            made = str(self._file()) if session is None else self._on_spark(session)
-            self._carriers[key] = session, made
-        return self._carriers[key][1]
+        if key not in self._loaders:
+            self._loaders[key] = session, self._sent(session)
+        return self._loaders[key][1]
 
-    def _file(self) -> Path:
-        folder = ShardFolder()
-        self._held.append(folder)
-        path = folder.path / f"kindler-shared-{self._id}.pickle"
-        path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
-        return path
-
-    def _on_spark(self, session: Any) -> Any:
+    def _sent(self, session: Any) -> Callable[[], Any]:
         classic = not type(session).__module__.startswith("pyspark.sql.connect")
         if classic and hasattr(type(session), "sparkContext"):
-            return session.sparkContext.broadcast(self._data)
-        path = self._file()
+            broadcast = session.sparkContext.broadcast(self._data)
+            self._releases.append(broadcast.unpersist)
+            return partial(getattr, broadcast, "value")
+        folder = ShardFolder()
+        self._releases.append(folder.delete)
+        path = folder.path / f"kindler-shared-{self._id}.pickle"
+        path.write_bytes(cloudpickle.dumps(self._data, protocol=5))
+        if session is None:
+            return partial(_read, str(path))
         session.addArtifact(str(path), file=True)
-        return _Artifact(path.name)
-
-
-class _Artifact:
-    def __init__(self, name: str) -> None:
-        self.name = name
+        return partial(_read_artifact, path.name)
 
 
 class _Arrived:
     """A SharedValue in another process."""
 
-    def __init__(self, key: str, carrier: Any) -> None:
-        self._key = key
-        self._carrier = carrier
+    def __init__(self, key: str, load: Callable[[], Any]) -> None:
+        self._key, self._load = key, load
 
     @property
     def value(self) -> Any:
         if self._key not in _loaded:
             while len(_loaded) >= _KEPT:  # a worker that Spark reuses must not hold all it ever saw
                 _loaded.pop(next(iter(_loaded)))
-            _loaded[self._key] = _fetch(self._carrier)
+            _loaded[self._key] = self._load()
         return _loaded[self._key]
 
     def unpersist(self) -> None:
@@ -122,15 +111,15 @@ class _Arrived:
         _loaded.pop(self._key, None)
 
 
-def _fetch(carrier: Any) -> Any:
-    if isinstance(carrier, _Artifact):
-        from kindler.spark.shards import artifact_path
-
-        carrier = artifact_path(carrier.name)
-    if not isinstance(carrier, str):
-        return carrier.value
-    with open(carrier, "rb") as file:
+def _read(path: str) -> Any:
+    with open(path, "rb") as file:
         return pickle.load(file)
+
+
+def _read_artifact(name: str) -> Any:
+    from kindler.spark.shards import artifact_path
+
+    return _read(artifact_path(name))
 
 
 def active_session() -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kindler.data.batches import Batch, Batches, BatchOptions
 from kindler.data.columns import Array, Column, Columns
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 
@@ -161,12 +161,12 @@ def test_counts_that_do_not_fit_the_spool_are_refused() -> None:
 
 def lanes_of(rows: int, size: int, workers: int = 1) -> list[Spool]:
     """The spools of `size` workers that share one, as a run begun by `workers` deals them."""
-    whole, dealing = spool(rows), Dealing.between(workers, seed=5)
-    return [whole.dealt(*dealing.of_rank(rows, rank, size)) for rank in range(size)]
+    whole, dealing = spool(rows), RowAssignment.between(workers, seed=5)
+    return [whole.assigned(*dealing.of_rank(rows, rank, size)) for rank in range(size)]
 
 
 def gang(rows: int, size: int, *, workers: int = 1, batch_size: int = 16, **options: Any) -> list[Batches]:
-    lanes = Dealing.between(workers, seed=5).lanes_for(rows)
+    lanes = RowAssignment.between(workers, seed=5).lanes_for(rows)
     spools = lanes_of(rows, size, workers)
     counts = np.sum([part.lane_counts(lanes) for part in spools], axis=0)
     return [
@@ -208,7 +208,7 @@ def test_what_is_said_of_steps_ahead_is_what_they_are(
     rows: int, batch_size: int, size: int, shuffle: bool
 ) -> None:
     for rank in gang(rows, size, workers=size, batch_size=batch_size, shuffle=shuffle):
-        made = [(batch.rows, batch.global_rows) for batch in rank.span(0, 3 * rank.steps)]
+        made = [(batch.rows, batch.global_rows) for batch in rank.stretch(1, steps=3 * rank.steps)]
         for first, last in ((0, 1), (rank.steps - 1, rank.steps + 1), (1, 3 * rank.steps)):
             ahead = [sum(counts) for counts in zip(*made[first:last], strict=True)] or [0, 0]
             assert list(rank.rows_of(first, last)) == ahead
@@ -221,7 +221,7 @@ def test_what_is_said_of_steps_ahead_is_what_they_are(
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8, 10, 12])
 def test_workers_have_even_shares_of_every_step_and_none_idles(size: int) -> None:
     for rank in gang(6007, size, workers=size, batch_size=60):
-        counts = {batch.rows for batch in rank.span(0, 4 * rank.steps)}
+        counts = {batch.rows for batch in rank.stretch(1, steps=4 * rank.steps)}
         assert counts <= set(range(60 // size - 2, 60 // size + 3))
         assert not rank.may_idle
 
@@ -240,7 +240,7 @@ def test_no_thread_is_left_when_an_epoch_is_given_up() -> None:
     next(epoch)
     epoch.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "kindler-batches"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kindler-batches")]
 
 
 def seen(batches: Iterable[Batch]) -> list[list[int]]:
@@ -253,13 +253,13 @@ def test_a_span_is_a_piece_of_the_endless_stream_of_passes() -> None:
 
     assert len(stream) == 3 * batches.steps
     for start in range(len(stream)):
-        for stop in range(start, len(stream)):
-            assert seen(batches.span(start, stop)) == stream[start:stop]
+        for stop in range(start + 1, len(stream) + 1):
+            assert seen(batches.stretch(1, done=start, steps=stop)) == stream[start:stop]
 
 
 def test_a_step_of_the_stream_can_be_asked_for_by_its_number() -> None:
     batches = made(spool(10), batch_size=4)
-    stream = seen(batches.span(0, 7))
+    stream = seen(batches.stretch(1, steps=7))
 
     for step in (0, 1, 2, 3, 6, 2, 2):
         assert batches.batch(step).labels[0].tolist() == stream[step]
@@ -275,7 +275,7 @@ def test_steps_before_a_span_are_not_read(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("kindler.data.batches._taken", note)
 
-    list(made(spool(100), batch_size=10).span(7, 9))
+    list(made(spool(100), batch_size=10).stretch(1, done=7, steps=9))
 
     assert sum(read) == 2 * 2 * 10, "ten rows a step of a feature and a label"
 
@@ -312,7 +312,9 @@ def test_rows_that_are_taken_for_several_steps_at_once_are_those_of_each_step(
         asked: list[int] = []
         held.held_by(lambda columns, a=asked: [Taker(c, together, multiple, a) for c in columns])
 
-        for one, other in zip(plain.span(1, 30), held.span(1, 30), strict=True):
+        for one, other in zip(
+            plain.stretch(1, done=1, steps=30), held.stretch(1, done=1, steps=30), strict=True
+        ):
             np.testing.assert_array_equal(one.features[0], other.features[0])
             np.testing.assert_array_equal(one.labels[0], other.labels[0])
 

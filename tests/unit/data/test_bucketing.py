@@ -7,13 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kindler.data.row_order import Bucketed, Dealing
+from kindler.data.row_order import Bucketed, RowAssignment
 
 ROWS, BATCH = 5_003, 32
 
 
 def made(size: int, rows: int = ROWS) -> tuple[list[Bucketed], np.ndarray, np.ndarray]:
-    dealing = Dealing.between(2, seed=3)
+    dealing = RowAssignment.between(2, seed=3)
     lanes = dealing.lanes_for(rows)
     _, of_rows = dealing.of_rank(rows, 0, 1)
     counts = np.bincount(of_rows, minlength=lanes).tolist()

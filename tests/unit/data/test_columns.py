@@ -218,7 +218,7 @@ def test_a_null_inside_a_vector_names_its_row() -> None:
     hole = {**sparse(3, {0: 1}), "values": [None]}
     with pytest.raises(DataError, match="row 101: is a vector with a null in it"):
         read(pa.array([sparse(3, {0: 1}), hole], VECTOR))
-    with pytest.raises(DataError, match="row 101: holds a null"):
+    with pytest.raises(DataError, match="row 101: is a vector with a null in it"):
         read(pa.array([dense(1, 2), {**dense(), "values": [3, None]}], VECTOR))
 
 

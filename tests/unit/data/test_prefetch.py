@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from kindler.data.prefetch import ahead
+from kindler.data.batches import ahead
 
 
 def running() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "maker"]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("maker")]
 
 
 def test_items_come_in_order_and_the_thread_ends_with_them() -> None:

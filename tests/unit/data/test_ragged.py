@@ -14,7 +14,7 @@ from kindler.data import parquet
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column
 from kindler.data.ragged import Ragged, concatenated, to_ragged
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import arrow_source, parquet_source
 from kindler.data.spool import Spool, SpoolWriter, agreed
 from kindler.errors import DataError
@@ -103,7 +103,7 @@ def test_a_spool_keeps_rows_of_different_lengths_and_marks_them(tmp_path: Path) 
     for name, (values, _) in VALUES.items():
         assert plain(spool.arrays[name]) == values
     assert spool.fingerprint(np.arange(4)) != spool.fingerprint(np.arange(4)[::-1])
-    empty = Spool(rows=0, arrays={}).with_layout(spool.layout())
+    empty = Spool(rows=0, arrays={}).with_layout(spool.layout)
     assert {name: len(array) for name, array in empty.arrays.items()} == dict.fromkeys(VALUES, 0)
 
 
@@ -116,10 +116,10 @@ def test_workers_of_one_host_write_one_spool_of_ragged_rows(tmp_path: Path, size
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
     options = ColumnOptions(feature_cols=["x", "t"], label_cols="y", ragged="all")
     source = parquet_source(parquet.inspect(str(tmp_path / "rows.parquet")), options)
-    dealing = Dealing.between(size, seed=1)
+    dealing = RowAssignment.between(size, seed=1)
 
-    spools = thread_workers.opened(source, size, tmp_path / "scratch", dealing=dealing)
-    layout = agreed([spool.layout() for spool in spools])
+    spools = thread_workers.opened(source, size, tmp_path / "scratch", assignment=dealing)
+    layout = agreed([spool.layout for spool in spools])
     found = {}
     for spool in (spool.with_layout(layout) for spool in spools):
         places = np.arange(spool.rows) if spool.order is None else spool.order

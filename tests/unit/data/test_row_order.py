@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kindler.data.row_order import Dealing, Rounds
+from kindler.data.row_order import Rounds, RowAssignment
 
 WORKERS = [1, 2, 3, 4, 5, 6, 8, 10, 12]
 
@@ -17,7 +17,7 @@ WORKERS = [1, 2, 3, 4, 5, 6, 8, 10, 12]
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 3000), st.integers(1, 16), st.integers(0, 2**64))
 def test_every_row_goes_to_one_worker_and_lanes_are_even(rows: int, workers: int, seed: int) -> None:
-    dealing = Dealing.between(workers, seed=seed)
+    dealing = RowAssignment.between(workers, seed=seed)
     ranks = [dealing.of_rank(rows, rank, workers) for rank in range(workers)]
     counts = np.bincount(np.concatenate([lanes for _, lanes in ranks]), minlength=dealing.lanes_for(rows))
 
@@ -32,7 +32,7 @@ def test_every_row_goes_to_one_worker_and_lanes_are_even(rows: int, workers: int
 @given(st.integers(0, 3000), st.sampled_from(WORKERS), st.sampled_from(WORKERS))
 @settings(deadline=None, max_examples=40)
 def test_a_row_stays_in_its_lane_whoever_shares_the_lanes(rows: int, workers: int, size: int) -> None:
-    dealing = Dealing.between(workers, seed=1)
+    dealing = RowAssignment.between(workers, seed=1)
     _, expected = dealing.of_rank(rows, 0, 1)
     found = np.full(rows, -1)
     for rank in range(size):
@@ -44,7 +44,7 @@ def test_a_row_stays_in_its_lane_whoever_shares_the_lanes(rows: int, workers: in
 
 
 def test_usual_numbers_of_workers_deal_alike() -> None:
-    lanes = {tuple(Dealing.between(w, seed=0).of_rank(1000, 0, 1)[1].tolist()) for w in WORKERS}
+    lanes = {tuple(RowAssignment.between(w, seed=0).of_rank(1000, 0, 1)[1].tolist()) for w in WORKERS}
 
     assert len(lanes) == 1
 
@@ -61,7 +61,7 @@ def test_usual_numbers_of_workers_deal_alike() -> None:
 )
 def test_just_these_numbers_of_workers_up_to_64_have_the_order_of_one(rows: int, alike: list[int]) -> None:
     def lanes(workers: int) -> tuple[int, int]:
-        dealing = Dealing.between(workers, seed=0)
+        dealing = RowAssignment.between(workers, seed=0)
         return dealing.lanes, dealing.lanes_for(rows)
 
     assert [workers for workers in range(1, 65) if lanes(workers) == lanes(1)] == alike
@@ -78,7 +78,7 @@ def test_the_pages_name_the_numbers_of_workers_that_deal_alike() -> None:
 @pytest.mark.parametrize("rows", [200, 1000])
 def test_numbers_of_workers_with_the_same_lanes_make_the_same_batches(rows: int) -> None:
     def batches(workers: int) -> list[list[int]]:
-        dealing = Dealing.between(workers, seed=3)
+        dealing = RowAssignment.between(workers, seed=3)
         bounds = np.arange(0, rows + 1, 40)
         made: list[list[int]] = [[] for _ in bounds[1:]]
         every = dealing.of_rank(rows, 0, 1)[1]
@@ -103,17 +103,17 @@ def test_each_worker_gets_its_share_of_every_class(rows: int, size: int, period:
     """Sorted rows, alternating ones, and any period: what a worker has differs as a random sample does."""
     classes = np.arange(rows) * 10 // rows if period is None else np.arange(rows) % period % 2
     for rank in range(size):
-        numbers, _ = Dealing.between(size, seed=7).of_rank(rows, rank, size)
+        numbers, _ = RowAssignment.between(size, seed=7).of_rank(rows, rank, size)
         for label in np.unique(classes):
             expected = (classes == label).sum() / size
             assert abs((classes[numbers] == label).sum() - expected) < 5 * np.sqrt(expected)
 
 
 def test_lanes_are_joined_where_rows_are_few() -> None:
-    dealing = Dealing.between(2, seed=0)
+    dealing = RowAssignment.between(2, seed=0)
 
     assert [dealing.lanes_for(rows) for rows in (960, 959, 48, 47, 0)] == [120, 12, 12, 2, 2]
-    joined = Dealing(seed=0, lanes=120, workers=2, joined=2)
+    joined = RowAssignment(seed=0, lanes=120, workers=2, joined=2)
     assert [joined.lanes_for(rows) for rows in (10_000, 3)] == [2, 2]
     np.testing.assert_array_equal(joined.of_rank(40, 0, 1)[1], dealing.of_rank(40, 0, 1)[1])
 
@@ -145,7 +145,7 @@ def test_an_epochs_order_can_be_had_again_and_differs_by_seed_and_epoch() -> Non
 
 def test_groups_of_rows_are_dealt_evenly_and_whole() -> None:
     sizes = [100] * 95 + [40] * 5
-    dealing = Dealing.between(2, seed=0)
+    dealing = RowAssignment.between(2, seed=0)
     dealt = dealing.of_groups(sizes)
     rows = np.bincount(dealt, weights=sizes, minlength=12)
 

@@ -17,7 +17,7 @@ from kindler.data.arrays import is_local_data, kind
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Column, Columns
 from kindler.data.parquet import inspect, scan
-from kindler.data.row_order import Dealing
+from kindler.data.row_order import RowAssignment
 from kindler.data.sources import (
     ROW_BITS,
     DeliveredSource,
@@ -237,14 +237,14 @@ def test_of_vast_data_each_worker_reads_the_row_groups_it_was_dealt(
     y = np.arange(1000)
     pq.write_table(pa.table({"x": y * 2.0, "y": y}), tmp_path / "0.parquet", row_group_size=10)
     source = parquet_source(inspect(tmp_path))
-    dealing = Dealing.between(2, seed=0)
-    plain = thread_workers.opened(source, 1, tmp_path / "scratch", dealing=dealing)
+    dealing = RowAssignment.between(2, seed=0)
+    plain = thread_workers.opened(source, 1, tmp_path / "scratch", assignment=dealing)
     monkeypatch.setattr("kindler.data.sources._VAST_BYTES", 0)
 
-    spools = thread_workers.opened(source, size, tmp_path / "scratch", dealing=dealing)
+    spools = thread_workers.opened(source, size, tmp_path / "scratch", assignment=dealing)
 
-    assert gathered(source, size, tmp_path / "scratch", dealing=dealing) == y.tolist()
-    assert gathered(source, size, tmp_path / "scratch", "x", dealing=dealing) == (y * 2.0).tolist()
+    assert gathered(source, size, tmp_path / "scratch", assignment=dealing) == y.tolist()
+    assert gathered(source, size, tmp_path / "scratch", "x", assignment=dealing) == (y * 2.0).tolist()
     counts = np.bincount(np.concatenate([spool.lanes for spool in spools]), minlength=120)
     assert (counts.min(), counts.max()) == (8, 9)
     if size == 2:

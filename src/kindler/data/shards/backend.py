@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
-import pyarrow as pa
-
 from kindler import temporary
 from kindler.data.shards.codec import Info, Packed
 from kindler.errors import ConfigError, KindlerError, revive, worker_error
@@ -58,8 +56,6 @@ class ShardBackend(Protocol):
 
     def described(self, names: Sequence[str]) -> Any:
         """pandas' `describe` of numeric columns, over all shards."""
-
-    def schema(self) -> pa.Schema: ...
 
     def spark_frame(self) -> Any: ...
 

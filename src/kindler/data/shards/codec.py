@@ -16,7 +16,7 @@ import json
 import mmap
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,19 +47,6 @@ class Info:
     items: int | None = None
     name: str = ""
     schema: pa.Schema | None = None
-
-    def to_bytes(self) -> bytes:
-        said = {name: getattr(self, name) for name in ("kind", "rows", "rowwise", "items", "name")}
-        schema = b"" if self.schema is None else self.schema.serialize().to_pybytes()
-        head = json.dumps(said).encode()
-        return len(head).to_bytes(4, "little") + head + schema
-
-    @staticmethod
-    def from_bytes(data: bytes) -> Info:
-        size = int.from_bytes(data[:4], "little")
-        said = json.loads(data[4 : 4 + size])
-        rest = data[4 + size :]
-        return Info(**said, schema=pa.ipc.read_schema(pa.py_buffer(rest)) if rest else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +80,69 @@ def unpack(packed: Packed) -> Any:
         return table_to_pandas(packed.table)
     if kind == _SERIES:
         series = table_to_pandas(packed.table).iloc[:, 0]
-        return series.rename(None) if _meta(packed.table.schema).get("unnamed") else series
+        return series.rename(None) if meta(packed.table.schema).get("unnamed") else series
     if kind == "arrays":
-        return _nest(_meta(packed.table.schema)["nest"], packed)
+        return _nest(meta(packed.table.schema)["nest"], packed)
     return pickle.loads(packed.data or b"")
 
 
 def from_table(table: pa.Table, kind: str = "frame") -> Packed:
     items, name = None, "DataFrame" if kind == "frame" else "Series"
     if kind == "arrays":
-        name, *inside = _meta(table.schema)["nest"]
+        name, *inside = meta(table.schema)["nest"]
         items = len(inside[0]) if name in ("list", "tuple") else None
         name = "ndarray" if name == "array" else name
     return Packed(Info(kind, table.num_rows, items=items, name=name, schema=table.schema), table)
 
 
+def cut(packed: Packed, start: int, stop: int) -> Packed:
+    if packed.is_table:
+        return _again(packed, packed.table.slice(start, stop - start))
+    return pack(pytree.cut(unpack(packed), start, stop))
+
+
+def taken(packed: Packed, positions: Array) -> Packed:
+    if packed.is_table:
+        return _again(packed, packed.table.take(pa.array(positions)))
+    thing = unpack(packed)
+    picked = [pytree.cut(thing, int(i), int(i) + 1) for i in positions]
+    return pack(pytree.joined(picked) if picked else pytree.cut(thing, 0, 0))
+
+
+def joined(parts: Sequence[Packed]) -> Packed:
+    if len(parts) == 1:
+        return parts[0]
+    first, structures = parts[0], {_structure(part) for part in parts}
+    if len(structures) == 1 and None not in structures:
+        return _again(first, pa.concat_tables([part.table for part in parts]))
+    things = [unpack(part) for part in parts if part.info.rows] or [unpack(first)]
+    return pack(pytree.joined(things) if len(things) > 1 else things[0])
+
+
+def _structure(packed: Packed) -> tuple[Any, ...] | None:
+    """Types, and what `pack` and pandas noted; None if it is not a table."""
+    if not packed.is_table:
+        return None
+    schema, metadata = packed.table.schema.remove_metadata(), packed.table.schema.metadata or {}
+    return packed.info.kind, schema, metadata.get(META), metadata.get(b"pandas")
+
+
+def _again(packed: Packed, table: pa.Table) -> Packed:
+    made = from_table(table, packed.info.kind)
+    return Packed(made.info, table, memory=packed.memory)
+
+
 def leaves(schema: pa.Schema) -> list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]]:
     """(path in the nest, column, dtype, row shape) of each array of a shard of kind `arrays`."""
-    found: list[tuple[tuple[Any, ...], str, str, tuple[int, ...]]] = []
 
-    def walk(node: Any, path: tuple[Any, ...]) -> None:
+    def walk(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str, str, tuple[int, ...]]]:
         if node[0] == "array":
-            found.append((path, node[1], node[2], tuple(node[3])))
-        elif node[0] == "dict":
-            for key, inner in node[1]:
-                walk(inner, (*path, key))
+            yield path, node[1], node[2], tuple(node[3])
         else:
-            for position, inner in enumerate(node[1]):
-                walk(inner, (*path, position))
+            for key, inner in node[1] if node[0] == "dict" else enumerate(node[1]):
+                yield from walk(inner, (*path, key))
 
-    walk(_meta(schema)["nest"], ())
-    return found
+    return list(walk(meta(schema)["nest"], ()))
 
 
 def to_chunks(packed: Packed) -> Iterator[bytes]:
@@ -183,14 +202,15 @@ def _pickled(thing: Any) -> Packed:
     return Packed(info, data=cloudpickle.dumps(thing, protocol=5))
 
 
-def _meta(schema: pa.Schema) -> dict[str, Any]:
+def meta(schema: pa.Schema) -> dict[str, Any]:
+    """What `pack` noted about a table."""
     said: dict[str, Any] = json.loads((schema.metadata or {}).get(META, b"{}"))
     return said
 
 
 def _with_meta(table: pa.Table, **more: Any) -> pa.Table:
     metadata = dict(table.schema.metadata or {})
-    metadata[META] = json.dumps({**_meta(table.schema), **more}).encode()
+    metadata[META] = json.dumps({**meta(table.schema), **more}).encode()
     return table.replace_schema_metadata(metadata)
 
 
@@ -255,8 +275,8 @@ def table_to_pandas(table: pa.Table) -> Any:
     """Restores what `pack` noted; integers with nulls stay integers."""
     import pandas as pd
 
-    meta = _meta(table.schema)
-    own = "pickled" in meta
+    noted = meta(table.schema)
+    own = "pickled" in noted
     try:
         frame = table.to_pandas(coerce_temporal_nanoseconds=not own)
     except pa.ArrowInvalid:  # a year that nanoseconds do not reach
@@ -265,62 +285,47 @@ def table_to_pandas(table: pa.Table) -> Any:
         for position, kind in enumerate(table.schema.types):
             column = table.column(position)
             if pa.types.is_integer(kind) and column.null_count:
-                frame.isetitem(position, column.to_pandas(types_mapper=_nullable))
+                nullable = pd.array([], str(kind).replace("uint", "UInt").replace("int", "Int")).dtype
+                frame.isetitem(position, column.to_pandas(types_mapper={kind: nullable}.get))
         return frame
-    for position in (*meta["pickled"], *meta["objects"]):
+    for position in (*noted["pickled"], *noted["objects"]):
         cells = table.column(position).to_pylist()
-        if position in meta["pickled"]:
+        if position in noted["pickled"]:
             cells = [pickle.loads(cell) for cell in cells]
         frame.isetitem(position, pd.Series(cells, index=frame.index, dtype=object))
-    if meta["counted"] and _is_counted(frame.index):
-        start = int(frame.index[0]) if len(frame) else 0
+    index = frame.index.to_numpy()
+    if noted["counted"] and index.dtype == np.int64 and (np.diff(index) == 1).all():
+        start = int(index[0]) if len(frame) else 0
         frame.index = pd.RangeIndex(start, start + len(frame))
     return frame
 
 
-def _nullable(kind: pa.DataType) -> Any:
-    import pandas as pd
-
-    name = str(kind)
-    return pd.array([], dtype=name.replace("uint", "UInt").replace("int", "Int")).dtype
-
-
-def _is_counted(index: Any) -> bool:
-    values = index.to_numpy()
-    return values.dtype == np.int64 and bool((np.diff(values) == 1).all())
-
-
 def _table_of_arrays(thing: Any) -> pa.Table | None:
-    columns: list[pa.Array] = []
-    node = _describe(thing, columns)
-    if node is None or not columns or len({len(column) for column in columns}) != 1:
+    columns: dict[str, pa.Array] = {}
+    try:
+        nest = _describe(thing, columns)
+    except TypeError:
         return None
-    names = [f"c{i}" for i in range(len(columns))]
-    return _with_meta(pa.table(columns, names=names), nest=node)
+    if len({len(column) for column in columns.values()}) != 1:
+        return None
+    return _with_meta(pa.table(columns), nest=nest)
 
 
-def _describe(thing: Any, columns: list[pa.Array]) -> Any:
-    if isinstance(thing, np.ndarray):
-        return _describe_array(thing, columns)
-    if type(thing) is dict:
-        if not thing or not all(type(key) is str for key in thing):
-            return None
-        inner = [[key, _describe(part, columns)] for key, part in thing.items()]
-        return None if any(node is None for _, node in inner) else ["dict", inner]
+def _describe(thing: Any, columns: dict[str, pa.Array]) -> list[Any]:
+    """Adds the columns of nested arrays; raises TypeError for anything else."""
+    if type(thing) is dict and thing and all(type(key) is str for key in thing):
+        return ["dict", [[key, _describe(part, columns)] for key, part in thing.items()]]
     if type(thing) in (list, tuple) and thing:
-        nodes = [_describe(part, columns) for part in thing]
-        return None if any(node is None for node in nodes) else [type(thing).__name__, nodes]
-    return None
-
-
-def _describe_array(array: Array, columns: list[pa.Array]) -> Any:
-    width = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
-    plain = type(array) in (np.ndarray, np.memmap) and array.dtype.kind in _PLAIN_KINDS
-    if not plain or not array.ndim or not 0 < width < 2**31:
-        return None
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    columns.append(pa.Array.from_buffers(pa.binary(width), len(array), [None, pa.py_buffer(flat)]))
-    return ["array", f"c{len(columns) - 1}", array.dtype.str, list(array.shape[1:])]
+        return [type(thing).__name__, [_describe(part, columns) for part in thing]]
+    if type(thing) not in (np.ndarray, np.memmap) or thing.dtype.kind not in _PLAIN_KINDS or not thing.ndim:
+        raise TypeError(type(thing))
+    width = thing.dtype.itemsize * int(np.prod(thing.shape[1:], dtype=np.int64))
+    if not 0 < width < 2**31:
+        raise TypeError(thing.shape)
+    flat = np.ascontiguousarray(thing).reshape(-1).view(np.uint8)
+    name = f"c{len(columns)}"
+    columns[name] = pa.Array.from_buffers(pa.binary(width), len(thing), [None, pa.py_buffer(flat)])
+    return ["array", name, thing.dtype.str, list(thing.shape[1:])]
 
 
 def _nest(node: Any, packed: Packed) -> Any:

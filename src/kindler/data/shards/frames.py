@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kindler.data.columns import Array, unused_name
-from kindler.data.shards.codec import META, Info, Packed, table_to_pandas
+from kindler.data.columns import unused_name
+from kindler.data.shards.codec import Info, Packed, meta, table_to_pandas
 from kindler.errors import ConfigError, DataError
 
 AGGREGATES = ("count", "count_distinct", "sum", "avg", "min", "max", "stddev", "variance")
@@ -29,6 +29,15 @@ _HINT = (
 _NUMERIC_ONLY = {"sum", "avg", "stddev", "variance"}
 _JOINS = {"inner": "inner", "left": "left outer", "right": "right outer", "outer": "full outer"}
 _ALIASES = {"mean": "avg", "std": "stddev", "var": "variance", "countDistinct": "count_distinct"}
+_ARROW = {
+    "avg": ("mean", None),
+    "stddev": ("stddev", pc.VarianceOptions(ddof=1)),
+    "variance": ("variance", pc.VarianceOptions(ddof=1)),
+    "count_distinct": ("count_distinct", pc.CountOptions(mode="only_valid")),
+}
+_WHOLE = (
+    pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time64
+)  # fmt: skip
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -56,15 +65,14 @@ class Aggregate:
 
 
 def column_types(schema: pa.Schema) -> dict[str, pa.DataType | None]:
-    pickled = json.loads((schema.metadata or {}).get(META, b"{}")).get("pickled", ())
+    pickled = meta(schema).get("pickled", ())
     return {name: None if i in pickled else schema.field(i).type for i, name in _names(schema)}
 
 
 def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Schema:
-    meta = json.loads((schema.metadata or {}).get(META, b"{}"))
-    names = _names(schema, only)
+    names, pickled = _names(schema, only), meta(schema).get("pickled", ())
     for position, name in names:
-        if position in meta.get("pickled", ()):
+        if position in pickled:
             raise DataError(
                 "its values are Python objects of several types, which no table can hold.\n"
                 "Hint: give it one dtype first, with transform_shard.",
@@ -137,32 +145,29 @@ def aggregates(
     """
     if agg == "count":
         return [Aggregate("count")]
-    others = [name for name in schema.names if name not in keys]
     if isinstance(agg, Mapping):
         check_columns(list(agg), schema.names, "group_by")
-        wanted = {name: [said] if isinstance(said, str) else list(said) for name, said in agg.items()}
-        return [_aggregate(function, name, schema) for name, said in wanted.items() for function in said]
-    functions = [agg] if isinstance(agg, str) else list(agg)
-    wanted_columns = [
+        return [_aggregate(f, name, schema) for name, said in agg.items() for f in _listed(said)]
+    others = [name for name in schema.names if name not in keys]
+    wanted = [
         _aggregate(function, name, schema)
-        for function in functions
+        for function in _listed(agg)
         for name in others
-        if is_numeric(schema.field(name).type) or _known(function) not in _NUMERIC_ONLY
+        if is_numeric(schema.field(name).type) or _ALIASES.get(function, function) not in _NUMERIC_ONLY
     ]
-    if not wanted_columns:
-        raise ConfigError(f"group_by: {functions} cannot be computed for any of the columns {others}.")
-    return wanted_columns
+    if not wanted:
+        raise ConfigError(f"group_by: {_listed(agg)} cannot be computed for any of the columns {others}.")
+    return wanted
 
 
-def _known(function: str) -> str:
-    name = _ALIASES.get(function, function)
-    if name not in AGGREGATES:
-        raise ConfigError(f"group_by: unknown aggregate {function!r}; expected one of {sorted(AGGREGATES)}.")
-    return name
+def _listed(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _aggregate(function: str, column: str, schema: pa.Schema) -> Aggregate:
-    name = _known(function)
+    name = _ALIASES.get(function, function)
+    if name not in AGGREGATES:
+        raise ConfigError(f"group_by: unknown aggregate {function!r}; expected one of {sorted(AGGREGATES)}.")
     if name in _NUMERIC_ONLY and not is_numeric(schema.field(column).type):
         raise ConfigError(
             f"group_by: {name} needs numbers, and column {column!r} has type {schema.field(column).type}."
@@ -192,55 +197,36 @@ def distinct(table: pa.Table) -> pa.Table:
 
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], join: bool) -> pa.Table:
     """One row per group in key order, nulls last; with `join`, the rows with group values appended."""
-    ids = pa.array(_group_ids(table, keys) if keys else np.zeros(table.num_rows, np.int64))
-    _, first = np.unique(ids, return_index=True)
-    columns = {key: table.column(key).take(pa.array(first)) for key in keys}
-    columns |= {aggregate.name: _aggregated(table, ids, aggregate, by_key=bool(keys)) for aggregate in wanted}
-    result = pa.table(columns)
+    columns = {f"k{i}": table.column(key) for i, key in enumerate(keys)}
+    columns |= {f"v{i}": _source(table, aggregate) for i, aggregate in enumerate(wanted)}
+    columns["row"] = pa.array(np.arange(table.num_rows))
+    functions = [_ARROW.get(aggregate.function, (aggregate.function, None)) for aggregate in wanted]
+    asked: list[Any] = [(f"v{i}", name, options) for i, (name, options) in enumerate(functions)]
+    by = [f"k{i}" for i in range(len(keys))]
+    try:
+        done = pa.table(columns).group_by(by).aggregate(asked + ([("row", "list")] if by and join else []))
+    except pa.ArrowNotImplementedError as exc:
+        raise DataError(f"rows cannot be grouped by {list(keys)}: {exc}") from exc
+    values = {a.name: f"v{i}_{functions[i][0]}" for i, a in enumerate(wanted)}
     if not join:
-        return result
-    rows = result.select([aggregate.name for aggregate in wanted]).take(ids)
-    for name in rows.schema.names:
-        table = table.append_column(name, rows.column(name))
+        done = done.sort_by([(name, "ascending") for name in by]) if by else done
+        values = {**dict(zip(keys, by, strict=True)), **values}
+        return pa.table({name: done.column(column) for name, column in values.items()})
+    groups = np.zeros(table.num_rows, np.int64)
+    if by:
+        rows_of = done.column("row_list").combine_chunks()
+        groups[pc.list_flatten(rows_of).to_numpy()] = pc.list_parent_indices(rows_of).to_numpy()
+    for name, column in values.items():
+        table = table.append_column(name, done.column(column).take(pa.array(groups)))
     return table
 
 
-def _aggregated(table: pa.Table, ids: pa.Array, aggregate: Aggregate, *, by_key: bool) -> Any:
-    options: Any = None
-    if aggregate.function in ("stddev", "variance"):
-        options = pc.VarianceOptions(ddof=1)
-    elif aggregate.function == "count_distinct":
-        options = pc.CountOptions(mode="only_valid")
+def _source(table: pa.Table, aggregate: Aggregate) -> Any:
+    if aggregate.column is None:
+        return pa.array(np.zeros(table.num_rows, np.int64))
+    column = table.column(aggregate.column)
     # Spark's sums of integers and decimals are as wide as can be; its means are doubles.
-    arrow = "mean" if aggregate.function == "avg" else aggregate.function
-    source = ids if aggregate.column is None else table.column(aggregate.column)
-    if aggregate.function in ("avg", "stddev", "variance"):
-        source = source.cast(pa.float64())
-    rows = pa.table({"group": ids, "value": source})
-    done = rows.group_by("group" if by_key else []).aggregate([("value", arrow, options)])
-    return (done.sort_by("group") if by_key else done).column(f"value_{arrow}")
-
-
-def _group_ids(table: pa.Table, names: Sequence[str]) -> Array:
-    ids = np.zeros(table.num_rows, np.int64)
-    for name in names:
-        codes = _codes(table.column(name))
-        pairs = ids * (int(codes.max(initial=0)) + 1) + codes
-        _, ids = np.unique(pairs, return_inverse=True)
-    return ids
-
-
-def _codes(column: pa.ChunkedArray) -> Array:
-    try:
-        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-        order = pc.sort_indices(encoded.dictionary).to_numpy()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError) as exc:
-        raise DataError(f"values of type {column.type} cannot be grouped.") from exc
-    ranks = np.empty(len(order) + 1, np.int64)
-    ranks[order] = np.arange(len(order))
-    ranks[len(order)] = len(order)
-    found: Array = ranks[encoded.indices.fill_null(len(order)).to_numpy()]
-    return found
+    return column.cast(pa.float64()) if aggregate.function in ("avg", "stddev", "variance") else column
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +268,26 @@ def merged(left: pa.Table, right: pa.Table, how: str, names: MergeNames) -> pa.T
     result |= {new: left.column(old).take(at_left) for old, new in names.left}
     result |= {new: right.column(old).take(at_right) for old, new in names.right}
     return pa.table(result)
+
+
+def row_hashes(table: pa.Table) -> Any:
+    """Equal rows have equal hashes, in every process and whatever the chunks; the types must be plain."""
+    import pandas as pd
+
+    values = {i: _hashable(column) for i, column in enumerate(table.columns)}
+    return pd.util.hash_pandas_object(pd.DataFrame(values), index=False).to_numpy()
+
+
+def _hashable(column: pa.ChunkedArray) -> Any:
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return column.cast(pa.float64()).to_numpy() + 0.0  # so that -0.0 is 0.0
+    if any(is_kind(kind) for is_kind in _WHOLE):
+        return column.cast(pa.int64()).fill_null(0).to_numpy()
+    try:
+        return (column if pa.types.is_binary(kind) else column.cast(pa.string())).to_numpy()
+    except pa.ArrowNotImplementedError as exc:
+        raise DataError(f"values of type {kind} cannot say which shard a row belongs to.") from exc
 
 
 def described(table: pa.Table, names: Sequence[str]) -> Any:

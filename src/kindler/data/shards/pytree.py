@@ -91,6 +91,40 @@ def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
+def overlaps(sizes: Sequence[int], bounds: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Pieces of each shard, as (new shard, first row, last row + 1).
+
+    `bounds` are the row ranges of the new shards, counted over all shards.
+
+    >>> overlaps([3, 2], [(0, 1), (1, 5)])
+    [[(0, 0, 1), (1, 1, 3)], [(1, 0, 2)]]
+    """
+    pieces: list[list[tuple[int, int, int]]] = []
+    first = 0
+    for size in sizes:
+        last = first + size
+        pieces.append(
+            [
+                (target, max(start, first) - first, min(stop, last) - first)
+                for target, (start, stop) in enumerate(bounds)
+                if start < last and stop > first
+            ]
+        )
+        first = last
+    return pieces
+
+
+def shares(sizes: Sequence[int], frac: float) -> list[int]:
+    """Rows of each shard in a sample of `frac` of all rows, to the nearest row.
+
+    >>> shares([3, 3, 4], 0.5)
+    [2, 1, 2]
+    """
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    wanted = np.floor(edges * frac + 0.5).astype(int)
+    return [int(n) for n in np.diff(wanted)]
+
+
 def _length(thing: Any) -> int | None:
     if isinstance(thing, np.ndarray):
         return len(thing) if thing.ndim else None

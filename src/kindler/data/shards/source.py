@@ -13,7 +13,7 @@ Arrays become flat, named columns:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.columns import Array, Column, Columns, Where, conform
-from kindler.data.row_order import Dealing
-from kindler.data.shards import frames, rows
+from kindler.data.row_order import RowAssignment
+from kindler.data.shards import frames
 from kindler.data.shards.backend import shard_path
-from kindler.data.shards.codec import Info, Packed, column_to_array, leaves, read
+from kindler.data.shards.codec import Info, Packed, column_to_array, cut, leaves, read
 from kindler.data.spool import Spool, SpoolWriter, shared_spool
 from kindler.errors import DataError
 from kindler.group import Group
@@ -40,39 +40,26 @@ class ArrayColumn:
     dtype: str
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype).name} of shape {self.shape}"
 
-def array_columns(infos: Sequence[Info]) -> list[ArrayColumn]:
-    # Without rows, a dtype says nothing.
-    known_infos = [(number, info) for number, info in enumerate(infos) if info.rows] or [(0, infos[0])]
-    first, known = known_infos[0][0], columns_of(known_infos[0][1])
-    for number, info in known_infos:
-        if info.kind != "arrays":
-            raise DataError(
-                f"shard {number} is a {info.name}, and arrays are expected.\n"
-                "Hint: shards of dicts like {'x': array, 'y': array}, of tuples (x, y), or of arrays."
-            )
-        if odd := _different(columns_of(info), known):
-            raise DataError(f"shard {number} has {odd[0]}, and shard {first} has {odd[1]}.", column=odd[2])
+
+def array_columns(infos: Mapping[int, Info]) -> list[ArrayColumn]:
+    """The columns of shards of arrays, by number; raises DataError if they differ."""
+    first, known = next((number, columns_of(info)) for number, info in infos.items())
+    wanted = {column.name: str(column) for column in known}
+    for number, info in infos.items():
+        present = {column.name: str(column) for column in columns_of(info)}
+        for name in [*wanted, *present]:
+            here, there = present.get(name, "none"), wanted.get(name, "none")
+            if here != there:
+                raise DataError(f"shard {number} has {here}, and shard {first} has {there}.", column=name)
     return known
 
 
 def columns_of(info: Info) -> list[ArrayColumn]:
     """Empty unless the shard holds arrays."""
     return [_column(*leaf) for leaf in leaves(info.schema)] if info.kind == "arrays" else []
-
-
-def _different(these: Sequence[ArrayColumn], known: Sequence[ArrayColumn]) -> tuple[str, str, str] | None:
-    """(here, there, column) of the first difference; None if equal."""
-    ours, theirs = ({c.name: c for c in columns} for columns in (these, known))
-    for name in [*theirs, *ours]:
-        here, there = _said(ours.get(name)), _said(theirs.get(name))
-        if here != there:
-            return here, there, name
-    return None
-
-
-def _said(column: ArrayColumn | None) -> str:
-    return "none" if column is None else f"{np.dtype(column.dtype).name} of shape {column.shape}"
 
 
 def _column(path: tuple[Any, ...], stored: str, dtype: str, shape: tuple[int, ...]) -> ArrayColumn:
@@ -111,7 +98,7 @@ def pieces(packed: Packed, start: int, stop: int, *, multiple_of: int = 1) -> It
     width = packed.table.nbytes // max(packed.info.rows, 1)
     step = -(-max(_PIECE_BYTES // max(width, 1), 1) // multiple_of) * multiple_of
     for first in range(start, stop, step):
-        yield first, rows.cut(packed, first, min(first + step, stop))
+        yield first, cut(packed, first, min(first + step, stop))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +115,9 @@ class ShardSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keeper": None}
 
-    def open(self, worker: Group, dealing: Dealing, *, in_order: bool = False) -> Spool:
+    def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         whole = self._whole(worker)
-        return whole.dealt(*dealing.of_rank(whole.rows, worker.rank, worker.size))
+        return whole.assigned(*assignment.of_rank(whole.rows, worker.rank, worker.size))
 
     def _whole(self, worker: Group) -> Spool:
         filled = [shard for shard, info in enumerate(self.infos) if info.rows]
@@ -161,13 +148,12 @@ class ShardSource:
 
     def _write(self, writer: SpoolWriter, columns: Sequence[Column], start: int, stop: int) -> None:
         names = [column.name for column in columns]
-        overlaps = rows.overlaps([info.rows for info in self.infos], [(start, stop)])
-        for shard, found in enumerate(overlaps):
-            for _, low, high in found:
-                if low < high:
-                    for first, piece in pieces(self._read(shard), low, high):
-                        taken: dict[str, Values] = values(piece, names, self.schema)
-                        writer.append_arrays(taken, _named(shard, first))
+        for shard, info in enumerate(self.infos):
+            low, high = max(start, 0), min(stop, info.rows)
+            if low < high:
+                for first, piece in pieces(self._read(shard), low, high):
+                    writer.append_arrays(values(piece, names, self.schema), _named(shard, first))
+            start, stop = start - info.rows, stop - info.rows
 
     def _read(self, shard: int) -> Packed:
         return read(self.infos[shard], shard_path(self.folder, shard))

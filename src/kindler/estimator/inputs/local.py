@@ -215,12 +215,7 @@ def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:
             return column
         return replace(column, dtype=array.dtype.name, shape=array.shape[1:])
 
-    columns = replace(
-        source.columns,
-        features=tuple(map(packed, source.columns.features)),
-        labels=tuple(map(packed, source.columns.labels)),
-        others=tuple(map(packed, source.columns.others)),
-    )
+    columns = source.columns.changed(packed)
     frame = packed_frame(spark, {column.name: arrays[column.name] for column in columns.all})
     return DeliveredSource(columns, name), Feed(name=name, frame=frame, columns=columns)
 

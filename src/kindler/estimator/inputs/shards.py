@@ -101,7 +101,7 @@ class ShardsInput(Input):
 def _sample(
     shards: XShards, chosen: as_input.Chosen, layout: Mapping[str, Any], *, prepares: bool
 ) -> tuple[Array, ...] | None:
-    if all(as_input.row_counts(shards)):
+    if as_input.all_have_rows(shards):
         return None
     rows = _rows(shards, chosen, layout, prepares=prepares)
     return None if rows is None else inputs(chosen.columns, rows)
