@@ -9,36 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError, naming_full_disk
 
 _UNFINISHED = ".part"
-
-
-class Folder(Protocol):
-    """The files of a folder, which the first write creates."""
-
-    def names(self) -> list[str]:
-        """The names of its files, sorted."""
-
-    def read(self, name: str, limit: int | None = None) -> bytes:
-        """A file's content, or its first `limit` bytes."""
-
-    def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write a file, atomically."""
-
-    def modified(self, name: str) -> float:
-        """The time of a file's last write in seconds; 0 if the file system does not tell."""
-
-    def remove(self, name: str) -> None:
-        """Delete a file, if it exists."""
-
-    def sweep(self) -> None:
-        """Delete the remains of interrupted writes."""
-
-    def path(self, name: str) -> str:
-        """The path or URL of a file."""
 
 
 def place(folder: str | PathLike[str]) -> str:
@@ -58,7 +33,7 @@ def split(path: str | PathLike[str]) -> tuple[str, str]:
 def folder_at(folder: str | PathLike[str]) -> Folder:
     """The folder at a path or URL; a URL raises MissingExtraError without fsspec."""
     name = place(folder)
-    return _Remote(name) if "://" in name else _Local(Path(name))
+    return _RemoteFolder(name) if "://" in name else Folder(Path(name))
 
 
 @contextmanager
@@ -80,21 +55,26 @@ def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Pa
         os.replace(unfinished, target)
 
 
-class _Local:
+class Folder:
+    """The files of a folder, which the first write creates: on local disk, or elsewhere in a subclass."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def names(self) -> list[str]:
+        """The names of its files, sorted."""
         try:
             return sorted(entry.name for entry in self._folder.iterdir() if entry.is_file())
         except FileNotFoundError:
             return []
 
     def read(self, name: str, limit: int | None = None) -> bytes:
+        """A file's content, or its first `limit` bytes."""
         with (self._folder / name).open("rb") as file:
             return file.read(-1 if limit is None else limit)
 
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write a file, atomically."""
         path = self._folder / name
         with naming_full_disk(path, sum(memoryview(piece).nbytes for piece in pieces)):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -112,21 +92,25 @@ class _Local:
                 raise
 
     def modified(self, name: str) -> float:
+        """The time of a file's last write in seconds; 0 if the file system does not tell."""
         return (self._folder / name).stat().st_mtime
 
     def remove(self, name: str) -> None:
+        """Delete a file, if it exists."""
         (self._folder / name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
+        """Delete the remains of interrupted writes."""
         for name in self.names():
             if name.startswith(".") and name.endswith(_UNFINISHED):
                 self.remove(name)
 
     def path(self, name: str) -> str:
+        """The path or URL of a file."""
         return str(self._folder / name)
 
 
-class _Remote:
+class _RemoteFolder(Folder):
     """Object stores show a file once it is complete; elsewhere readers must check a hash."""
 
     def __init__(self, url: str) -> None:

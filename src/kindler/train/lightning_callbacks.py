@@ -27,53 +27,20 @@ from kindler.train.metric_names import Direction, improves
 
 def translated(callbacks: Sequence[Any] | None) -> list[Any]:
     """Translate Lightning's callbacks; raises ConfigError for settings without a counterpart."""
-    found: list[Any] = []
+    result: list[Any] = []
     for original in callbacks or ():
-        translate = _TRANSLATIONS.get(type(original).__name__)
+        name = type(original).__name__
         is_lightnings = type(original).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
-        found += translate(original) if translate is not None and is_lightnings else [original]
-    return found
-
-
-def _early_stopping(original: Any) -> list[Any]:
-    hint = "pass fit(end_trigger=kindler.MinLoss(...)) or MaxScore(...)"
-    _refuse(original, hint, stopping_threshold=None, divergence_threshold=None)
-    return [_Stopping(original)]
-
-
-def _model_checkpoint(original: Any) -> list[Any]:
-    hint = (
-        "give the estimator a model_dir, and fit a checkpoint_trigger, for checkpoints that runs resume from"
-    )
-    _refuse(original, hint, _every_n_train_steps=0, _train_time_interval=None, save_on_exception=False)
-    original.dirpath = os.path.abspath(original.dirpath or "checkpoints")  # workers may stand elsewhere
-    return [_Checkpoints(original), _CheckpointFacts(original)]
-
-
-def _rate_monitor(original: Any) -> list[Any]:
-    hint = (
-        "the history has 'lr', the rate of each epoch; log_dir=... writes that of each step for TensorBoard"
-    )
-    if original.logging_interval == "step":
-        raise ConfigError(f"LearningRateMonitor(logging_interval='step') is not supported.\nHint: {hint}.")
-    _refuse(original, hint, log_momentum=False, log_weight_decay=False)
-    return [LearningRateMonitor()]
-
-
-_TRANSLATIONS: dict[str, Callable[[Any], list[Any]]] = {
-    "EarlyStopping": _early_stopping,
-    "ModelCheckpoint": _model_checkpoint,
-    "LearningRateMonitor": _rate_monitor,
-}
-
-
-def _refuse(original: Any, hint: str, **usual: Any) -> None:
-    for name, value in usual.items():
-        asked = getattr(original, name, value)
-        if asked != value:
-            raise ConfigError(
-                f"{type(original).__name__}({name.lstrip('_')}={asked!r}) is not supported.\nHint: {hint}."
-            )
+        if name not in _TRANSLATIONS or not is_lightnings:
+            result.append(original)
+            continue
+        translate, supported, hint = _TRANSLATIONS[name]
+        for setting, usual in supported.items():
+            value = getattr(original, setting, usual)
+            if value != usual and (setting != "logging_interval" or value == "step"):
+                raise ConfigError(f"{name}({setting.lstrip('_')}={value!r}) is not supported.\nHint: {hint}.")
+        result += translate(original)
+    return result
 
 
 class _Stopping(EarlyStopping):
@@ -129,6 +96,7 @@ class _Kept:
 
 class _Checkpoints(Callback):
     def __init__(self, original: Any) -> None:
+        original.dirpath = os.path.abspath(original.dirpath or "checkpoints")  # workers may stand elsewhere
         self._original, self._kept = original, _Kept(original)
         self.monitor = original.monitor or ""
 
@@ -185,3 +153,23 @@ class _CheckpointFacts(DriverCallback):
 
 def _last(original: Any) -> str:
     return os.path.join(original.dirpath, f"{original.CHECKPOINT_NAME_LAST}{original.FILE_EXTENSION}")
+
+
+# How each is translated, the settings that must have these values, and what to do instead.
+_TRANSLATIONS: dict[str, tuple[Callable[[Any], list[Any]], dict[str, Any], str]] = {
+    "EarlyStopping": (
+        lambda original: [_Stopping(original)],
+        {"stopping_threshold": None, "divergence_threshold": None},
+        "pass fit(end_trigger=kindler.MinLoss(...)) or MaxScore(...)",
+    ),
+    "ModelCheckpoint": (
+        lambda original: [_Checkpoints(original), _CheckpointFacts(original)],
+        {"_every_n_train_steps": 0, "_train_time_interval": None, "save_on_exception": False},
+        "give the estimator a model_dir, and fit a checkpoint_trigger, for checkpoints that runs resume from",
+    ),
+    "LearningRateMonitor": (
+        lambda original: [LearningRateMonitor()],
+        {"logging_interval": None, "log_momentum": False, "log_weight_decay": False},
+        "the history has 'lr', the rate of each epoch; log_dir=... writes that of each step for TensorBoard",
+    ),
+}

@@ -57,11 +57,9 @@ class FrameInput(Input):
         return session
 
     def source(self, request: SourceRequest) -> Prepared:
-        from kindler.spark.frames import Feed, arrow_types, collected, refuse_ambiguous
+        from kindler.spark.frames import Feed, collected
 
-        frame = self.data
-        columns = request.columns.plan(arrow_types(frame))
-        refuse_ambiguous(frame, columns.names)
+        frame, (columns, _) = self.data, self._plan(request.columns)
         scan = self._scan(columns, request.ingest)
         if scan is not None:
             return not_empty(ParquetSource(scan.files, columns)), None
@@ -71,24 +69,17 @@ class FrameInput(Input):
         return DeliveredSource(columns, request.name), Feed(name=request.name, frame=frame, columns=columns)
 
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
-        from kindler.spark.frames import arrow_types, refuse_ambiguous
-
-        types = arrow_types(self.data)
-        columns = options.plan(types)
-        refuse_ambiguous(self.data, columns.names)
+        columns, types = self._plan(options)
         return columns, zeros(columns, layout, types) or self._first_row(columns)
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
-        from kindler.spark.frames import arrow_types, refuse_ambiguous
         from kindler.spark.predict import predict_frame
         from kindler.spark.tasks import lent
 
         frame = self.data
         check_executors(frame.sparkSession, FRAMEWORKS.spec(request.framework).package)
-        types = arrow_types(frame)
-        columns = request.options.columns.plan(types)
-        refuse_ambiguous(frame, columns.names)
+        columns, types = self._plan(request.options.columns)
         predictor = request.predictor(columns, threads=1)
         scan = self._scan_to_score(columns, request.options.ingest)
         # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
@@ -105,6 +96,14 @@ class FrameInput(Input):
             convert=to_arrow,
             stored=scan.columns if scan is not None else None,
         )
+
+    def _plan(self, options: ColumnOptions) -> tuple[Columns, Mapping[str, Any]]:
+        from kindler.spark.frames import arrow_types, refuse_ambiguous
+
+        types = arrow_types(self.data)
+        columns = options.plan(types)
+        refuse_ambiguous(self.data, columns.names)
+        return columns, types
 
     def _scan(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
         from kindler.spark.direct import plain_parquet
