@@ -16,8 +16,7 @@ import pytest
 from kindler import Estimator, XShards
 from kindler.config import RunSettings
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.openvino.compiled import cache_folder, compiled
-from kindler.frameworks.openvino.replica import OpenvinoReplica
+from kindler.frameworks.openvino.replica import OpenvinoReplica, cache_folder, compiled
 from tests.openvino.models import classifier, direct, named, save, two_inputs
 
 IMAGES = np.random.default_rng(0).random((23, 3, 8, 8)).astype("float32")

@@ -5,7 +5,7 @@ If each row is as large as a whole input (such as a batch of images), the model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class RowCaller:
         self._dtypes = [np.dtype(port.get_element_type().to_dtype()) for port in model.inputs]
         fixed = {shape[0] for shape in self._shapes if shape and shape[0] is not None}
         self._size: int | None = fixed.pop() if len(fixed) == 1 else None
-        self._fills: bool | None = None
+        self._per_row: bool | None = None
 
     def arranged(self, columns: Sequence[str], arrays: Sequence[Array]) -> list[Array]:
         """In input order if the columns have the inputs' names."""
@@ -46,11 +46,11 @@ class RowCaller:
         inputs = [self._cast(array, i) for i, array in enumerate(arrays)]
         rows = len(inputs[0])
         if self._is_whole(inputs):
-            found = [self._run([array[row] for array in inputs]) for row in range(rows)]
+            found = [self.run([array[row] for array in inputs]) for row in range(rows)]
             return [np.stack(parts) for parts in zip(*found, strict=True)]
         inputs = [self._rowwise(array, i) for i, array in enumerate(inputs)]
         if self._size is None or rows == self._size:
-            return self._run(inputs)
+            return self.run(inputs)
         return self._in_groups(inputs, rows, self._size)
 
     def _in_groups(self, inputs: Sequence[Array], rows: int, size: int) -> list[Array]:
@@ -58,36 +58,27 @@ class RowCaller:
         whole = rows - rows % size
         groups = [[array[i : i + size] for array in inputs] for i in range(0, whole, size)]
         if whole < rows:
-            self._require_filling(inputs, size)
             groups.append([_filled(array[whole:], size) for array in inputs])
-        found = [self._run(group) for group in groups]
+        found = [self.run(group) for group in groups]
         for place, part in enumerate(found[0]):
             if part.ndim == 0 or len(part) != size:
-                raise self._no_rows(place, size, part.shape)
-        return [np.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
-
-    def _require_filling(self, inputs: Sequence[Array], size: int) -> None:
-        """Rows that fill a group must not change the results of the others."""
-        if self._fills is None:
-            first = [np.repeat(array[:1], size, axis=0) for array in inputs]
-            mixed = [np.concatenate([a[:1], _other(a[:1], size - 1)]) for a in inputs]
-            pairs = list(zip(self._run(first), self._run(mixed), strict=True))
-            for place, (part, _) in enumerate(pairs):
-                if part.ndim == 0 or len(part) != size:
-                    raise self._no_rows(place, size, part.shape)
-            self._fills = all(np.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
-        if not self._fills:
+                raise DataError(
+                    f"{self._name} takes {size} rows at a time, and its output {place} has the shape"
+                    f" {list(part.shape)}, which is not a row for each of them."
+                )
+        if whole < rows and not self._fills(inputs, size):
             raise DataError(
                 f"{self._name} takes {size} rows at a time, and what it gives for one depends on the others,"
                 " so that a batch of fewer rows cannot be completed.\n"
                 f"Hint: pass a multiple of {size} rows, and a batch_size that is one."
             )
+        return [np.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]
 
-    def _no_rows(self, place: int, size: int, shape: Sequence[int]) -> DataError:
-        return DataError(
-            f"{self._name} takes {size} rows at a time, and its output {place} has the shape {list(shape)},"
-            " which is not a row for each of them."
-        )
+    def _fills(self, inputs: Sequence[Array], size: int) -> bool:
+        """Whether rows that fill a group leave the results of the others alone; tried once."""
+        if self._per_row is None:
+            self._per_row = is_per_row(self.run, [_with_another(array[:1]) for array in inputs], size)
+        return self._per_row
 
     def _is_whole(self, inputs: Sequence[Array]) -> bool:
         return all(
@@ -121,7 +112,7 @@ class RowCaller:
         with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
             return np.ascontiguousarray(array.astype(target))
 
-    def _run(self, inputs: Sequence[Array]) -> list[Array]:
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
         try:
             found = self._request.infer(dict(enumerate(inputs)), share_inputs=True, share_outputs=True)
         except RuntimeError as exc:
@@ -149,7 +140,23 @@ def _filled(array: Array, size: int) -> Array:
     return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 
-def _other(row: Array, count: int) -> Array:
-    """Reversed, which keeps indices valid, and doubled if floating point."""
+def _with_another(row: Array) -> Array:
+    """The other is reversed, which keeps indices valid, and doubled if floating point."""
     turned = row.reshape(1, -1)[:, ::-1].reshape(row.shape)
-    return np.repeat(turned * 2 if row.dtype.kind == "f" else turned, count, axis=0)
+    return np.concatenate([row, turned * 2 if row.dtype.kind == "f" else turned])
+
+
+def is_per_row(run: Callable[[list[Array]], list[Array]], rows: Sequence[Array], size: int = 1) -> bool:
+    """Whether each of two rows gives the same beside the other as without it, `size` rows at a time."""
+    alone = [run([_filled(array[i : i + 1], size) for array in rows]) for i in range(2)]
+    together = run([_filled(array, max(size, 2)) for array in rows])
+    for place, both in enumerate(together):
+        single = [found[place] for found in alone]
+        if both.ndim == 0 or len(both) != max(size, 2) or any(len(part) != size for part in single):
+            return False
+        largest = float(np.max(np.abs(both), initial=0.0)) if both.dtype.kind in "fiu" else 0.0
+        joined = np.stack([part[0] for part in single])
+        # Calls of different sizes differ in their last bits.
+        if not np.allclose(joined, both[:2], rtol=1e-3, atol=1e-5 * largest, equal_nan=True):
+            return False
+    return True

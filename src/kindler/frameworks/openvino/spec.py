@@ -17,7 +17,10 @@ from kindler.frameworks.state_format import is_packed, pack, unpack
 
 @dataclass(frozen=True, kw_only=True)
 class OpenvinoSpec:
-    """`threads=None` leaves the number to whoever starts the process; `output_names` label predictions."""
+    """`threads=None` leaves the number to whoever starts the process; `output_names` label predictions.
+
+    `any_rows` takes any number of rows where the model declares one; None in files written before it.
+    """
 
     name: str
     xml: bytes = field(repr=False)
@@ -26,6 +29,7 @@ class OpenvinoSpec:
     threads: int | None = None
     properties: dict[str, Any] = field(default_factory=dict)
     output_names: tuple[str, ...] | None = None
+    any_rows: bool | None = None
 
 
 def make_spec(
