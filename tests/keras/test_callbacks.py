@@ -224,10 +224,10 @@ def test_figures_of_a_step_are_waited_for_only_when_somebody_looks_at_them() -> 
         [],
         model=problems.classifier({"flavour": "keras"}),
         watch=watch,
-        several=False,
+        rank=0,
+        size=1,
         epochs=1,
         steps=1,
-        verbose=0,
     )
     hooks.on_train_batch_end(0, {"loss": number})
     assert "loss" in watch.logs

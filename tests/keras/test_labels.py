@@ -11,7 +11,7 @@ from flavour import KERAS
 
 from kindler import Estimator
 from kindler.errors import DataError
-from kindler.frameworks.keras.label_rules import label_rules
+from kindler.frameworks.keras.dataset import label_rules
 from kindler.frameworks.labels import LabelSource
 
 pytestmark = pytest.mark.keras

@@ -94,7 +94,7 @@ class KerasKind(FrameworkKind):
         self.device = settled(self._backend(), device)
 
     def device_bytes(self, meta: Mapping[str, Any]) -> int:
-        return backends.taken_bytes(self._backend()) if self.device == "cuda" else 0
+        return backends.on(self._backend()).taken_bytes() if self.device == "cuda" else 0
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """`score` is `evaluate`, by name."""

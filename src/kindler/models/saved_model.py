@@ -41,7 +41,7 @@ class SavedModelKind(ModelKind):
         self.device = settled("tensorflow", device)
 
     def device_bytes(self, meta: Mapping[str, Any]) -> int:
-        return backends.taken_bytes("tensorflow") if self.device == "cuda" else 0
+        return backends.on("tensorflow").taken_bytes() if self.device == "cuda" else 0
 
     def predictor(self, model: Any) -> Predictor:
         return SavedModelPredictor(model)

@@ -15,5 +15,5 @@ def settled(backend: str, device: str) -> str:
     Raises:
         ConfigError: "cuda" was asked for, and the backend finds no GPU.
     """
-    backends.configure(backend, device=device, local_rank=0, threads=None)
-    return "cuda" if backends.on_gpu(backend) else "cpu"
+    backends.on(backend).configure(device=device, local_rank=0, threads=None)
+    return "cuda" if backends.on(backend).on_gpu() else "cpu"

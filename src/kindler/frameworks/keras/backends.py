@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,29 +114,9 @@ def _import_on(backend: str) -> Any:
             os.environ["KERAS_BACKEND"] = before
 
 
-def configure(backend: str, *, device: str, local_rank: int, threads: int | None) -> None:
-    """Must come before the backend's first operation."""
-    importlib.import_module(f"kindler.frameworks.keras.on_{backend}").configure(
-        device=device, local_rank=local_rank, threads=threads
-    )
-
-
-def on_gpu(backend: str) -> bool:
-    """Valid only after `configure`."""
-    return bool(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").on_gpu())
-
-
-def fitting(backend: str) -> AbstractContextManager[Any]:
-    """Context for Keras's own `fit` that makes steps faster on this backend, if anything does."""
-    if backend != "torch" or not on_gpu(backend):
-        return nullcontext()
-    from kindler.frameworks.torch.device import backward_on
-
-    return backward_on("cuda")
-
-
-def taken_bytes(backend: str) -> int:
-    return int(importlib.import_module(f"kindler.frameworks.keras.on_{backend}").taken_bytes())
+def on(backend: str) -> Any:
+    """What this backend does in its own way; imports it."""
+    return importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
 
 
 def may_use_gpus(backend: str) -> bool:
@@ -154,10 +134,8 @@ def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:
     # Keras's own function would import TensorFlow wherever it is installed, which takes seconds.
     random.seed(seed)
     np.random.seed(seed)
-    if backend == "torch":
-        importlib.import_module("torch").manual_seed(seed)
-    elif backend == "tensorflow":
-        importlib.import_module("kindler.frameworks.keras.on_tensorflow").seed(seed, compiled=compiled)
+    if backend != "jax":
+        on(backend).seed(seed, compiled=compiled)
     store = importlib.import_module("keras.src.backend.common.global_state")
     store.set_global_attribute("global_random_seed", seed)
     store.set_global_attribute("global_seed_generator", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kindler.frameworks.keras.metrics import plain
 
@@ -19,37 +19,15 @@ _WRITERS = (
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-class Watch(Protocol):
-    """Follows Keras's loop; epochs and steps count from 0, as in Keras."""
-
-    def train_begins(self) -> None: ...
-
-    def epoch_begins(self, epoch: int) -> None: ...
-
-    def step_begins(self) -> None: ...
-
-    def step_ends(self, steps: int, logs: Any) -> bool:
-        """Called after each step; True ends the run here, and all ranks decide alike.
-
-        `logs` is a mapping whose `later(name)` defers fetching a metric from its device until `float`.
-        """
-
-    def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
-        """Called before the user's callbacks: make `logs` those of all ranks, validation included."""
-
-    def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
-        """Called after the user's callbacks; True ends the run on all ranks."""
-
-
-def writes(keras: Any, callback: Any) -> bool:
-    """One rank does for all what only writes or displays."""
-    kinds = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
-    return isinstance(callback, kinds)
-
-
 def make_hooks(
-    keras: Any, callbacks: Sequence[Any], *, model: Any, watch: Watch, several: bool, **params: Any
+    keras: Any, callbacks: Sequence[Any], *, model: Any, watch: Any, rank: int, size: int, **params: Any
 ) -> Any:
+    """Tell `watch` (`train/fit_loop.py`) where Keras's loop is; epochs and steps count from 0, as in Keras.
+
+    The first rank calls all callbacks, others those that do more than write or display.
+    """
+    writers = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
+    callbacks = [callback for callback in callbacks if rank == 0 or not isinstance(callback, writers)]
     listens = any(_overrides(keras, callback, name) for callback in callbacks for name in _BATCH_HOOKS)
 
     class Hooks(keras.callbacks.CallbackList):  # type: ignore[misc]
@@ -80,7 +58,7 @@ def make_hooks(
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if listens:
                 super().on_train_batch_end(batch + self.offset, logs)
-            if several and model.stop_training:
+            if size > 1 and model.stop_training:
                 self.asked, model.stop_training = True, False
             if watch.step_ends(batch + self.offset + 1, _Figures(logs or {})):
                 model.stop_training = True
@@ -97,10 +75,11 @@ def make_hooks(
             model.stop_training = watch.epoch_over(epoch, told, asked) or ending
             self.offset = 0
 
-    return Hooks(list(callbacks), add_history=True, add_progbar=False, model=model, **params)
+    params.update(verbose=0, rank=rank, size=size)
+    return Hooks(callbacks, add_history=True, add_progbar=False, model=model, **params)
 
 
-class Remembering:
+class CallbackState:
     """Keeps a callback's counters, not its constructor arguments."""
 
     def __init__(self, callback: Any) -> None:
@@ -124,17 +103,15 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float) or getattr(value, "shape", None) == ()
 
 
-class Later:
-    def __init__(self, value: Any) -> None:
-        self._value = value
+class _Pending:
+    """A figure that is fetched from its device only by `float`."""
 
-    def set_out(self) -> None:
-        if hasattr(self._value, "copy_to_host_async"):  # JAX
-            self._value.copy_to_host_async()
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __float__(self) -> float:
-        value = plain(self._value)
-        return float(value) if isinstance(value, int | float) else 0.0  # a curve is no loss
+        value = plain(self.value)
+        return float(value) if isinstance(value, int | float) else 0.0  # a curve is not a loss
 
 
 class _Figures(Mapping[str, Any]):
@@ -146,14 +123,15 @@ class _Figures(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return plain(self._logs[name])
 
-    def later(self, name: str) -> Later:
-        return Later(self._logs[name])
+    def later(self, name: str) -> _Pending:
+        return _Pending(self._logs[name])
 
     @staticmethod
-    def floats(figures: Sequence[Later]) -> list[float]:
+    def floats(figures: Sequence[_Pending]) -> list[float]:
         """Start all copies before waiting for the first."""
         for figure in figures:
-            figure.set_out()
+            if hasattr(figure.value, "copy_to_host_async"):  # JAX
+                figure.value.copy_to_host_async()
         return [float(figure) for figure in figures]
 
     def __contains__(self, name: object) -> bool:

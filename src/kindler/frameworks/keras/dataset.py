@@ -1,56 +1,23 @@
-"""A worker's batches as a dataset of `(x, y)` or `(x, y, sample_weight)` for Keras."""
+"""A worker's batches as a dataset of `(x, y)` or `(x, y, sample_weight)` for Keras; checks labels by loss."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras.gradient_hook import HostCode
-from kindler.frameworks.keras.label_rules import label_rules
-from kindler.frameworks.labels import LabelSource
+from kindler.frameworks.keras.gradient_hook import mapped
+from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Feed(Protocol):
-    """Batches by number, counted from 0 within the current epoch."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
-        """Features and labels of one step; called from any thread."""
-
-
-class Remembering(HostCode):
-    def __init__(self, feed: Feed) -> None:
-        super().__init__()
-        self._feed = feed
-
-    def __len__(self) -> int:
-        return len(self._feed)
-
-    @property
-    def varies(self) -> bool:
-        return bool(getattr(self._feed, "varies", False))
-
-    def batch(self, number: int) -> tuple[Sequence[Array], Sequence[Array]]:
-        with self.kept():
-            return self._feed.batch(number)
-
-
 class Arranged:
-    def __init__(
-        self,
-        model: Any,
-        *,
-        inputs: str,
-        features: Sequence[str],
-        labels: Sequence[str],
-    ) -> None:
+    def __init__(self, model: Any, *, inputs: str, features: Sequence[str], labels: Sequence[str]) -> None:
         self._features, self._labels = list(features), list(labels)
         self._by_name = inputs == "dict" or (inputs == "auto" and _same(_input_names(model), features))
         self._targets_by_name = _same(list(getattr(model, "output_names", ()) or ()), labels)
@@ -63,9 +30,8 @@ class Arranged:
                 f"the model has one input, but there are {len(features)} feature columns: {self._features}.\n"
                 "Hint: stack_features=True joins the columns to one matrix."
             )
-        shaped = [
-            _shaped(array, shape) for array, shape in zip(features, self._fitting(features), strict=True)
-        ]
+        shapes = self._shapes if len(self._shapes) == len(features) else [None] * len(features)
+        shaped = [_shaped(array, shape) for array, shape in zip(features, shapes, strict=True)]
         if self._by_name:
             return dict(zip(self._features, shaped, strict=True))
         return shaped[0] if len(shaped) == 1 else tuple(shaped)
@@ -78,62 +44,56 @@ class Arranged:
     def batch(self, features: Sequence[Array], labels: Sequence[Array]) -> tuple[Any, ...]:
         targets, weights = list(labels[: len(self._labels)]), labels[len(self._labels) :]
         packed: list[Any] = [self.inputs(features)]
-        if targets:
-            packed.append(self._packed_targets(targets))
+        if len(targets) == 1:
+            packed += targets
+        elif targets:
+            by_name = dict(zip(self._labels, targets, strict=True))
+            packed.append(by_name if self._targets_by_name else tuple(targets))
         if weights:
             packed += [] if targets else [None]
             packed.append(weights[0].astype(np.float32, copy=False))
         return tuple(packed)
 
-    def _packed_targets(self, targets: list[Array]) -> Any:
-        if len(targets) == 1:
-            return targets[0]
-        return dict(zip(self._labels, targets, strict=True)) if self._targets_by_name else tuple(targets)
 
-    def _fitting(self, features: Sequence[Array]) -> Sequence[tuple[int | None, ...] | None]:
-        return self._shapes if len(self._shapes) == len(features) else [None] * len(features)
+def dataset(keras: Any, backend: str, batch: Callable[[int], Any], steps: int, *, varies: bool) -> Any:
+    """Calls `batch` with numbers from 0, from any thread; `varies`: shapes differ from batch to batch."""
+    if backend == "tensorflow":
+        return _tf_dataset(batch, steps, varies=varies)
 
-
-def dataset(keras: Any, backend: str, feed: Feed, arranged: Arranged) -> Any:
-    return _mapped(feed, arranged) if backend == "tensorflow" else _py_dataset(keras, feed, arranged)
-
-
-def _py_dataset(keras: Any, feed: Feed, arranged: Arranged) -> Any:
     class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         def __len__(self) -> int:
-            return len(feed)
+            return steps
 
         def __getitem__(self, number: int) -> Any:
-            return arranged.batch(*feed.batch(number))
+            return batch(number)
 
     return Batches()
 
 
-def _mapped(feed: Feed, arranged: Arranged) -> Any:
+def _tf_dataset(batch: Callable[[int], Any], steps: int, *, varies: bool) -> Any:
     """Maps step numbers to batches: a generator costs half a millisecond per step."""
     import tensorflow as tf
 
     def tuples(part: Any) -> Any:  # a list would be taken for one tensor
         return tuple(tuples(inner) for inner in part) if isinstance(part, list | tuple) else part
 
-    sample = tuples(arranged.batch(*feed.batch(0)))
+    sample = tuples(batch(0))
     like = tf.nest.flatten(sample)
-    varies = bool(getattr(feed, "varies", False))
 
     def made(number: Any) -> list[Array]:
-        return [np.ascontiguousarray(p) for p in tf.nest.flatten(arranged.batch(*feed.batch(int(number))))]
+        return [np.ascontiguousarray(part) for part in tf.nest.flatten(batch(int(number)))]
 
-    def batch(number: Any) -> Any:
+    def tensors(number: Any) -> Any:
         parts = tf.numpy_function(made, [number], [part.dtype for part in like])
         for part, array in zip(parts, like, strict=True):
             part.set_shape([None] * array.ndim if varies else [None, *array.shape[1:]])
         return tf.nest.pack_sequence_as(sample, parts)
 
-    plain = tf.autograph.experimental.do_not_convert(batch)  # rewriting it takes a fifth of a second
-    steps = with_own_threads(tf.data.Dataset.range(len(feed)).map(plain).prefetch(2))
+    plain = tf.autograph.experimental.do_not_convert(tensors)  # rewriting it takes a fifth of a second
+    batches = with_own_threads(tf.data.Dataset.range(steps).map(plain).prefetch(2))
     options = tf.data.Options()
     options.autotune.enabled = False  # there is nothing to tune, and its thread ends half a second late
-    return steps.with_options(options)
+    return batches.with_options(options)
 
 
 def with_own_threads(made: Any) -> Any:
@@ -161,13 +121,10 @@ def _input_names(model: Any) -> list[str]:
 
 def _input_shapes(model: Any, names: Sequence[str] | None) -> list[tuple[int | None, ...] | None]:
     tensors = getattr(model, "inputs", None) or ()
-    structure = getattr(model, "_inputs_struct", None)
     if names is not None:
-        known = (
-            structure
-            if isinstance(structure, dict)
-            else dict(zip(_input_names(model), tensors, strict=False))
-        )
+        known = getattr(model, "_inputs_struct", None)
+        if not isinstance(known, dict):
+            known = dict(zip(_input_names(model), tensors, strict=False))
         tensors = [known.get(name) for name in names]
     return [tuple(tensor.shape[1:]) if tensor is not None else None for tensor in tensors]
 
@@ -186,14 +143,59 @@ def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
 
 def with_text(batch: Any) -> Any:
     """Convert text to TensorFlow tensors, the only type that marks it as text."""
-    if isinstance(batch, dict):
-        return {name: with_text(part) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(with_text(part) for part in batch)
-    if not isinstance(batch, np.ndarray) or batch.dtype != object:
-        return batch
-    return importlib.import_module("tensorflow").constant(batch)
+
+    def converted(part: Any) -> Any:
+        is_text = isinstance(part, np.ndarray) and part.dtype == object
+        return importlib.import_module("tensorflow").constant(part) if is_text else part
+
+    return mapped(batch, converted)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> Array:
     return np.full(shape, "", object) if np.dtype(dtype) == object else np.zeros(shape, dtype)
+
+
+def label_rules(model: Any, labels: Sequence[str], *, by_name: bool) -> list[Callable[[LabelSource], Any]]:
+    names = list(getattr(model, "output_names", None) or ())
+    widths = [tensor.shape[-1] if len(tensor.shape) > 1 else None for tensor in _outputs(model)]
+    found: list[Callable[[LabelSource], Any]] = []
+    for place, label in enumerate(labels):
+        output = names.index(label) if by_name else place
+        loss = _loss_of(getattr(model, "loss", None), output, names)
+        width = widths[output] if output < len(widths) else None
+        kind = kind_of(loss)
+        if kind == "sparsecategoricalcrossentropy":
+            found.append(partial(refuse_non_classes, place=place, classes=width, ignored=_ignored(loss)))
+        elif kind in ("binarycrossentropy", "binaryfocalcrossentropy", "bce"):
+            found.append(partial(refuse_non_probabilities, place=place))
+    return found
+
+
+def _outputs(model: Any) -> Sequence[Any]:
+    try:
+        return model.outputs or ()
+    except (AttributeError, ValueError):  # a subclass that was never called
+        return ()
+
+
+def _loss_of(loss: Any, output: int, names: Sequence[str]) -> Any:
+    if isinstance(loss, Mapping):
+        return loss.get(names[output]) if output < len(names) else None
+    if isinstance(loss, list | tuple):
+        return loss[output] if output < len(loss) else None
+    return loss
+
+
+def kind_of(loss: Any) -> str:
+    """ "" if it is not a loss of Keras's own."""
+    if isinstance(loss, str):
+        return loss.replace("_", "").lower()
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    own = str(getattr(named, "__module__", "")).partition(".")[0] in ("keras", "tf_keras")
+    return named.__name__.replace("_", "").lower() if own else ""
+
+
+def _ignored(loss: Any) -> int | None:
+    given = getattr(loss, "_fn_kwargs", None) or {}
+    found: int | None = getattr(loss, "ignore_class", None)
+    return given.get("ignore_class") if found is None else found

@@ -1,4 +1,7 @@
-"""Exports a Keras model to ONNX or OpenVINO, in a process with another backend if this one cannot."""
+"""Exports a Keras model to ONNX or OpenVINO, in a process with another backend if this one cannot.
+
+That process: python -m kindler.frameworks.keras.export FOLDER FORM PATH
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from kindler.collective import Array
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError, KindlerError, MissingExtraError
 from kindler.frameworks.keras.backends import environment
 from kindler.frameworks.keras.spec import custom_objects
 from kindler.temporary import Folder
@@ -51,7 +55,7 @@ def _export_elsewhere(model: Any, form: str, path: str, backend: str, features: 
         np.savez(folder / "rows.npz", *_in_order(model, features))
         (folder / "objects").write_bytes(cloudpickle.dumps(custom_objects(model, "keras")))
         done = subprocess.run(
-            [sys.executable, "-m", "kindler.frameworks.keras._export_main", str(folder), form, path],
+            [sys.executable, "-m", "kindler.frameworks.keras.export", str(folder), form, path],
             env={**os.environ, **dict(environment(str(other))), "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
@@ -98,3 +102,24 @@ def _last_line(told: object) -> str:
     """The lines before the last are places in code."""
     lines = [line.strip() for line in str(told).splitlines() if line.strip()]
     return (lines[-1] if lines else "it did not say why")[:300]
+
+
+def _main(folder: str, form: str, path: str) -> None:
+    import keras
+
+    # The user's own program sent it: its lambdas are as trustworthy as its functions.
+    objects = cloudpickle.loads((Path(folder) / "objects").read_bytes())
+    model = keras.saving.load_model(
+        Path(folder) / "model.keras", custom_objects=objects, compile=False, safe_mode=False
+    )
+    with np.load(Path(folder) / "rows.npz", allow_pickle=False) as file:
+        rows = [file[name] for name in file.files]
+    model.predict_on_batch(rows[0] if len(rows) == 1 else rows)  # Keras exports what was called
+    try:
+        export(model, form, path, backend=keras.backend.backend(), features=rows)
+    except KindlerError as exc:
+        sys.exit(str(exc))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

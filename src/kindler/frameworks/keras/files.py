@@ -103,7 +103,7 @@ def load_into(model: Any, path: str, keras: Any, custom_objects: Mapping[str, An
         saved, problem = read(compile=False), f"cannot be compiled here ({first_line(exc)})"
     mine, theirs = ModelVariables(model), ModelVariables(saved)
     if len(mine.own()) == len(theirs.own()):  # states of random layers included
-        mine.assign([mine.value(v) for v in theirs.own()], only_own=True)
+        mine.assign([value_of(v) for v in theirs.own()], only_own=True)
     else:
         model.set_weights(saved.get_weights())
     optimizer = getattr(model, "optimizer", None)

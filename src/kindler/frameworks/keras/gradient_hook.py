@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from kindler.collective import Array, Collective, gathering
 from kindler.errors import ConfigError
+from kindler.frameworks.keras import backends
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 
 Means = Callable[[Sequence[Array], float], list[Array]]
@@ -23,10 +22,15 @@ class Rows:
 
 
 class HostCode:
-    """Code called from within a backend, which would re-raise its exceptions without type or fields."""
+    """A function called from within a backend, which would re-raise its exceptions without type or fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         self._error: Exception | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        with self.kept():
+            return self._function(*args)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -47,132 +51,113 @@ class HostCode:
             raise error from None
 
 
-class Exchange(HostCode):
-    def __init__(self, means: Means) -> None:
-        super().__init__()
-        self._means = means
-
-    def __call__(self, arrays: Sequence[Array], weight: float) -> list[Array]:
-        with self.kept():
-            return self._means(arrays, weight)
-
-
-def install(
-    model: Any, collective: Collective, backend: str, *, may_idle: bool, gathers: bool = True
-) -> Exchange:
+def share_steps(
+    model: Any, collective: Collective, backend: str, *, may_idle: bool, gathers: bool
+) -> HostCode:
     """Make every optimizer of the model apply the mean over the rows of all ranks."""
-    _refuse_sums(model)
-    _refuse_masks(model)
-    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
-    rows, exchange = Rows(), Exchange(collective.mean)
-    _let_gather(model, on.gather(RowGather(collective), rows, exchange) if gathers else refuse_to_gather)
-    _count_rows(model, on, rows, may_idle=may_idle)
+    _refuse_other_means(model)
+    on, rows, exchange = backends.on(backend), Rows(), HostCode(collective.mean)
+    gather = on.gather(RowGather(collective), rows, exchange) if gathers else refuse_to_gather
+    _hook_step(model, on, rows, gather, may_idle=may_idle)
 
-    def exchanged(grads: Any) -> Any:
-        return on.exchanged(list(grads), exchange, rows)
+    def share(grads: list[Any], variables: Any, apply: Any, *state: Any) -> Any:
+        return apply(_exchanged(on, grads, exchange, rows))
 
     for optimizer in optimizers(model):
-        name = _applying([optimizer], backend)
-        share = {"stateless_apply": _share_stateless, "apply": _share, "apply_gradients": _share_pairs}[name]
-        replaced(optimizer, name, partial(share, exchanged))
+        object.__setattr__(optimizer, *_rerouted(optimizer, backend, share))
     return exchange
 
 
-def install_remote(model: Any, learn: Means, backend: str, *, may_idle: bool) -> Exchange:
-    """Let `learn` move the model's weights instead of its optimizer."""
-    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
-    rows, exchange = Rows(), Exchange(learn)
-    _let_gather(model, refuse_to_gather)
-    _count_rows(model, on, rows, may_idle=may_idle)
-    name = _applying([model.optimizer], backend)
-    send = on.send_gradients if name == "stateless_apply" else partial(_sent, on, pairs=name != "apply")
-    replaced(model.optimizer, name, lambda _: send(model, exchange, rows))
-    return exchange
+def send_steps(model: Any, learn: Means, backend: str, *, may_idle: bool) -> HostCode:
+    """Let `learn` move the model's weights instead of its optimizer, which only counts steps."""
+    on, rows, exchange = backends.on(backend), Rows(), HostCode(learn)
+    _hook_step(model, on, rows, refuse_to_gather, may_idle=may_idle)
+    steps = model.optimizer.iterations
 
-
-def _applying(owners: Sequence[Any], backend: str) -> str:
-    if backend == "jax":
-        return "stateless_apply"
-    return "apply" if all(hasattr(owner, "apply") for owner in owners) else "apply_gradients"  # Keras 2
-
-
-def _share(exchanged: Any, apply: Any) -> Any:
-    def shared(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(exchanged(grads), trainable_variables)
-
-    return shared
-
-
-def _share_stateless(exchanged: Any, apply: Any) -> Any:
-    def shared(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        return apply(optimizer_variables, exchanged(grads), trainable_variables)
-
-    return shared
-
-
-def _share_pairs(exchanged: Any, apply: Any) -> Any:
-    def shared(grads_and_vars: Any, *args: Any, **options: Any) -> Any:
-        pairs = list(grads_and_vars)
-        grads = exchanged([grad for grad, _ in pairs])
-        return apply(list(zip(grads, [v for _, v in pairs], strict=True)), *args, **options)
-
-    return shared
-
-
-def _sent(on: Any, model: Any, learn: Means, rows: Rows, *, pairs: bool) -> Any:
-    """Moves the trained variables instead of the optimizer, which only counts steps."""
-
-    def assign(given: Any, trainable_variables: Any = None, *args: Any, **options: Any) -> None:
+    def send(grads: list[Any], variables: Any, apply: Any, *state: Any) -> Any:
+        if state:
+            values, counted = _exchanged(on, grads, exchange, rows), list(state[0])
+            counted[[variable is steps for variable in model.optimizer.variables].index(True)] += 1
+            return values, counted
         trained = model.trainable_variables
-        both = list(given) if pairs else list(zip(given, trainable_variables or trained, strict=True))
-        found = {id(variable): grad for grad, variable in both}
-        whole = [on.dense(found.get(id(v)), v) for v in trained]
-        for variable, value in zip(trained, on.exchanged(whole, learn, rows), strict=True):
+        known = {id(v): grad for grad, v in zip(grads, variables or trained, strict=True)}
+        whole = [on.dense(known.get(id(v)), v) for v in trained]
+        for variable, value in zip(trained, _exchanged(on, whole, exchange, rows), strict=True):
             variable.assign(value)
-        model.optimizer.iterations.assign_add(1)
+        steps.assign_add(1)
+        return None
 
-    return assign
-
-
-def noting(
-    owners: Sequence[Any], backend: str, note: Callable[[Sequence[Any]], None]
-) -> AbstractContextManager[None]:
-    name = _applying(owners, backend)
-
-    def stateless(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        note(list(grads))
-        return trainable_variables, optimizer_variables
-
-    def noted(given: Any, *args: Any, **options: Any) -> None:
-        note([grad for grad, _ in given] if name == "apply_gradients" else list(given))
-
-    return instead(owners, name, stateless if name == "stateless_apply" else noted)
+    object.__setattr__(model.optimizer, *_rerouted(model.optimizer, backend, send))
+    return exchange
 
 
-def _let_gather(model: Any, gather: Callable[[Any], Any]) -> None:
-    def within(step: Any) -> Any:
-        def train_step(*args: Any) -> Any:
-            with gathering(gather):
-                return step(*args)
+@contextmanager
+def noting(model: Any, backend: str, note: Callable[[list[Any]], None]) -> Iterator[None]:
+    """Note the gradients that a step gives its optimizers, which apply none."""
 
-        return train_step
+    def noted(grads: list[Any], variables: Any, apply: Any, *state: Any) -> Any:
+        note(grads)
+        return (variables, *state) if state else None
 
-    replaced(model, "train_step", within)
-
-
-def _count_rows(model: Any, on: Any, rows: Rows, *, may_idle: bool) -> None:
-    if may_idle:
-        replaced(model, "train_step", lambda step: on.idle_step(step, rows, model))
-    else:
-        replaced(model, "train_step", lambda step: _weighing(step, on, rows))
+    with ExitStack() as stack:
+        for optimizer in optimizers(model):
+            stack.enter_context(instead(optimizer, *_rerouted(optimizer, backend, noted)))
+        yield
 
 
-def _weighing(step: Any, on: Any, rows: Rows) -> Any:
+def _rerouted(optimizer: Any, backend: str, handle: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """The method that applies gradients, and one that calls `handle(grads, variables, apply)` instead.
+
+    On JAX, whose steps are pure functions, `handle` also gets the optimizer's state, and returns new values.
+    """
+    if backend == "jax":
+        apply = optimizer.stateless_apply
+
+        def from_state(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+            def own(new: Any) -> Any:
+                return apply(optimizer_variables, new, trainable_variables)
+
+            return handle(list(grads), trainable_variables, own, optimizer_variables)
+
+        return "stateless_apply", from_state
+    if hasattr(optimizer, "apply"):
+        apply = optimizer.apply
+
+        def from_lists(grads: Any, trainable_variables: Any = None) -> Any:
+            return handle(list(grads), trainable_variables, lambda new: apply(new, trainable_variables))
+
+        return "apply", from_lists
+    apply = optimizer.apply_gradients  # Keras 2
+
+    def from_pairs(grads_and_vars: Any, *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+
+        def own(new: Any) -> Any:
+            return apply(list(zip(new, variables, strict=True)), *args, **options)
+
+        return handle([grad for grad, _ in pairs], variables, own)
+
+    return "apply_gradients", from_pairs
+
+
+def _exchanged(on: Any, grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    shared = on.exchange([grads[i] for i in present], means, rows) if present else []
+    for i, mean in zip(present, shared, strict=True):
+        grads[i] = mean
+    return grads
+
+
+def _hook_step(model: Any, on: Any, rows: Rows, gather: Callable[[Any], Any], *, may_idle: bool) -> None:
+    step = model.train_step
+
     def train_step(*args: Any) -> Any:
         rows.now, rows.turn = on.row_count(args[-1]), None
-        return step(*args)
+        with gathering(gather):
+            return on.idle_step(step, rows, model, *args) if may_idle else step(*args)
 
-    return train_step
+    object.__setattr__(model, "train_step", train_step)
 
 
 def refuse_own_step(model: Any, keras: Any) -> None:
@@ -216,36 +201,21 @@ def optimizers(model: Any) -> list[Any]:
     return list({id(o): o for o in [*([own] if own is not None else []), *held]}.values())
 
 
-def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-    object.__setattr__(owner, name, change(getattr(owner, name)))
-
-
 @contextmanager
-def instead(owners: Sequence[Any], name: str, function: Callable[..., Any]) -> Iterator[None]:
-    before = [vars(owner).get(name) for owner in owners]
-    for owner in owners:
-        object.__setattr__(owner, name, function)
+def instead(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, function)
     try:
         yield
     finally:
-        for owner, own in zip(owners, before, strict=True):
-            object.__delattr__(owner, name) if own is None else object.__setattr__(owner, name, own)
+        object.__delattr__(owner, name) if before is None else object.__setattr__(owner, name, before)
 
 
 def _is_optimizer(value: Any) -> bool:
     return hasattr(value, "learning_rate") and (hasattr(value, "apply") or hasattr(value, "apply_gradients"))
 
 
-def _refuse_sums(model: Any) -> None:
-    for loss in losses_of(getattr(model, "loss", None)):
-        if getattr(loss, "reduction", None) in ("sum", "mean_with_sample_weight"):
-            raise ConfigError(
-                f"the loss {getattr(loss, 'name', loss)!r} has reduction={loss.reduction!r}; several workers"
-                " need a mean over rows.\nHint: use reduction='sum_over_batch_size', or workers=1."
-            )
-
-
-def _refuse_masks(model: Any) -> None:
+def _refuse_other_means(model: Any) -> None:
     """A masked loss is a mean over the steps that count, whose number differs between workers."""
     hint = (
         "Hint: use workers=1, or a loss that is a mean over the steps of each row, on outputs without a mask."
@@ -256,17 +226,33 @@ def _refuse_masks(model: Any) -> None:
                 f"output {number} of the model carries a mask, so its loss is a mean over the steps that are"
                 f" not masked; several workers take means over rows.\n{hint}"
             )
-    for loss in losses_of(getattr(model, "loss", None)):
+    for loss in leaves(getattr(model, "loss", None)):
+        name = getattr(loss, "name", loss)
+        if getattr(loss, "reduction", None) in ("sum", "mean_with_sample_weight"):
+            raise ConfigError(
+                f"the loss {name!r} has reduction={loss.reduction!r}; several workers need a mean over"
+                " rows.\nHint: use reduction='sum_over_batch_size', or workers=1."
+            )
         if getattr(loss, "ignore_class", None) is not None:
             raise ConfigError(
-                f"the loss {getattr(loss, 'name', loss)!r} has ignore_class={loss.ignore_class}, so it is a"
-                f" mean over the labels that count; several workers take means over rows.\n{hint}"
+                f"the loss {name!r} has ignore_class={loss.ignore_class}, so it is a mean over the labels"
+                f" that count; several workers take means over rows.\n{hint}"
             )
 
 
-def losses_of(given: Any) -> list[Any]:
-    if isinstance(given, dict):
-        return [loss for part in given.values() for loss in losses_of(part)]
-    if isinstance(given, list | tuple):
-        return [loss for part in given for loss in losses_of(part)]
-    return [given]
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: mapped(part, change) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(part, change) for part in tree)
+    return None if tree is None else change(tree)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for part in tree:
+            yield from leaves(part)
+    elif tree is not None:
+        yield tree

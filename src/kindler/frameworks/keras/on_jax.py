@@ -79,23 +79,8 @@ def as_array(grad: Any) -> Any:
     return np.asarray(grad)
 
 
-def apply(model: Any, gradients: Sequence[Array]) -> None:
-    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
-    model.optimizer.apply([jnp.asarray(array) for array, _ in pairs], [v for _, v in pairs])
-
-
-def send_gradients(model: Any, learn: Means, rows: Rows) -> Any:
-    """The optimizer only counts steps."""
-    optimizer = model.optimizer
-    place = next(n for n, variable in enumerate(optimizer.variables) if variable is optimizer.iterations)
-
-    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        values = exchanged(list(grads), learn, rows)
-        counted = list(optimizer_variables)
-        counted[place] = counted[place] + 1
-        return values, counted
-
-    return stateless_apply
+def apply(optimizer: Any, gradients: Sequence[Array], variables: Sequence[Any]) -> None:
+    optimizer.apply([jnp.asarray(array) for array in gradients], variables)
 
 
 def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
@@ -111,32 +96,19 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return refuse
 
 
-def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+def idle_step(step: Any, rows: Rows, model: Any, state: Any, data: Any) -> Any:
     """Without rows, computes on a zero row of no weight."""
-
-    def train_step(state: Any, data: Any) -> Any:
-        rows.now, rows.turn = row_count(data), None
-        if rows.now:
-            return step(state, data)
-        zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
-        logs, (trainable, _, optimizer, _) = step(state, zeros)
-        return logs, (trainable, state[1], optimizer, state[3])
-
-    return train_step
+    if rows.now:
+        return step(state, data)
+    zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
+    logs, (trainable, _, optimizer, _) = step(state, zeros)
+    return logs, (trainable, state[1], optimizer, state[3])
 
 
-def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
-    present = [i for i, grad in enumerate(grads) if grad is not None]
-    dense = [grads[i] for i in present]
-    like = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in dense]
-    if jax.default_backend() == "cpu":
-        shared = _through_buffers(dense, like, means, rows)
-    else:
-        shared = _through_copies(dense, like, means, rows.now)
-    whole = list(grads)
-    for i, mean in zip(present, shared, strict=True):
-        whole[i] = mean
-    return whole
+def exchange(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+    like = [jax.ShapeDtypeStruct(grad.shape, grad.dtype) for grad in grads]
+    through = _through_buffers if jax.default_backend() == "cpu" else _through_copies
+    return through(grads, like, means, rows)
 
 
 def _through_buffers(dense: list[Any], like: list[Any], means: Means, rows: Rows) -> list[Any]:
@@ -155,9 +127,11 @@ def _through_buffers(dense: list[Any], like: list[Any], means: Means, rows: Rows
     return list(shared)
 
 
-def _through_copies(dense: list[Any], like: list[Any], means: Means, weight: int) -> list[Any]:
+def _through_copies(dense: list[Any], like: list[Any], means: Means, rows: Rows) -> list[Any]:
+    weight = float(rows.now)
+
     def host(*arrays: Any) -> list[Any]:
-        return means([np.asarray(array) for array in arrays], float(weight))
+        return means([np.asarray(array) for array in arrays], weight)
 
     return list(importlib.import_module("jax.experimental").io_callback(host, like, *dense, ordered=True))
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from kindler.collective import Array
 from kindler.frameworks.devices import missing_gpu, quiet_without_gpu
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, replaced, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, mapped, scaled_loss
 from kindler.frameworks.row_gather import RowGather
 
 _COMPILED = "_kindler_apply"  # what `apply` keeps on an optimizer
@@ -55,7 +55,7 @@ class DrawingOps:
         self._model = model
         self._found = False
         for name in ("train_step", "test_step"):
-            replaced(model, name, self._looking)
+            object.__setattr__(model, name, self._looking(getattr(model, name)))
 
     def begin_epoch(self) -> None:
         if self._found:
@@ -99,9 +99,7 @@ def judge_once(model: Any, batch: Any) -> None:
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
     """Also updates the metrics."""
-    inputs, targets, weights = tf.nest.map_structure(
-        lambda part: None if part is None else tf.convert_to_tensor(part), (inputs, targets, weights)
-    )
+    inputs, targets, weights = mapped((inputs, targets, weights), tf.convert_to_tensor)
     with tf.GradientTape() as tape:
         outputs = model(inputs, training=True)
         loss = model.compute_loss(inputs, targets, outputs, weights)
@@ -112,17 +110,14 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 
 def called(model: Any, step: Any, data: Any) -> None:
-    step(tf.nest.map_structure(lambda part: None if part is None else tf.convert_to_tensor(part), data))
+    step(mapped(data, tf.convert_to_tensor))
 
 
 def as_array(grad: Any) -> Any:
     return tf.convert_to_tensor(grad).numpy()
 
 
-def apply(model: Any, gradients: Sequence[Array]) -> None:
-    optimizer = model.optimizer
-    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
-    tensors, variables = [tf.convert_to_tensor(array) for array, _ in pairs], [v for _, v in pairs]
+def apply(optimizer: Any, gradients: Sequence[Array], variables: Sequence[Any]) -> None:
     known = [id(variable) for variable in variables]
     if vars(optimizer).get(_COMPILED, [None])[0] != known:
 
@@ -131,7 +126,7 @@ def apply(model: Any, gradients: Sequence[Array]) -> None:
             optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
 
         object.__setattr__(optimizer, _COMPILED, (known, apply_all))
-    vars(optimizer)[_COMPILED][1](*tensors)
+    vars(optimizer)[_COMPILED][1](*map(tf.convert_to_tensor, gradients))
 
 
 def dense(grad: Any, variable: Any) -> Any:
@@ -169,45 +164,31 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return gathered
 
 
-def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+def idle_step(step: Any, rows: Rows, model: Any, data: Any) -> Any:
     """Without rows, computes on a zero row of no weight."""
-
-    def train_step(data: Any) -> Any:
-        data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights
-        rows.now = count = row_count(data)
-        some = tf.cond(count > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
-        for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):
-            part.set_shape([None, *like.shape[1:]])
-        kept = [*model.non_trainable_variables, *model_metrics(model)]
-        before = [tf.identity(_value(variable)) for variable in kept]
-        logs = step(some)
-        for variable, value in zip(kept, before, strict=True):
-            _value(variable).assign(tf.where(count > 0, tf.identity(_value(variable)), value))
-        return logs
-
-    return train_step
+    data = tuple(part for part in data if part is not None)  # a batch by itself may lack weights
+    some = tf.cond(rows.now > 0, lambda: data, lambda: tf.nest.map_structure(_one_row, data))
+    for part, like in zip(tf.nest.flatten(some), tf.nest.flatten(data), strict=True):
+        part.set_shape([None, *like.shape[1:]])
+    counted = {id(v): v for metric in model.metrics for v in metric.variables}
+    kept = [_value(variable) for variable in (*model.non_trainable_variables, *counted.values())]
+    before = [tf.identity(variable) for variable in kept]
+    logs = step(some)
+    for variable, value in zip(kept, before, strict=True):
+        variable.assign(tf.where(rows.now > 0, tf.identity(variable), value))
+    return logs
 
 
-def model_metrics(model: Any) -> list[Any]:
-    found = {id(v): v for metric in model.metrics for v in metric.variables}
-    return list(found.values())
-
-
-def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
-    present = [i for i, grad in enumerate(grads) if grad is not None]
-    if not present:
-        return grads
-    dense = [tf.convert_to_tensor(grads[i]) for i in present]  # embeddings give slices of rows
+def exchange(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+    dense = [tf.convert_to_tensor(grad) for grad in grads]  # embeddings give slices of rows
     weight = tf.cast(rows.now, tf.float64)
     shared = tf.numpy_function(
         lambda n, *arrays: means(arrays, float(n)), [weight, *dense], [grad.dtype for grad in dense]
     )
     shared = list(shared) if isinstance(shared, list | tuple) else [shared]
-    whole = list(grads)
-    for i, mean, grad in zip(present, shared, dense, strict=True):
+    for mean, grad in zip(shared, dense, strict=True):
         mean.set_shape(grad.shape)
-        whole[i] = mean
-    return whole
+    return shared
 
 
 def row_count(data: Any) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from kindler.frameworks.keras.backends import DEVICE_VARIABLE
-from kindler.frameworks.keras.gradient_hook import Means, Rows, count, scaled_loss
+from kindler.frameworks.keras.gradient_hook import Means, Rows, count, leaves, mapped, scaled_loss
 from kindler.frameworks.row_gather import RowGather
-from kindler.frameworks.torch.device import resolve_device
+from kindler.frameworks.torch.device import backward_on, resolve_device
 from kindler.frameworks.torch.device import taken_bytes as taken_bytes
 from kindler.frameworks.torch.gather import Gather
 
@@ -60,8 +61,13 @@ def restore_randomness(states: Sequence[Array]) -> None:
         torch.cuda.set_rng_state_all([torch.from_numpy(state) for state in states[1:]])
 
 
-def reseed(seed: int) -> None:
-    torch.manual_seed(seed)
+def seed(number: int, *, compiled: bool = False) -> None:
+    torch.manual_seed(number)
+
+
+def fitting() -> AbstractContextManager[Any]:
+    """Makes steps of Keras's own `fit` faster."""
+    return backward_on("cuda") if on_gpu() else nullcontext()
 
 
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
@@ -78,15 +84,14 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 def called(model: Any, step: Any, data: Any) -> None:
     model.zero_grad()
-    step(torch.utils._pytree.tree_map(_there, data))
+    step(mapped(data, _there))
     model.zero_grad()
 
 
-def apply(model: Any, gradients: Sequence[Array]) -> None:
-    pairs = [(g, v) for g, v in zip(gradients, model.trainable_variables, strict=True) if g is not None]
-    grads = [torch.from_numpy(array).to(v.value) for array, v in pairs]
+def apply(optimizer: Any, gradients: Sequence[Array], variables: Sequence[Any]) -> None:
+    grads = [torch.from_numpy(array).to(v.value) for array, v in zip(gradients, variables, strict=True)]
     with torch.no_grad():
-        model.optimizer.apply(grads, [v for _, v in pairs])
+        optimizer.apply(grads, variables)
 
 
 def dense(grad: Any, variable: Any) -> Any:
@@ -104,30 +109,21 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
     return gathered
 
 
-def idle_step(step: Any, rows: Rows, model: Any) -> Any:
+def idle_step(step: Any, rows: Rows, model: Any, data: Any) -> Any:
     """Without rows, computes on a zero row of no weight."""
-
-    def train_step(data: Any) -> Any:
-        rows.now = row_count(data)
-        if rows.now:
-            return step(data)
-        kept = [*model.non_trainable_variables, *model.metrics_variables]
-        before = [variable.value.detach().clone() for variable in kept]
-        logs = step(torch.utils._pytree.tree_map(_one_row, data))
-        for variable, value in zip(kept, before, strict=True):
-            variable.assign(value)
-        return logs
-
-    return train_step
+    if rows.now:
+        return step(data)
+    kept = [*model.non_trainable_variables, *model.metrics_variables]
+    before = [variable.value.detach().clone() for variable in kept]
+    logs = step(mapped(data, _one_row))
+    for variable, value in zip(kept, before, strict=True):
+        variable.assign(value)
+    return logs
 
 
-def exchanged(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
-    present = [i for i, grad in enumerate(grads) if grad is not None]
-    shared = means([as_array(grads[i]) for i in present], float(rows.now))
-    whole = list(grads)
-    for i, mean in zip(present, shared, strict=True):
-        whole[i] = torch.from_numpy(mean).to(grads[i])
-    return whole
+def exchange(grads: list[Any], means: Means, rows: Rows) -> list[Any]:
+    shared = means([as_array(grad) for grad in grads], float(rows.now))
+    return [torch.from_numpy(mean).to(grad) for mean, grad in zip(shared, grads, strict=True)]
 
 
 def as_array(grad: Any) -> Any:
@@ -147,4 +143,4 @@ def _one_row(part: Any) -> Any:
 
 
 def row_count(data: Any) -> int:
-    return int(torch.utils._pytree.tree_leaves(data)[0].shape[0])
+    return int(next(leaves(data)).shape[0])

@@ -17,37 +17,18 @@ from kindler.collective import Array, Batch, Collective, Gradients
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Facts, Use, Variables
-from kindler.frameworks.keras import backends, callbacks, files
-from kindler.frameworks.keras.dataset import Arranged, Feed, Remembering, dataset, with_text, zeros
+from kindler.frameworks.keras import backends, callbacks, files, gradient_hook
+from kindler.frameworks.keras import spec as specs
+from kindler.frameworks.keras.dataset import Arranged, dataset, with_text, zeros
 from kindler.frameworks.keras.export import export
-from kindler.frameworks.keras.gradient_hook import (
-    Exchange,
-    alone,
-    install,
-    install_remote,
-    instead,
-    refuse_own_step,
-    replaced,
-)
+from kindler.frameworks.keras.gradient_hook import HostCode, alone, instead, optimizers, refuse_own_step
 from kindler.frameworks.keras.metrics import UNTRIED, Tallies
-from kindler.frameworks.keras.scoring import scoring_model
-from kindler.frameworks.keras.spec import (
-    KerasSpec,
-    against_several,
-    build_model,
-    check,
-    custom_objects,
-    dumps,
-    lacking,
-    loads,
-    revived,
-    synchronized,
-    with_rate,
-)
+from kindler.frameworks.keras.spec import KerasSpec
 from kindler.frameworks.keras.state import (
     ModelVariables,
     fork_seeds,
     pack,
+    path_of,
     seed_of,
     unpack,
     value_of,
@@ -83,16 +64,16 @@ class KerasReplica(BaseReplica):
     ) -> None:
         super().__init__(spec, device=device, **options)
         if threads is not None:
-            backends.configure(spec.backend, device=device, local_rank=local_rank, threads=threads)
+            self._on.configure(device=device, local_rank=local_rank, threads=threads)
         if spec.model_creator is not None:
             backends.seed_everything(spec.backend, self.seed)
-        self.model = build_model(spec)
+        self.model = specs.build_model(spec)
         seed_own(self.seed, 0, self.rank)
         self.flavour = backends.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
         self.arrange(feature_names, label_names)
         self.may_idle = False
-        self._exchange: Exchange | None = None
+        self._exchange: HostCode | None = None
         self._meets = self._tried = False
         self._signature: list[tuple[str, tuple[int, ...]]] = []
         self._tallies: Tallies | None = None
@@ -108,7 +89,7 @@ class KerasReplica(BaseReplica):
 
     @property
     def on_gpu(self) -> bool:
-        return backends.on_gpu(self.spec.backend)
+        return bool(self._on.on_gpu())
 
     @property
     def runs_ahead(self) -> bool:
@@ -119,16 +100,16 @@ class KerasReplica(BaseReplica):
     def scoring_model(
         cls, spec: KerasSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
     ) -> ScoringModel:
-        return scoring_model(spec, state, before)
+        return specs.scoring_model(spec, state, before)
 
     @classmethod
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
-        return cls(loads(spec), **options)
+        return cls(specs.loads(spec), **options)
 
     @classmethod
     def make_spec(cls, *, keras_backend: str | None = None, **options: Any) -> KerasSpec:
         spec = KerasSpec(**{**options, "config": dict(options.get("config") or {})})
-        if complaints := check(spec):
+        if complaints := specs.check(spec):
             raise ConfigError("\n".join(complaints))
         chosen = backends.backend_of(spec.model, keras_backend)
         backends.require(chosen)
@@ -137,10 +118,10 @@ class KerasReplica(BaseReplica):
     @classmethod
     def changed(cls, spec: KerasSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> KerasSpec:
         spec = with_config(spec, config)
-        return spec if learning_rate is None else with_rate(spec, learning_rate)
+        return spec if learning_rate is None else specs.with_rate(spec, learning_rate)
 
-    dumps = staticmethod(dumps)
-    loads = staticmethod(revived)
+    dumps = staticmethod(specs.dumps)
+    loads = staticmethod(specs.revived)
 
     @classmethod
     def facts(cls, spec: KerasSpec) -> Facts:
@@ -152,21 +133,22 @@ class KerasReplica(BaseReplica):
 
     @classmethod
     def complaints(cls, spec: KerasSpec, use: Use, value: Any = None) -> list[str]:
-        if use in ("train", "judge"):
-            return lacking(spec, *(("optimizer", "loss") if use == "train" else ("loss",)))
-        if use == "several":
-            return against_several(spec)
-        if use == "server":  # a train step of the user's own applies its gradients itself
-            flavour = backends.flavour_of(spec.model) if spec.model is not None else None
-            try:
-                if flavour:
-                    refuse_own_step(spec.model, importlib.import_module(flavour))
+        model = spec.model
+        if use in ("train", "judge") and specs.is_uncompiled(spec):
+            hint = (
+                "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
+            )
+            return [f"the model is not compiled; {hint}."]
+        if use == "several" and model is not None and not isinstance(model, specs.Archive):
+            return specs.synchronized(model)
+        if use == "server" and (flavour := backends.flavour_of(model)):
+            try:  # a train step of the user's own applies its gradients itself
+                refuse_own_step(model, importlib.import_module(flavour))
             except ConfigError as exc:
                 return [str(exc)]
-        if use == "parts":  # the norm of all gradients is known to none of several servers
-            optimizer = getattr(spec.model, "optimizer", None)
-            if getattr(optimizer, "global_clipnorm", None):
-                return ["global_clipnorm needs the gradients of all parameters."]
+        if use == "parts" and getattr(getattr(model, "optimizer", None), "global_clipnorm", None):
+            # The norm of all gradients is known to none of several servers.
+            return ["global_clipnorm needs the gradients of all parameters."]
         return super().complaints(spec, use, value)
 
     @property
@@ -196,35 +178,36 @@ class KerasReplica(BaseReplica):
         targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]
         batch = with_text(self._arranged.batch(sample, targets))
         if self.flavour == "tf_keras":
-            importlib.import_module("kindler.frameworks.keras.on_tensorflow").judge_once(self.model, batch)
+            self._on.judge_once(self.model, batch)
         else:
             self.model._symbolic_build(data_batch=batch)
         self._build_optimizers()
         self._tallies = Tallies(self.model)
         if not labels:
             for name in ("train_step", "test_step"):
-                replaced(self.model, name, alone)
+                object.__setattr__(self.model, name, alone(getattr(self.model, name)))
         if self.spec.backend == "tensorflow":
-            self._drawing_ops = self._on_backend.DrawingOps(self.model)
+            self._drawing_ops = self._on.DrawingOps(self.model)
 
     def try_metrics(self, batch: Batch) -> list[str]:
         def judge(parts: Sequence[slice]) -> None:
             self.evaluate(_Parts(batch, parts))
 
-        if type(self.model).train_step is self.keras.Model.train_step:
-            return self.tallies.try_out(judge, batch.rows)
+        own_step = type(self.model).train_step is not self.keras.Model.train_step
         try:
-            return self.tallies.try_out(judge, batch.rows, own_step=True)
+            return self.tallies.try_out(judge, batch.rows, own_step=own_step)
         except ConfigError:
             raise
-        except Exception:  # noqa: BLE001 - a model with a train step of its own may not be able to judge rows
+        except Exception:  # a model with a train step of its own may not be able to judge rows
+            if not own_step:
+                raise
             return [UNTRIED]
 
     def join(self, collective: Collective) -> None:
         self._collective = collective
         if collective.size == 1:
             return
-        if complaints := synchronized(self.model):
+        if complaints := specs.synchronized(self.model):
             raise ConfigError(complaints[0])
         variables = self._variables
         variables.assign(collective.broadcast(variables.read()))
@@ -235,7 +218,7 @@ class KerasReplica(BaseReplica):
             return
         self._leave_graphs()
         self._meets = collective is self._collective
-        self._exchange = install(
+        self._exchange = gradient_hook.share_steps(
             self.model, collective, self.spec.backend, may_idle=self.may_idle, gathers=self._meets
         )
 
@@ -243,30 +226,19 @@ class KerasReplica(BaseReplica):
         """Let `learn` move the parameters instead of the optimizer, within `fit`, too."""
         refuse_own_step(self.model, self.keras)
         self._leave_graphs()
-        self._exchange = install_remote(self.model, learn, self.spec.backend, may_idle=self.may_idle)
+        self._exchange = gradient_hook.send_steps(
+            self.model, learn, self.spec.backend, may_idle=self.may_idle
+        )
 
     def _leave_graphs(self) -> None:
         if getattr(self.model, "jit_compile", False) and self.spec.backend == "tensorflow":
             self.model.jit_compile = False  # XLA cannot leave the graph for the exchange
 
-    def remembering(self, callback: Any) -> callbacks.Remembering:
-        return callbacks.Remembering(callback)
+    remembering = staticmethod(callbacks.CallbackState)
 
-    def hooks(
-        self, given: Sequence[Any], watch: callbacks.Watch, *, size: int, epochs: int, steps: int
-    ) -> Any:
-        """All callbacks on the first rank; on others those that do more than write."""
+    def hooks(self, given: Sequence[Any], watch: Any, **params: int) -> Any:
         return callbacks.make_hooks(
-            self.keras,
-            [c for c in given if self.rank == 0 or not callbacks.writes(self.keras, c)],
-            model=self.model,
-            watch=watch,
-            several=size > 1,
-            epochs=epochs,
-            steps=steps,
-            verbose=0,
-            rank=self.rank,
-            size=size,
+            self.keras, given, model=self.model, watch=watch, rank=self.rank, **params
         )
 
     @property
@@ -289,7 +261,7 @@ class KerasReplica(BaseReplica):
 
     def _counting_on(self) -> AbstractContextManager[None]:
         """Stop Keras from resetting metrics with every single batch."""
-        return instead([self.model], "reset_metrics", lambda: None)
+        return instead(self.model, "reset_metrics", lambda: None)
 
     def eval_step(self, batch: Batch) -> None:
         self.look_at(batch)
@@ -299,14 +271,13 @@ class KerasReplica(BaseReplica):
             self.tallies.rows += batch.rows
 
     def _named(self, *groups: str) -> dict[str, dict[str, Any]]:
-        """The variables themselves by path; buffers by position and path."""
-        found: dict[str, dict[str, Any]] = {}
-        if not groups or "parameters" in groups:
-            found["parameters"] = {_path(v): v for v in self.model.trainable_variables}
-        if not groups or "buffers" in groups:
-            buffers = [variable for part in self._variables.buffers() for variable in part]
-            found["buffers"] = {f"{place} {_path(v)}": v for place, v in enumerate(buffers)}
-        return found
+        """The variables themselves by position and path, which several may share."""
+        buffers = [variable for part in self._variables.buffers() for variable in part]
+        known = {"parameters": self.model.trainable_variables, "buffers": buffers}
+        return {
+            group: {f"{place} {path_of(v)}": v for place, v in enumerate(known[group])}
+            for group in groups or known
+        }
 
     def variables(self, *groups: str) -> Variables:
         """Parameters and buffers; the optimizer's are in `state`."""
@@ -322,16 +293,7 @@ class KerasReplica(BaseReplica):
                 named[group][name].assign(array)
 
     def names(self) -> list[str]:
-        return [_path(v) for v in self.model.trainable_variables]
-
-    def read(self) -> list[Array]:
-        self._sync_jax()
-        return [value_of(v) for v in self.model.trainable_variables]
-
-    def write(self, arrays: Sequence[Array]) -> None:
-        self._sync_jax()
-        for variable, array in zip(self.model.trainable_variables, arrays, strict=True):
-            variable.assign(array)
+        return list(self._named("parameters")["parameters"])
 
     def _means_of_variances(self) -> dict[str, str]:
         names = {id(variable): name for name, variable in self._named("buffers")["buffers"].items()}
@@ -346,14 +308,16 @@ class KerasReplica(BaseReplica):
         if not batch.rows:
             return Gradients([np.zeros_like(array) for array in like], 0.0)
         inputs, targets, weights = (*self._arranged.batch(batch.features, batch.labels), None, None)[:3]
-        arrays = self._on_backend.gradients(self.model, inputs, targets, weights)
+        arrays = self._on.gradients(self.model, inputs, targets, weights)
         self._count(batch)
-        found = [np.zeros_like(b) if a is None else np.asarray(a) for a, b in zip(arrays, like, strict=True)]
-        return Gradients(found, float(batch.rows))
+        whole = [np.zeros_like(b) if a is None else np.asarray(a) for a, b in zip(arrays, like, strict=True)]
+        return Gradients(whole, float(batch.rows))
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
         self._sync_jax()
-        self._on_backend.apply(self.model, gradients)
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        present = [(grad, variable) for grad, variable in pairs if grad is not None]
+        self._on.apply(self.model.optimizer, [g for g, _ in present], [v for _, v in present])
         self.step += 1
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
@@ -393,22 +357,25 @@ class KerasReplica(BaseReplica):
 
     def fit(
         self,
-        feed: Feed,
+        feed: Any,
         hooks: Any,
         *,
         epochs: tuple[int, int],
         class_weight: Mapping[int, float] | None = None,
         ends: bool = True,
     ) -> None:
+        """`feed.batch(number)` gives the features and labels of one step, counted from 0 in each epoch."""
         self._try_loss(feed)
-        exchange = nullcontext() if self._exchange is None else self._exchange.unwrapped()
-        told = Remembering(feed)
-        name, optimizer = "finalize_variable_values", self.model.optimizer
-        # At its end, `fit` replaces weights by their moving averages.
-        ending = instead([optimizer] if hasattr(optimizer, name) and not ends else [], name, lambda _: None)
-        with exchange, told.unwrapped(), ending, backends.fitting(self.spec.backend):
+        batch, optimizer = self._batches(feed), self.model.optimizer
+        with (
+            batch.unwrapped(),
+            nullcontext() if self._exchange is None else self._exchange.unwrapped(),
+            # At its end, `fit` replaces weights by their moving averages.
+            nullcontext() if ends else instead(optimizer, "finalize_variable_values", lambda _: None),
+            self._on.fitting() if self.spec.backend == "torch" else nullcontext(),
+        ):
             self.model.fit(
-                dataset(self.keras, self.spec.backend, told, self._arranged),
+                self._dataset(feed, batch),
                 initial_epoch=epochs[0],
                 epochs=epochs[1],
                 callbacks=hooks,
@@ -417,7 +384,13 @@ class KerasReplica(BaseReplica):
                 shuffle=False,
             )
 
-    def _try_loss(self, feed: Feed) -> None:
+    def _batches(self, feed: Any) -> HostCode:
+        return HostCode(lambda number: self._arranged.batch(*feed.batch(number)))
+
+    def _dataset(self, feed: Any, batch: HostCode) -> Any:
+        return dataset(self.keras, self.spec.backend, batch, len(feed), varies=feed.varies)
+
+    def _try_loss(self, feed: Any) -> None:
         if self._tried or self._others is None:
             return
         self._tried = True
@@ -430,19 +403,14 @@ class KerasReplica(BaseReplica):
             backend = self.spec.backend
             try_loss(self.model, self.keras, backend, batch, undo=self.undo_step, gathers=self._meets)
 
-    def evaluate(self, feed: Feed, hooks: Any = None) -> None:
+    def evaluate(self, feed: Any, hooks: Any = None) -> None:
         """The results stay in the metrics, for `tallies`."""
         if not len(feed):
             self.model.reset_metrics()
             return
-        told = Remembering(feed)
-        with told.unwrapped():
-            self.model.evaluate(
-                dataset(self.keras, self.spec.backend, told, self._arranged),
-                verbose=0,
-                callbacks=hooks,
-                return_dict=True,
-            )
+        batch = self._batches(feed)
+        with batch.unwrapped():
+            self.model.evaluate(self._dataset(feed, batch), verbose=0, callbacks=hooks, return_dict=True)
 
     def begin_epoch(self, epoch: int) -> None:
         """Dropout differs between ranks and epochs; a resumed epoch is the same."""
@@ -457,7 +425,7 @@ class KerasReplica(BaseReplica):
     def begin_step(self) -> None:
         """Restore randomness only here: Keras itself draws when it opens its dataset."""
         if self._drawn:
-            self._on_torch.restore_randomness(self._drawn)
+            self._on.restore_randomness(self._drawn)
             self._drawn = []
 
     def keep_step(self) -> None:
@@ -485,17 +453,6 @@ class KerasReplica(BaseReplica):
         figures["num_samples"] = self.tallies.rows
         self.tallies.reset()
         return figures
-
-    def running_loss(self) -> float:
-        return float(self.tallies.figures().get("loss", float("nan"))) if self.tallies.rows else float("nan")
-
-    def running_metrics(self) -> dict[str, float]:
-        figures = self.tallies.figures().items()
-        return {name: v for name, v in figures if name != "loss" and isinstance(v, int | float)}
-
-    def loss_sums(self) -> tuple[float, float]:
-        rows = self.tallies.rows
-        return (self.running_loss() * rows if rows else 0.0), float(rows)
 
     def learning_rate(self) -> float:
         rate = self.model.optimizer.learning_rate
@@ -537,7 +494,7 @@ class KerasReplica(BaseReplica):
     def local_state(self) -> bytes:
         self._sync_jax()
         arrays = [value_of(variable) for variable in self._local_variables()]
-        drawn = self._on_torch.randomness() if self.spec.backend == "torch" else []
+        drawn = self._on.randomness() if self.spec.backend == "torch" else []
         return pack({"own": own_states(), "rows": self.epoch_rows}, [*arrays, *drawn])
 
     def load_local_state(self, data: bytes) -> None:
@@ -564,8 +521,8 @@ class KerasReplica(BaseReplica):
         if size > 1:
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
         if self.spec.backend == "torch":
-            self._on_torch.reseed(seed_of(self.seed, self.epoch, self.rank, self.step))
-            self._drawn = self._on_torch.randomness()
+            self._on.seed(seed_of(self.seed, self.epoch, self.rank, self.step))
+            self._drawn = self._on.randomness()
 
     def save(self, path: str) -> None:
         """`.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
@@ -575,7 +532,7 @@ class KerasReplica(BaseReplica):
     def load(self, path: str) -> None:
         if self._compiled and self.model.built:
             self._build_optimizers()  # so that the state has all that workers will look for
-        files.load_into(self.model, path, self.keras, custom_objects(self.model, self.flavour))
+        files.load_into(self.model, path, self.keras, specs.custom_objects(self.model, self.flavour))
 
     def predict(self, features: Sequence[Array]) -> list[Array]:
         outputs = self.model.predict_on_batch(with_text(self._arranged.inputs(features)))
@@ -609,12 +566,8 @@ class KerasReplica(BaseReplica):
         return backends.is_compiled(self.model)
 
     @property
-    def _on_backend(self) -> Any:
-        return importlib.import_module(f"kindler.frameworks.keras.on_{self.spec.backend}")
-
-    @property
-    def _on_torch(self) -> Any:
-        return importlib.import_module("kindler.frameworks.keras.on_torch")
+    def _on(self) -> Any:
+        return backends.on(self.spec.backend)
 
     def _sync_jax(self) -> None:
         """JAX trains on a copy of the variables; bring them up to date."""
@@ -632,13 +585,9 @@ class KerasReplica(BaseReplica):
             self._build_optimizers()
 
     def _build_optimizers(self) -> None:
-        for optimizer in self._variables.optimizers:
+        for optimizer in optimizers(self.model):
             if not getattr(optimizer, "built", False):
                 optimizer.build(self.model.trainable_variables)
-
-
-def _path(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 class _Parts:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +19,10 @@ from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
 from kindler.frameworks.keras.backends import flavour_of, is_compiled, load
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
+from kindler.frameworks.keras.gradient_hook import leaves
+from kindler.frameworks.keras.state import pack, unpack
 from kindler.frameworks.pickling import pickle_for_workers
+from kindler.frameworks.state_format import ScoringModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +67,9 @@ def check(spec: KerasSpec) -> list[str]:
     return found
 
 
-def lacking(spec: KerasSpec, *names: str) -> list[str]:
+def is_uncompiled(spec: KerasSpec) -> bool:
     model = spec.model
-    if model is None or spec.compile_args_creator is not None or is_compiled(model) or not names:
-        return []
-    hint = "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
-    return [f"the model is not compiled; {hint}."]
-
-
-def against_several(spec: KerasSpec) -> list[str]:
-    """Must not run a creator."""
-    return [] if spec.model is None or isinstance(spec.model, Archive) else synchronized(spec.model)
+    return model is not None and spec.compile_args_creator is None and not is_compiled(model)
 
 
 def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
@@ -143,15 +141,10 @@ def build_model(spec: KerasSpec) -> Any:
 
 
 def dumps(spec: KerasSpec) -> bytes:
-    spec = with_archive(spec)
+    if spec.model is not None and not isinstance(spec.model, Archive):
+        spec = replace(spec, model=_archive(spec.model))
     # The backend goes first: Keras must be on it before unpickling imports the user's modules.
     return spec.backend.encode() + b"\n" + pickle_for_workers(spec)
-
-
-def with_archive(spec: KerasSpec) -> KerasSpec:
-    if spec.model is None or isinstance(spec.model, Archive):
-        return spec
-    return replace(spec, model=_archive(spec.model))
 
 
 def loads(data: bytes) -> KerasSpec:
@@ -204,12 +197,9 @@ def _restore(archive: Archive, backend: str) -> Any:
 
 
 def custom_objects(model: Any, flavour: str) -> dict[str, Any]:
-    return dict(_named_objects(model, flavour))
-
-
-def _named_objects(model: Any, flavour: str) -> Iterator[tuple[str, Any]]:
     """The user's own classes and functions in the model, under the names that Keras looks up."""
     keras = importlib.import_module(flavour)
+    objects: dict[str, Any] = {}
     for thing in _things(model):
         for part in (thing, *_values(thing)):
             named = part if _is_function(part) or isinstance(part, type) else type(part)
@@ -217,8 +207,8 @@ def _named_objects(model: Any, flavour: str) -> Iterator[tuple[str, Any]]:
             if module.partition(".")[0] in _KNOWN or not hasattr(named, "__name__"):
                 continue
             if _is_function(named) or hasattr(named, "get_config"):
-                yield named.__name__, named
-                yield keras.saving.get_registered_name(named), named
+                objects[named.__name__] = objects[keras.saving.get_registered_name(named)] = named
+    return objects
 
 
 _KNOWN = frozenset(
@@ -229,7 +219,7 @@ _KNOWN = frozenset(
 def _things(model: Any) -> Iterator[Any]:
     yield from model._flatten_layers()
     for name in ("optimizer", "loss", "_loss", "_metrics"):
-        yield from _flat(getattr(model, name, None))
+        yield from leaves(getattr(model, name, None))
     for holder, name in (
         ("_compile_loss", "_user_loss"),
         ("_compile_metrics", "_user_metrics"),
@@ -238,7 +228,7 @@ def _things(model: Any) -> Iterator[Any]:
         ("compiled_metrics", "_user_metrics"),
         ("compiled_metrics", "_user_weighted_metrics"),
     ):
-        yield from _flat(getattr(getattr(model, holder, None), name, None))
+        yield from leaves(getattr(getattr(model, holder, None), name, None))
 
 
 def _values(thing: Any) -> Iterator[Any]:
@@ -248,19 +238,58 @@ def _values(thing: Any) -> Iterator[Any]:
             yield value
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _flat(part)
-    elif value is not None and not isinstance(value, str):
-        yield value
-
-
 def _is_function(value: Any) -> bool:
     return type(value).__name__ in ("function", "method") and getattr(value, "__name__", "") != "<lambda>"
 
 
 def _kind(value: Any) -> str:
     return f"{value!r:.80} of type {type(value).__qualname__}"
+
+
+def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringModel | None) -> ScoringModel:
+    """Without optimizer and time of saving, so that equal models have equal bytes."""
+    model = spec.model
+    if model is None or isinstance(model, Archive):
+        return ScoringModel.of(dumps(spec), _own_state(state()), before)
+    archive = _archive(model)
+    slim = replace(archive, data=_without_training(archive.data), optimizer=None)
+    packed = dumps(replace(spec, compile_args_creator=None, model=slim))
+    # Read from an archive, these have all their variables.
+    kind, of_keras = type(model).__name__, type(model).__module__.startswith(("keras.", "tf_keras."))
+    whole = model.built and of_keras and kind in ("Functional", "Sequential")
+    return ScoringModel.of(packed, b"" if whole else _own_state(state()), before)
+
+
+def _own_state(state: bytes) -> bytes:
+    fields, arrays = unpack(state) if state else ({}, [])
+    count = fields.get("own")
+    if count is None:  # it was written by an earlier version
+        return state
+    kept = {name: value for name, value in fields.items() if name not in ("dtypes", "shapes")}
+    return pack({**kept, "names": fields["names"][:count], "epoch": 0, "step": 0}, arrays[:count])
+
+
+def _without_training(data: bytes) -> bytes:
+    file, dropped = io.BytesIO(), {"config.json": "compile_config", "metadata.json": "date_saved"}
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(file, "w") as target:
+        for name in sorted(source.namelist()):
+            content = source.read(name)
+            if name == "model.weights.h5":
+                content = _without_optimizers(content)
+            elif name in dropped:
+                known = json.loads(content)
+                known.pop(dropped[name], None)
+                content = json.dumps(known).encode()
+            target.writestr(zipfile.ZipInfo(name), content)  # with no date of its own
+    return file.getvalue()
+
+
+def _without_optimizers(content: bytes) -> bytes:
+    h5py: Any = importlib.import_module("h5py")
+    file = io.BytesIO()
+    with h5py.File(io.BytesIO(content), "r") as source, h5py.File(file, "w") as target:
+        for name in sorted(set(source) - {"optimizer", "optimizers"}):
+            source.copy(name, target)
+        for name, value in source.attrs.items():
+            target.attrs[name] = value
+    return file.getvalue()

@@ -23,15 +23,11 @@ class ModelVariables:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    @property
-    def optimizers(self) -> list[Any]:
-        return optimizers(self._model)
-
     def own(self) -> list[Any]:
         return _once(getattr(self._model, "variables", ()))
 
     def all(self) -> list[Any]:
-        return _once([*self.own(), *(v for o in self.optimizers for v in _of_optimizer(o))])
+        return _once([*self.own(), *(v for o in optimizers(self._model) for v in _of_optimizer(o))])
 
     def buffers(self, *, seeds: bool = False) -> tuple[list[Any], list[Any]]:
         """Floating point variables, then others."""
@@ -41,14 +37,11 @@ class ModelVariables:
         floats = [v for v in rest if _is_float(v)]
         return floats, [v for v in rest if not _is_float(v)]
 
-    def value(self, variable: Any) -> Array:
-        return value_of(variable)
-
     def read(self) -> list[Array]:
-        return [self.value(variable) for variable in self.all()]
+        return [value_of(variable) for variable in self.all()]
 
     def names(self) -> list[str]:
-        return [str(getattr(variable, "path", None) or variable.name) for variable in self.all()]
+        return [path_of(variable) for variable in self.all()]
 
     def assign(
         self, arrays: Sequence[Array], names: Sequence[str] | None = None, *, only_own: bool = False
@@ -74,6 +67,10 @@ def value_of(variable: Any) -> Array:
     if value is None or callable(value):  # TensorFlow's own variables
         return np.array(variable.numpy())
     return np.array(importlib.import_module("keras").ops.convert_to_numpy(value))
+
+
+def path_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
 
 
 def seed_states(model: Any) -> list[Any]:

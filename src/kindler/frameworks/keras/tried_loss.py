@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
-from kindler.frameworks.keras.gradient_hook import alone, losses_of, noting, optimizers
-from kindler.frameworks.keras.label_rules import kind_of
+from kindler.frameworks.keras.dataset import kind_of
+from kindler.frameworks.keras.gradient_hook import alone, leaves, mapped, noting
 from kindler.frameworks.loss_trial import LossTrial, refusal
 from kindler.frameworks.rng import Drawing
 
@@ -38,7 +38,7 @@ def try_loss(
 ) -> None:
     own_step = type(model).train_step is not keras.Model.train_step
     unknown = _unknown(model)
-    rows = len(next(_leaves(batch)))
+    rows = len(next(leaves(batch)))
     most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
     trial = LossTrial(most, _join(keras), strict=False)
     adding = _that_add_losses(model)
@@ -79,7 +79,7 @@ def is_own(model: Any, keras: Any) -> bool:
 
 
 def _unknown(model: Any) -> list[Any]:
-    return [loss for loss in losses_of(getattr(model, "loss", None)) if _is_unknown(loss)]
+    return [loss for loss in leaves(getattr(model, "loss", None)) if _is_unknown(loss)]
 
 
 def _that_add_losses(model: Any) -> list[str]:
@@ -119,10 +119,10 @@ def _losses(
     model: Any, keras: Any, batch: Sequence[Any], most: int, *, anew: bool
 ) -> Callable[[list[int]], Any]:
     """`anew` calls the model each time rather than once, for losses that its layers add."""
-    inputs = _mapped(batch[0], lambda array: array[:most])
+    inputs = mapped(batch[0], lambda array: array[:most])
 
     def called(rows: Any) -> Any:
-        return _mapped(model(rows, training=False), lambda tensor: _wide(_array(keras, tensor)))
+        return mapped(model(rows, training=False), lambda tensor: _wide(_array(keras, tensor)))
 
     outputs = called(inputs)
 
@@ -131,7 +131,7 @@ def _losses(
             raise ValueError("the model was not called for so many rows")
         x, y, weights = (*(_taken(part, chosen) for part in batch), None, None)[:3]
         predicted = called(x) if anew else _taken(outputs, chosen)
-        y, y_pred = (_mapped(part, lambda a: _tensor(keras, a)) for part in (y, predicted))
+        y, y_pred = (mapped(part, lambda a: _tensor(keras, a)) for part in (y, predicted))
         loss = float(_array(keras, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights)))
         return [(loss * len(chosen), float(len(chosen)))]
 
@@ -151,7 +151,7 @@ def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list
             noted.append(sum(float(np.vdot(draws.normal(size=array.shape), array)) for array in arrays))
 
         step = alone(lambda *args: type(model).train_step(model, *args))
-        with noting(optimizers(model), backend, note):
+        with noting(model, backend, note):
             on.called(model, step, tuple(_taken(part, chosen) for part in batch))
         return [(number * len(chosen), float(len(chosen))) for number in noted]
 
@@ -203,22 +203,4 @@ def _wide(array: Array) -> Array:
 
 
 def _taken(tree: Any, rows: list[int]) -> Any:
-    return _mapped(tree, lambda array: array[rows])
-
-
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _mapped(part, change) for name, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_mapped(part, change) for part in tree)
-    return None if tree is None else change(tree)
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    if isinstance(tree, list | tuple):
-        for part in tree:
-            yield from _leaves(part)
-    elif tree is not None:
-        yield tree
+    return mapped(tree, lambda array: array[rows])
