@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import re
 import sys
 import threading
@@ -18,11 +17,11 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from kindler.errors import did_you_mean
+from kindler.frameworks.rng import restore, states
 from kindler.tracebacks import without_kindler_frames
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Restore = Callable[[], None]
 
 _one_at_a_time = threading.RLock()
 _TORCH_SEED = 67280421310721  # what torch's generators begin with in a new process
@@ -73,65 +72,53 @@ def _nearest_keyword(error: TypeError, function: Callable[..., Any]) -> str | No
 def untouched() -> Iterator[None]:
     """A framework first imported within the block is put into its freshly imported state."""
     with _one_at_a_time:
-        kept: list[Restore] = [_own(), _torch(), _tensorflow(), _keras(), _keras_2()]
+        # Each notes the state up to its `yield`, and restores it after that.
+        kept = [_random(), _torch(), _tensorflow(), _keras(), _keras_2()]
+        for each in kept:
+            next(each)
         try:
             yield
         finally:
-            for restore in kept:
-                restore()
+            for each in kept:
+                next(each, None)
 
 
-def _own() -> Restore:
-    drawn, numbers = random.getstate(), np.random.get_state()
-
-    def restore() -> None:
-        random.setstate(drawn)
-        np.random.set_state(numbers)
-
-    return restore
+def _random() -> Iterator[None]:
+    before = states()
+    yield
+    restore(before)
 
 
-def _torch() -> Restore:
-    before = _loaded("torch", "default_generator")
-    if before is None:
-        return _fresh_torch
-    drawn, threads, dtype = before.get_rng_state(), before.get_num_threads(), before.get_default_dtype()
-    gradients = before.is_grad_enabled()
-    on_gpu = before.cuda.is_initialized()
-    gpus = (before.cuda.get_rng_state_all(), before.cuda.current_device()) if on_gpu else None
-
-    def restore() -> None:
-        before.set_rng_state(drawn)
-        before.set_num_threads(threads)
-        before.set_default_dtype(dtype)
-        before.set_grad_enabled(gradients)
-        if gpus is not None:
-            before.cuda.set_rng_state_all(gpus[0])
-            before.cuda.set_device(gpus[1])
-
-    return restore
-
-
-def _fresh_torch() -> None:
+def _torch() -> Iterator[None]:
     torch = _loaded("torch", "default_generator")
-    if torch is not None:
-        torch.default_generator.manual_seed(_TORCH_SEED)
+    if torch is None:
+        yield
+        if (torch := _loaded("torch", "default_generator")) is not None:
+            torch.default_generator.manual_seed(_TORCH_SEED)
+        return
+    threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    on_gpu = torch.cuda.is_initialized()
+    gpus = (torch.cuda.get_rng_state_all(), torch.cuda.current_device()) if on_gpu else None
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(gradients)
+    if gpus is not None:
+        torch.cuda.set_rng_state_all(gpus[0])
+        torch.cuda.set_device(gpus[1])
 
 
-def _tensorflow() -> Restore:
+def _tensorflow() -> Iterator[None]:
     before = _eager_context()
     seed = getattr(before, "_seed", None)
     drawn = before._rng.getstate() if hasattr(before, "_rng") else None
-
-    def restore() -> None:
-        context = _eager_context()
-        if context is None or getattr(context, "_seed", None) == seed is None:
-            return
-        context._seed = seed
-        if drawn is not None:
-            context._rng.setstate(drawn)
-
-    return restore
+    yield
+    context = _eager_context()
+    if context is None or getattr(context, "_seed", None) == seed is None:
+        return
+    context._seed = seed
+    if drawn is not None:
+        context._rng.setstate(drawn)
 
 
 def _eager_context() -> Any:
@@ -139,46 +126,32 @@ def _eager_context() -> Any:
     return None if module is None else module.context()
 
 
-def _keras() -> Restore:
-    before = _keras_seeds()
-
-    def restore() -> None:
-        module = _loaded("keras.src.backend.common.global_state", "set_global_attribute")
-        if module is None:
-            return
-        seed, generator, drawn = before
-        module.set_global_attribute("global_random_seed", seed)
-        module.set_global_attribute("global_seed_generator", generator)
-        if generator is not None:
-            generator.state.assign(drawn)
-
-    return restore
-
-
-def _keras_seeds() -> tuple[Any, Any, Any]:
-    module = _loaded("keras.src.backend.common.global_state", "get_global_attribute")
-    if module is None:
-        return None, None, None
-    generator = module.get_global_attribute("global_seed_generator")
-    drawn = None
+def _keras() -> Iterator[None]:
+    name = "keras.src.backend.common.global_state"
+    seed = generator = drawn = None
+    if (module := _loaded(name, "get_global_attribute")) is not None:
+        seed = module.get_global_attribute("global_random_seed")
+        generator = module.get_global_attribute("global_seed_generator")
     if generator is not None:
         drawn = np.array(sys.modules["keras"].ops.convert_to_numpy(generator.state.value))
-    return module.get_global_attribute("global_random_seed"), generator, drawn
+    yield
+    if (module := _loaded(name, "set_global_attribute")) is not None:
+        module.set_global_attribute("global_random_seed", seed)
+        module.set_global_attribute("global_seed_generator", generator)
+    if generator is not None:
+        generator.state.assign(drawn)
 
 
-def _keras_2() -> Restore:
+def _keras_2() -> Iterator[None]:
     before = getattr(_seeds_of_keras_2(), "generator", None)
     drawn = None if before is None else before.getstate()
-
-    def restore() -> None:
-        holder = _seeds_of_keras_2()
-        if before is not None:
-            holder.generator = before
-            before.setstate(drawn)
-        elif hasattr(holder, "generator"):
-            del holder.generator
-
-    return restore
+    yield
+    holder = _seeds_of_keras_2()
+    if before is not None:
+        holder.generator = before
+        before.setstate(drawn)
+    elif hasattr(holder, "generator"):
+        del holder.generator
 
 
 def _seeds_of_keras_2() -> Any:

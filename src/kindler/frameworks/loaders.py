@@ -110,9 +110,9 @@ class _Kind:
 _KERAS = "kindler.frameworks.keras.loaders"
 _KINDS = {  # by the package and the name of a class
     "torch.DataLoader": _Kind("kindler.frameworks.torch.loaders"),
-    "tensorflow.DatasetV2": _Kind(_KERAS, "open_dataset", "pack_dataset"),
-    "keras.PyDataset": _Kind(_KERAS, "open_indexed", "pack_indexed"),
-    "tf_keras.Sequence": _Kind(_KERAS, "open_indexed", "pack_indexed"),
+    "tensorflow.DatasetV2": _Kind(_KERAS, "DatasetStream", "pack_dataset"),
+    "keras.PyDataset": _Kind(_KERAS, "IndexedStream", "pickled"),
+    "tf_keras.Sequence": _Kind(_KERAS, "IndexedStream", "pickled"),
 }
 
 
@@ -173,21 +173,36 @@ def says_sharded(*things: Any) -> bool:
     return any(getattr(thing, "sharded", False) is True for thing in things)
 
 
-class _Iterated:
+class LoaderStream:
+    """A `Stream` of a loader that all ranks read whole, unless it says that it is sharded."""
+
     fresh = False
 
-    def __init__(self, made: Iterable[Any], make: Callable[[], Any], dealing: Dealing) -> None:
-        self._made: Iterable[Any] | None = made
-        self._make, self._dealing = make, dealing
-        self._once = iter(made) is made
+    def __init__(self, made: Any, dealing: Dealing) -> None:
+        self._made, self._dealing = made, dealing
         self._sharded = says_sharded(made)
-        self.cut = dealing.whole and not self._sharded
+        self.cut = dealing.whole and dealing.size > 1 and not self._sharded
+
+    @property
+    def _takes_all(self) -> bool:
+        return self._sharded or self.cut
+
+    def _share_of(self, length: int) -> int:
+        return length if self._takes_all else self._dealing.share_of(length)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class _Iterated(LoaderStream):
+    def __init__(self, made: Iterable[Any], make: Callable[[], Any], dealing: Dealing) -> None:
+        super().__init__(made, dealing)
+        self._make, self._once = make, iter(made) is made
         self._length: float | None = None
         if isinstance(made, _ENDLESS):
             self._length = math.inf
         elif isinstance(made, Sized):
-            whole = self._sharded or self.cut
-            self._length = len(made) if whole else dealing.share_of(len(made))
+            self._length = self._share_of(len(made))
 
     def length(self) -> float | None:
         return self._length
@@ -198,11 +213,10 @@ class _Iterated:
             nullcontext() if self._sharded else self._dealing.drawing(number)
         )
         with drawing:
-            made = self._make() if self._made is None else self._made
-            items = iter(made)
+            items = iter(self._make() if self._made is None else self._made)
         if self._once:
             self._made = None
-        yield from self._dealing.share(items, drawing, whole=self._sharded or self.cut)
+        yield from self._dealing.share(items, drawing, whole=self._takes_all)
 
     def close(self) -> None:
         self._made = None

@@ -6,7 +6,7 @@ Other distributions add rows through the entry points "kindler.frameworks".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kindler.registry import Registry, Spec
 
@@ -46,46 +46,44 @@ class FrameworkSpec(Spec):
 
 _EVERYTHING = frozenset({"train", "evaluate", "predict", "export"})
 
+
+def _of_torch(name: str, target: str, *, extra: str = "torch", **abilities: Any) -> FrameworkSpec:
+    return FrameworkSpec(
+        name=name,
+        target=f"kindler.frameworks.torch.{target}",
+        package="torch",
+        extra=extra,
+        preload="kindler.frameworks.torch.replica:preload",
+        can=_EVERYTHING,
+        gpus=True,
+        watches_losses=True,
+        **abilities,
+    )
+
+
 FRAMEWORKS = Registry(
     "framework",
     [
-        FrameworkSpec(
-            name="torch",
-            target="kindler.frameworks.torch.replica:TorchReplica",
-            package="torch",
-            extra="torch",
-            preload="kindler.frameworks.torch.replica:preload",
-            can=_EVERYTHING,
-            gpus=True,
+        _of_torch(
+            "torch",
+            "replica:TorchReplica",
             precisions=("fp32", "bf16", "fp16"),
             compile_modes=("default", "reduce-overhead", "graphs", "auto"),
             row_weights=True,
-            watches_losses=True,
         ),
-        FrameworkSpec(
-            name="torch_step",
-            target="kindler.frameworks.torch.step_replica:StepReplica",
-            package="torch",
-            extra="torch",
-            preload="kindler.frameworks.torch.replica:preload",
-            can=_EVERYTHING,
+        _of_torch(
+            "torch_step",
+            "step_replica:StepReplica",
             syncs=("allreduce",),
-            gpus=True,
             precisions=("fp32", "bf16"),
             row_weights=True,
-            watches_losses=True,
         ),
-        FrameworkSpec(
-            name="lightning",
-            target="kindler.frameworks.torch.lightning_replica:LightningReplica",
-            package="torch",
+        _of_torch(
+            "lightning",
+            "lightning_replica:LightningReplica",
             extra="lightning",
-            preload="kindler.frameworks.torch.replica:preload",
-            can=_EVERYTHING,
             syncs=("allreduce",),
-            gpus=True,
             precisions=("fp32", "bf16"),
-            watches_losses=True,
         ),
         FrameworkSpec(
             name="keras",

@@ -27,7 +27,7 @@ def seed_own(*numbers: int) -> int:
     return seed
 
 
-def own_states() -> list[Any]:
+def ownstates() -> list[Any]:
     """JSON-serializable."""
     kind, numbers, *rest = np.random.get_state(legacy=True)
     return [_lists(random.getstate()), [kind, np.asarray(numbers).tolist(), *rest]]
@@ -55,9 +55,9 @@ class Drawing:
         self._outside: tuple[Any, ...] = ()
 
     def __enter__(self) -> None:
-        self._outside = _states()
+        self._outside = states()
         if self._inside is not None:
-            _restore(self._inside)
+            restore(self._inside)
             return
         seed = seed_own(*self._numbers)
         torch = sys.modules.get("torch")
@@ -67,8 +67,8 @@ class Drawing:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside = _states()
-        _restore(self._outside)
+        self._inside = states()
+        restore(self._outside)
 
 
 def _seed(numbers: tuple[int, ...]) -> int:
@@ -76,13 +76,13 @@ def _seed(numbers: tuple[int, ...]) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
-def _states() -> tuple[Any, ...]:
+def states() -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     drawn = None if torch is None else torch.default_generator.get_state()
     return random.getstate(), np.random.get_state(), drawn
 
 
-def _restore(states: tuple[Any, ...]) -> None:
+def restore(states: tuple[Any, ...]) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     if states[2] is not None:

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import queue
-import select
 import socket
 import sys
 import threading
@@ -21,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,12 @@ _FATAL = ("CUDA error", "device-side assert", "cudaError")  # after these, CUDA 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Load:
-    client: _Client
-    recipe: Any
+class _Job:
+    """Rows to score; without `arrays` a model to load, by a recipe unless it was loaded already."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
     client: _Client
-    arrays: Arrays
+    recipe: Any = None
+    arrays: Arrays | None = None
 
 
 class _Server:
@@ -63,18 +60,17 @@ class _Server:
         self._gpu_only = order["mode"] == "auto"  # models that compute on the CPU are left to the tasks
         self._lock = threading.Lock()
         self._clients: set[_Client] = set()
-        self._owners: dict[int, int | None] = {}  # processes that tasks came from, and their handles
+        self._owners = {int(order["owner"])}  # processes that tasks came from
         self._idle_since = time.monotonic()
         self._models: OrderedDict[str, BaseReplica] = OrderedDict()  # the one that was used last at the end
-        self._next: _Load | _Batch | None = None
-        self.jobs: queue.SimpleQueue[_Load | _Batch] = queue.SimpleQueue()
+        self._next: _Job | None = None
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.unusable = False
-        self.watch(order["owner"])
 
     def run(self) -> None:
         threading.Thread(target=self._compute, daemon=True, name="kindler-score").start()
         while not self._is_over():
-            if _is_readable(self._listener.fileno(), _POLL_S):
+            if wait([self._listener], _POLL_S):
                 self._accept()
         for path in (self._path, *([] if self.unusable else [log_of(self._path)])):
             with suppress(OSError):
@@ -85,24 +81,11 @@ class _Server:
             time.sleep(0.01)  # tasks hear of an error before they hear that the process is gone
         os._exit(1 if self.unusable else 0)  # frameworks have threads that would be waited for
 
-    def watch(self, owner: int) -> None:
-        with self._lock:
-            if owner in self._owners:
-                return
-            handle: int | None = None
-            if hasattr(os, "pidfd_open"):
-                try:
-                    handle = os.pidfd_open(owner)
-                except ProcessLookupError:
-                    return
-                except OSError:
-                    pass  # this kernel does not have it
-            self._owners[owner] = handle
-
-    def enter(self, client: _Client, key: str) -> bool:
+    def enter(self, client: _Client, key: str, owner: int) -> bool:
         """Register a task's model, which stays as long as the task; returns whether it is loaded."""
         with self._lock:
             client.key = key
+            self._owners.add(owner)
             return key in self._models
 
     def leave(self, client: _Client) -> None:
@@ -122,11 +105,7 @@ class _Server:
 
     def _is_over(self) -> bool:
         with self._lock:
-            for owner, handle in list(self._owners.items()):
-                if _has_ended(owner, handle):
-                    del self._owners[owner]
-                    if handle is not None:
-                        os.close(handle)
+            self._owners = {owner for owner in self._owners if _is_running(owner)}
             idle = not self._clients and time.monotonic() - self._idle_since > self._idle_s
             return self.unusable or idle or not self._owners
 
@@ -134,12 +113,9 @@ class _Server:
         while True:
             job = self._next or self.jobs.get()
             self._next = None
-            if isinstance(job, _Load):
-                self._load(job)
-            else:
-                self._score(job)
+            self._load(job) if job.arrays is None else self._score(job)
 
-    def _load(self, job: _Load) -> None:
+    def _load(self, job: _Job) -> None:
         key = job.client.key
         try:
             with explained():
@@ -175,8 +151,8 @@ class _Server:
                 del self._models[key]
         return len(self._models) < before
 
-    def _score(self, first: _Batch) -> None:
-        under_way: deque[_Batch] = deque()
+    def _score(self, first: _Job) -> None:
+        under_way: deque[_Job] = deque()
         model = self._models.get(first.client.key)
         if model is None:
             first.client.fail(RuntimeError("the model was not loaded"))
@@ -189,26 +165,26 @@ class _Server:
             self._note(exc)
             self._one_by_one(model, under_way, exc)
 
-    def _stream(self, first: _Batch, model: BaseReplica, under_way: deque[_Batch]) -> Iterator[Arrays]:
-        job: _Batch | None = first
+    def _stream(self, first: _Job, model: BaseReplica, under_way: deque[_Job]) -> Iterator[Arrays]:
+        job: _Job | None = first
         while job is not None:
             if not job.client.gone:
                 under_way.append(job)
-                yield _writable(job.arrays, model)
+                yield _writable(job, model)
             job = self._following(first.client.key)
 
-    def _following(self, key: str) -> _Batch | None:
+    def _following(self, key: str) -> _Job | None:
         """Only if it is there already: earlier results must not wait."""
         try:
             job = self.jobs.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(job, _Batch) and job.client.key == key:
+        if job.arrays is not None and job.client.key == key:
             return job
         self._next = job
         return None
 
-    def _one_by_one(self, model: BaseReplica, batches: deque[_Batch], error: BaseException) -> None:
+    def _one_by_one(self, model: BaseReplica, batches: deque[_Job], error: BaseException) -> None:
         """One of several batches failed: rerun them singly, so that only its task fails."""
         for batch in batches:
             if self.unusable:
@@ -216,7 +192,7 @@ class _Server:
                 continue
             try:
                 with explained():
-                    [scored] = model.predict_all([_writable(batch.arrays, model)])
+                    [scored] = model.predict_all([_writable(batch, model)])
                 batch.client.say("scored", packed(scored))
             except BaseException as exc:  # noqa: BLE001 - the task raises it
                 self._note(exc)
@@ -242,14 +218,13 @@ class _Client:
             self._sock.settimeout(None)
             threading.Thread(target=self._write, args=(channel,), daemon=True).start()
             opened = channel.receive()
-            self._server.watch(int(opened.fields["parent"]))
             recipe = None
-            if not self._server.enter(self, str(opened.fields["key"])):
+            if not self._server.enter(self, opened.fields["key"], opened.fields["parent"]):
                 self.say("send")
                 recipe = unpacked(channel.receive())
-            self._server.jobs.put(_Load(self, recipe))
+            self._server.jobs.put(_Job(self, recipe=recipe))
             while True:
-                self._server.jobs.put(_Batch(self, unpacked(channel.receive())))
+                self._server.jobs.put(_Job(self, arrays=unpacked(channel.receive())))
         except (ChannelClosed, OSError):
             pass  # it has all that it wanted, or is gone
         except Exception:  # noqa: BLE001 - somebody who knows the secret and speaks another language
@@ -278,29 +253,20 @@ class _Client:
                 return
 
 
-def _writable(
-    arrays: tuple[np.ndarray[Any, Any], ...], model: BaseReplica
-) -> tuple[np.ndarray[Any, Any], ...]:
+def _writable(job: _Job, model: BaseReplica) -> Arrays:
     """Received arrays are read-only, but most models may write to their inputs."""
+    arrays = job.arrays or ()
     return arrays if model.takes_read_only else tuple(np.array(array) for array in arrays)
 
 
-def _is_readable(fd: int, timeout_s: float) -> bool:
-    poll = select.poll()  # unlike `select`, it takes descriptors of any number
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def _has_ended(pid: int, handle: int | None) -> bool:
-    if handle is not None:
-        return _is_readable(handle, 0.0)
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return False
     except PermissionError:
         pass
-    return False
+    return True
 
 
 if __name__ == "__main__":

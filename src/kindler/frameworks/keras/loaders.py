@@ -16,22 +16,11 @@ from typing import Any
 
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.dataset import with_own_threads
-from kindler.frameworks.loaders import Dealing, cannot_travel, pickled, says_sharded
+from kindler.frameworks.loaders import Dealing, LoaderStream, cannot_travel
+from kindler.frameworks.loaders import pickled as pickled
 
 _HOST_CODE = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless"})
 _SHUFFLES = ("ShuffleDataset", "ShuffleAndRepeatDataset")
-
-
-def open_dataset(dataset: Any, dealing: Dealing) -> _Dataset:
-    return _Dataset(dataset, dealing)
-
-
-def open_indexed(made: Any, dealing: Dealing) -> _Indexed:
-    return _Indexed(made, dealing)
-
-
-def pack_indexed(made: Any) -> Callable[[], Any]:
-    return pickled(made)
 
 
 def pack_dataset(dataset: Any) -> Callable[[], Any]:
@@ -75,17 +64,18 @@ def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:
     return dataset.with_options(options)
 
 
-class _Dataset:
+class DatasetStream(LoaderStream):
     fresh = True
 
-    def __init__(self, dataset: Any, dealing: Dealing) -> None:
+    def __init__(self, made: Any, dealing: Dealing) -> None:
         import tensorflow as tf
 
+        super().__init__(made, dealing)
         off = tf.data.experimental.AutoShardPolicy.OFF
-        own = says_sharded(dataset) or dataset.options().experimental_distribute.auto_shard_policy == off
-        self.cut = dealing.whole and dealing.size > 1 and not own
-        shards = dealing.size > 1 and not dealing.whole and not own
-        self._dataset = with_own_threads(_sharded(tf, dataset, dealing) if shards else dataset)
+        if made.options().experimental_distribute.auto_shard_policy == off:
+            self.cut, self._sharded = False, True
+        shards = dealing.size > 1 and not self._takes_all
+        self._dataset = with_own_threads(_sharded(tf, made, dealing) if shards else made)
 
     def length(self) -> float | None:
         cardinality = int(self._dataset.cardinality())
@@ -104,50 +94,29 @@ class _Dataset:
                 return
             yield batch
 
-    def close(self) -> None:
-        """TensorFlow ends what it started."""
 
-
-class _Indexed:
-    fresh = False
-
-    def __init__(self, made: Any, dealing: Dealing) -> None:
-        self._made, self._dealing = made, dealing
-        self._sharded = says_sharded(made)
-        self.cut = dealing.whole and dealing.size > 1 and not self._sharded
-
+class IndexedStream(LoaderStream):
     def length(self) -> float | None:
         length = self._count()
-        if length is None:
-            return math.inf
-        return length if self._sharded or self.cut else self._dealing.share_of(length)
+        return math.inf if length is None else self._share_of(length)
 
     def batches(self, number: int) -> Generator[Any, None, None]:
         count, drawing = self._count(), self._dealing.drawing(number)
         with drawing:
-            self._tell("on_epoch_begin")
-        whole = self._sharded or self.cut
-        first, every = (0, 1) if whole else (self._dealing.rank, self._dealing.size)
+            getattr(self._made, "on_epoch_begin", lambda: None)()
+        first, every = (0, 1) if self._takes_all else (self._dealing.rank, self._dealing.size)
         for place in itertools.count(first, every):
             if count is not None and place >= count:
                 break
             yield self._made[place]
         with drawing:  # where such a dataset shuffles, for the next pass
-            self._tell("on_epoch_end")
-
-    def close(self) -> None:
-        """Nothing was started."""
+            getattr(self._made, "on_epoch_end", lambda: None)()
 
     def _count(self) -> int | None:
         if hasattr(self._made, "num_batches"):
             count: int | None = self._made.num_batches
             return count
         return len(self._made)
-
-    def _tell(self, name: str) -> None:
-        hook = getattr(self._made, name, None)
-        if hook is not None:
-            hook()
 
 
 def _sharded(tf: Any, dataset: Any, dealing: Dealing) -> Any:

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from kindler.collective import Array
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import title
+from kindler.frameworks.keras import backends
 from kindler.frameworks.keras.dataset import kind_of
 from kindler.frameworks.keras.gradient_hook import alone, leaves, mapped, noting
 from kindler.frameworks.loss_trial import LossTrial, refusal
@@ -40,7 +42,8 @@ def try_loss(
     unknown = _unknown(model)
     rows = len(next(leaves(batch)))
     most = _MOST_STEP_ROWS if own_step else _MOST_ROWS
-    trial = LossTrial(most, _join(keras), strict=False)
+    ops = _ops(keras)
+    trial = LossTrial(most, partial(getattr(ops, "concatenate", None) or ops.concat, axis=0), strict=False)
     adding = _that_add_losses(model)
     if own_step:
         judge = _gradients(model, backend, batch)
@@ -131,7 +134,7 @@ def _losses(
             raise ValueError("the model was not called for so many rows")
         x, y, weights = (*(_taken(part, chosen) for part in batch), None, None)[:3]
         predicted = called(x) if anew else _taken(outputs, chosen)
-        y, y_pred = (mapped(part, lambda a: _tensor(keras, a)) for part in (y, predicted))
+        y, y_pred = (mapped(part, _ops(keras).convert_to_tensor) for part in (y, predicted))
         loss = float(_array(keras, model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights)))
         return [(loss * len(chosen), float(len(chosen)))]
 
@@ -140,7 +143,7 @@ def _losses(
 
 def _gradients(model: Any, backend: str, batch: Sequence[Any]) -> Callable[[list[int]], Any]:
     """One number, linear in the gradients, for each call of an optimizer."""
-    on = importlib.import_module(f"kindler.frameworks.keras.on_{backend}")
+    on = backends.on(backend)
 
     def judge(chosen: list[int]) -> list[tuple[float, float]]:
         noted: list[float] = []
@@ -164,7 +167,7 @@ def _resting(model: Any) -> Iterator[None]:
     for layer in model._flatten_layers(include_self=False):
         if _of_keras(type(layer)) and "training" in inspect.signature(layer.call).parameters:
             changed.append(layer)
-            object.__setattr__(layer, "call", _in_evaluation(layer.call))
+            object.__setattr__(layer, "call", partial(_call_untrained, layer.call))
     try:
         yield
     finally:
@@ -172,26 +175,12 @@ def _resting(model: Any) -> Iterator[None]:
             object.__delattr__(layer, "call")
 
 
-def _in_evaluation(call: Any) -> Any:
-    def rested(*args: Any, training: Any = None, **options: Any) -> Any:
-        return call(*args, training=False, **options)
-
-    return rested
+def _call_untrained(call: Any, *args: Any, training: Any = None, **options: Any) -> Any:
+    return call(*args, training=False, **options)
 
 
-def _join(keras: Any) -> Callable[[list[Any]], Any]:
-    def join(tensors: list[Any]) -> Any:
-        if hasattr(keras, "ops"):
-            return keras.ops.concatenate(tensors, axis=0)
-        return importlib.import_module("tensorflow").concat(tensors, axis=0)
-
-    return join
-
-
-def _tensor(keras: Any, array: Any) -> Any:
-    if hasattr(keras, "ops"):
-        return keras.ops.convert_to_tensor(array)
-    return importlib.import_module("tensorflow").convert_to_tensor(array)
+def _ops(keras: Any) -> Any:
+    return keras.ops if hasattr(keras, "ops") else importlib.import_module("tensorflow")  # Keras 2
 
 
 def _array(keras: Any, tensor: Any) -> Array:
