@@ -1,6 +1,8 @@
-"""What follows from the methods of `contract.py`: states as bytes, tallies, merged buffers, resuming.
+"""The framework contract: one class, a replica of the user's model in one process; rows: `registry.py`.
 
-A framework overrides what it can do faster or what only it can do; the defaults refuse or do nothing.
+A framework implements `make_spec`, `variables`, `assign`, `gradients`, `apply`, `eval_step`, `predict` and
+`learning_rate`; states as bytes, tallies, merged buffers and resuming follow from them. It overrides what it
+can do faster or what only it can do (exports, row weights), which its row declares: defaults refuse.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ _MODEL = ("parameters", "buffers")
 class BaseReplica:
     """Base class of all replicas; subclasses take the same options.
 
+    All ranks make the same calls in the same order. In one process `train_step` equals `gradients` followed
+    by `apply`.
+
     Attributes:
+        epoch: Epochs begun since the model was new.
+        step: Optimizer steps since then.
+        epoch_rows: Rows that this rank has trained on in this epoch.
         device: Where it computes.
         model: The model as callbacks see it.
         optimizer: The optimizer as callbacks see it; None if there is none.
@@ -89,10 +97,16 @@ class BaseReplica:
 
     @classmethod
     def make_spec(cls, **options: Any) -> Any:
+        """Check the user's arguments and return them in any form the framework likes.
+
+        Raises:
+            ConfigError: They cannot work; lists every problem.
+        """
         return options
 
     @classmethod
     def dumps(cls, spec: Any) -> bytes:
+        """Return the spec as bytes, for workers and files."""
         return pickle_for_workers(spec)
 
     @classmethod
@@ -106,10 +120,16 @@ class BaseReplica:
 
     @classmethod
     def facts(cls, spec: Any) -> Facts:
+        """Return what the driver must know about the spec."""
         return Facts()
 
     @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
+        """Return the reasons, as far as the driver knows, why the spec is unfit for a use.
+
+        `value` is the data for "data"; for "division" it is what the user says the optimizer's work can be
+        divided into: "elements", "parameters" or None.
+        """
         if use == "parts" and not cls.divisible:
             return ["the parameters of this framework's models cannot be divided."]
         if use == "division":
@@ -154,6 +174,7 @@ class BaseReplica:
         return False
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
+        """Return the outputs for these rows, one array per output, rows first."""
         raise NotImplementedError
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
@@ -238,34 +259,40 @@ class BaseReplica:
         return None
 
     def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch. Randomness depends on its number, so that a resumed epoch is the same."""
         self.epoch, self.epoch_rows = epoch, 0
         seed_own(self.seed, epoch, self.rank)
         if self._others is not None:
             self._before = {name: array.tobytes() for name, array in self._buffers().items()}
 
     def train_step(self, batch: Batch) -> None:
+        """Make a whole optimizer step on the mean over the rows."""
         if batch.global_rows:
             self.apply(self.gradients(batch).arrays)
 
     def gradients(self, batch: Batch) -> Gradients:
+        """Return and count the gradients of this rank's rows; no parameter moves."""
         raise ConfigError(
             "this sync asks each worker for its gradients, but a train_step or LightningModule moves the"
             " parameters itself.\nHint: sync='allreduce'."
         )
 
     def apply(self, gradients: Sequence[Array]) -> None:
+        """Make one optimizer step with these gradients, in the order of the parameters; increments `step`."""
         raise NotImplementedError
 
     def pass_step(self) -> None:
         """Advance per-step schedules in a step for which this rank has no rows."""
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        """Do nothing: there is no schedule."""
+        """Advance per-epoch schedules; `logs` has the epoch's metrics."""
 
     def eval_step(self, batch: Batch) -> None:
+        """Count the loss and metrics of a batch without training."""
         raise NotImplementedError
 
     def learning_rate(self) -> float:
+        """Return the learning rate of the next step (of the first parameter group)."""
         return float("nan")
 
     def rates(self) -> list[float]:
@@ -278,9 +305,11 @@ class BaseReplica:
     # Parameters as arrays.
 
     def variables(self, *groups: str) -> Variables:
+        """Return copies of everything the next step depends on, or of these groups."""
         raise NotImplementedError
 
     def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
+        """Overwrite the named variables."""
         raise NotImplementedError
 
     def names(self) -> list[str]:

@@ -43,12 +43,12 @@ def call(creator: Callable[..., Any], *args: Any) -> Any:
             f"the class {name} needs {needed!r}, but a class is called with the config alone, a dict.\n"
             f"Hint: pass a function, lambda config: {name}({needed}=...), or an instance."
         )
-    taken: list[Any] = []
+    accepted: list[Any] = []
     for place, arg in zip(places, args, strict=False):
         if not _takes(place, arg):
             break
-        taken.append(arg)
-    return creator(*taken)
+        accepted.append(arg)
+    return creator(*accepted)
 
 
 def positional(creator: Callable[..., Any]) -> int | None:
@@ -59,7 +59,7 @@ def positional(creator: Callable[..., Any]) -> int | None:
     return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
 
 
-def makes(given: Callable[..., Any]) -> bool:
+def makes(function: Callable[..., Any]) -> bool:
     """Whether a function makes a loss or metric (takes at most a config) rather than being one.
 
     Functions of two or of any number of arguments are the loss itself. With one required argument and others
@@ -68,7 +68,7 @@ def makes(given: Callable[..., Any]) -> bool:
     >>> makes(lambda config: 1), makes(lambda outputs, targets=None: 1), makes(lambda *tensors: 1)
     (True, False, False)
     """
-    parameters = _parameters(given)
+    parameters = _parameters(function)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return False
     places = [p for p in parameters if p.kind in _POSITIONAL]
@@ -76,14 +76,14 @@ def makes(given: Callable[..., Any]) -> bool:
     return required == 0 or (required == 1 and (len(places) == 1 or places[0].name in _ROLES))
 
 
-def keywords(given: Callable[..., Any]) -> list[str]:
+def keywords(function: Callable[..., Any]) -> list[str]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in _parameters(given) or () if p.kind in named]
+    return [p.name for p in _parameters(function) or () if p.kind in named]
 
 
-def lacking(given: Callable[..., Any], *names: str) -> list[str]:
+def lacking(function: Callable[..., Any], *names: str) -> list[str]:
     """Required parameters besides these; if it has none of the names, besides its first."""
-    parameters = [p for p in _parameters(given) or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    parameters = [p for p in _parameters(function) or () if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     rest = [p for p in parameters if p.name not in names]
     if len(rest) == len(parameters):
         rest = parameters[1:]

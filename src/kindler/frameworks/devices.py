@@ -26,10 +26,10 @@ def explained() -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        said = f"{type(exc).__name__} {exc}"
-        on_gpu = "CUDA" in said or "RESOURCE_EXHAUSTED" in said or "ResourceExhausted" in said
+        message = f"{type(exc).__name__} {exc}"
+        on_gpu = "CUDA" in message or "RESOURCE_EXHAUSTED" in message or "ResourceExhausted" in message
         for words, hint in _HINTS.items():
-            if on_gpu and any(word in said for word in words):
+            if on_gpu and any(word in message for word in words):
                 exc.args = (f"{exc}\n{hint}", *exc.args[1:])
         raise
 

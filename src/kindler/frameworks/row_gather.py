@@ -29,14 +29,14 @@ class RowGather:
         self._calls += 1
         mine = np.zeros((self._collective.size, 2), np.int64)
         mine[self._collective.rank] = rows, zlib.crc32(f"{self._calls} {what}".encode())
-        [told] = self._collective.sum([mine])
-        if len(set(told[:, 1].tolist())) > 1:
+        [table] = self._collective.sum([mine])
+        if len(set(table[:, 1].tolist())) > 1:
             raise ConfigError(
                 f"workers called all_gather with different tensors: call {self._calls} of this step is {what}"
                 " here, and another worker has another dtype, other dimensions after the first, or no"
                 " gradient.\nHint: let nothing that only one worker knows decide what is gathered."
             )
-        return [int(count) for count in told[:, 0]]
+        return [int(count) for count in table[:, 0]]
 
     def rows(self, own: Array, counts: Sequence[int]) -> Array:
         whole = np.zeros((sum(counts), *own.shape[1:]), own.dtype)

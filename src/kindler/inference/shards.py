@@ -50,8 +50,8 @@ class ShardScorer:
                 return f"{first + i} of shard {number}"
 
             # A copy: a model that writes into its inputs must not change the shard.
-            taken = [_copied(by_name[c.name], c, where) for c in columns.features]
-            chunk = Chunk(inputs(columns, taken))
+            arrays = [_copied(by_name[c.name], c, where) for c in columns.features]
+            chunk = Chunk(inputs(columns, arrays))
             chunk.where = where
             yield chunk
 

@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,42 +76,34 @@ def environment(backend: str) -> tuple[tuple[str, str], ...]:
 
 def load(backend: str) -> Any:
     loaded = _imported()
-    if loaded is None:
-        return _import_on(backend)
-    if loaded != backend:
+    if loaded not in (None, backend):
         raise ConfigError(
             f"this process has imported Keras on {loaded}, and the model needs it on {backend}; a process has"
             " one.\nHint: start a new session for it."
         )
-    return importlib.import_module("keras")
+    with _variable("KERAS_BACKEND", backend) if loaded is None else nullcontext():
+        return importlib.import_module("keras")
 
 
-@contextmanager
-def without_devices() -> Iterator[None]:
+def without_devices() -> AbstractContextManager[None]:
     """Keep Keras on PyTorch from touching a GPU during import; `configure` chooses the device later.
 
     CUDA does not work in forks of a process that has touched it. The other backends wait for their first use.
     """
-    before = os.environ.get(DEVICE_VARIABLE)
-    os.environ[DEVICE_VARIABLE] = before or "cpu"
+    return _variable(DEVICE_VARIABLE, os.environ.get(DEVICE_VARIABLE) or "cpu")
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[DEVICE_VARIABLE]
-
-
-def _import_on(backend: str) -> Any:
-    """Set the caller's KERAS_BACKEND for this import only."""
-    before = os.environ.get("KERAS_BACKEND")
-    os.environ["KERAS_BACKEND"] = backend
-    try:
-        return importlib.import_module("keras")
-    finally:
-        if before is None:
-            del os.environ["KERAS_BACKEND"]
+            del os.environ[name]
         else:
-            os.environ["KERAS_BACKEND"] = before
+            os.environ[name] = before
 
 
 def on(backend: str) -> Any:

@@ -71,8 +71,8 @@ def make_hooks(
             watch.epoch_ends(epoch, figures, self)
             super().on_epoch_end(epoch, figures)
             asked = self.asked or (model.stop_training and not ending)
-            told = {name: plain(value) for name, value in figures.items()}  # callbacks may add to them
-            model.stop_training = watch.epoch_over(epoch, told, asked) or ending
+            final = {name: plain(value) for name, value in figures.items()}  # callbacks may add to them
+            model.stop_training = watch.epoch_over(epoch, final, asked) or ending
             self.offset = 0
 
     params.update(verbose=0, rank=rank, size=size)

@@ -196,6 +196,6 @@ def kind_of(loss: Any) -> str:
 
 
 def _ignored(loss: Any) -> int | None:
-    given = getattr(loss, "_fn_kwargs", None) or {}
+    options = getattr(loss, "_fn_kwargs", None) or {}
     found: int | None = getattr(loss, "ignore_class", None)
-    return given.get("ignore_class") if found is None else found
+    return options.get("ignore_class") if found is None else found

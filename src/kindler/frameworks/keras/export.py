@@ -98,9 +98,9 @@ def _require(package: str, extra: str, backend: str) -> None:
         raise MissingExtraError(what=f"exporting a model of Keras on {backend}", package=package, extra=extra)
 
 
-def _last_line(told: object) -> str:
+def _last_line(output: object) -> str:
     """The lines before the last are places in code."""
-    lines = [line.strip() for line in str(told).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(output).splitlines() if line.strip()]
     return (lines[-1] if lines else "it did not say why")[:300]
 
 

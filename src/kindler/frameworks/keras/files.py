@@ -31,17 +31,17 @@ class FormatWarning(UserWarning):
 
 @contextmanager
 def with_live_optimizer(model: Any) -> Iterator[None]:
-    known = getattr(getattr(model, "_compile_config", None), "config", None)
-    if not isinstance(known, dict) or getattr(model, "optimizer", None) is None:
+    record = getattr(getattr(model, "_compile_config", None), "config", None)
+    if not isinstance(record, dict) or getattr(model, "optimizer", None) is None:
         yield
         return
-    before = dict(known)
-    known["optimizer"] = model.optimizer
+    before = dict(record)
+    record["optimizer"] = model.optimizer
     try:
         yield
     finally:
-        known.clear()
-        known.update(before)
+        record.clear()
+        record.update(before)
 
 
 def described(optimizer: Any) -> dict[str, Any] | None:
@@ -58,11 +58,13 @@ def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
     got = described(getattr(model, "optimizer", None)) if wanted is not None else None
     if got == wanted:
         return
-    told = {"class": None} if got is None else got
-    lost = next((name for name in ("class", "config", "steps") if told.get(name) != (wanted or {})[name]), "")
+    current = {"class": None} if got is None else got
+    lost = next(
+        (name for name in ("class", "config", "steps") if current.get(name) != (wanted or {})[name]), ""
+    )
     raise ConfigError(
         "the model came out of Keras's own archive with another optimizer than it has on the driver:"
-        f" its {lost} is {told.get(lost)!r}, and was {(wanted or {})[lost]!r}.\n"
+        f" its {lost} is {current.get(lost)!r}, and was {(wanted or {})[lost]!r}.\n"
         "Hint: give the optimizer a get_config() that says all its constructor takes, or pass"
         " model_creator=... so that workers make the model."
     )

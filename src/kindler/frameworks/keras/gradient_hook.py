@@ -197,8 +197,8 @@ def count(model: Any, loss: Any, rows: int, *judged: Any) -> None:
 def optimizers(model: Any) -> list[Any]:
     """The compiled optimizer, and any others the model holds for its own train_step."""
     own = getattr(model, "optimizer", None)
-    held = [value for value in vars(model).values() if _is_optimizer(value)]
-    return list({id(o): o for o in [*([own] if own is not None else []), *held]}.values())
+    others = [value for value in vars(model).values() if _is_optimizer(value)]
+    return list({id(o): o for o in [*([own] if own is not None else []), *others]}.values())
 
 
 @contextmanager

@@ -83,8 +83,8 @@ class Tallies:
             for number in (places[id(variable)] for variable in metric.variables):
                 if not _close(merged[number], both[number]):
                     raise ConfigError(_cannot_merge(metric, self.variables[number], a, b, both, number))
-        told = zip(own, results, at_once, strict=True)
-        by_batch = [_by_batch(metric) for metric, value, whole in told if not _close(value, whole)]
+        compared = zip(own, results, at_once, strict=True)
+        by_batch = [_by_batch(metric) for metric, value, whole in compared if not _close(value, whole)]
         numbers = [[places[id(variable)] for variable in metric.variables] for metric in own]
         idle = any(all(np.array_equal(both[n], self._blank[n]) for n in own_ones) for own_ones in numbers)
         return [*by_batch, *([UNTRIED] if own_step and idle else [])]
@@ -146,13 +146,13 @@ def _is_own(metric: Any) -> bool:
 
 def _rule(metric: Any, variable: Any) -> Callable[..., Any] | None:
     """None adds the ranks' values."""
-    said = dict(getattr(metric, "merge_over_workers", None) or {}).get(_name(variable), "sum")
-    if said != "sum" and said not in _OTHERWISE:
+    rule = dict(getattr(metric, "merge_over_workers", None) or {}).get(_name(variable), "sum")
+    if rule != "sum" and rule not in _OTHERWISE:
         raise ConfigError(
-            f"{type(metric).__name__}.merge_over_workers: the variable {_name(variable)!r} has {said!r};"
+            f"{type(metric).__name__}.merge_over_workers: the variable {_name(variable)!r} has {rule!r};"
             " expected 'sum', 'max' or 'min'."
         )
-    return _OTHERWISE.get(said)
+    return _OTHERWISE.get(rule)
 
 
 def _name(variable: Any) -> str:

@@ -236,9 +236,9 @@ class KerasReplica(BaseReplica):
 
     remembering = staticmethod(callbacks.CallbackState)
 
-    def hooks(self, given: Sequence[Any], watch: Any, **params: int) -> Any:
+    def hooks(self, user_callbacks: Sequence[Any], watch: Any, **params: int) -> Any:
         return callbacks.make_hooks(
-            self.keras, given, model=self.model, watch=watch, rank=self.rank, **params
+            self.keras, user_callbacks, model=self.model, watch=watch, rank=self.rank, **params
         )
 
     @property
@@ -508,15 +508,15 @@ class KerasReplica(BaseReplica):
         self._drawn = arrays[len(variables) :]
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        told = [unpack(data) for data in states]
+        unpacked = [unpack(data) for data in states]
         places = [id(v) for part in self._variables.buffers(seeds=True) for v in part]
         named = self._named("buffers")["buffers"].items()
-        parts = [{name: arrays[places.index(id(v))] for name, v in named} for _, arrays in told]
+        parts = [{name: arrays[places.index(id(v))] for name, v in named} for _, arrays in unpacked]
         # Files of before have no rows: ranks had even shares.
-        rows = [int(fields.get("rows", 1)) for fields, _ in told]
+        rows = [int(fields.get("rows", 1)) for fields, _ in unpacked]
         self.assign({"buffers": merge_parts(parts, rows, self._means_of_variances())})
         if self.rank == 0:
-            self.tallies.load_sum([arrays[len(places) :] for _, arrays in told])
+            self.tallies.load_sum([arrays[len(places) :] for _, arrays in unpacked])
         seed_own(self.seed, self.epoch, self.rank, self.step)
         if size > 1:
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)

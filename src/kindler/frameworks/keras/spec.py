@@ -277,9 +277,9 @@ def _without_training(data: bytes) -> bytes:
             if name == "model.weights.h5":
                 content = _without_optimizers(content)
             elif name in dropped:
-                known = json.loads(content)
-                known.pop(dropped[name], None)
-                content = json.dumps(known).encode()
+                settings = json.loads(content)
+                settings.pop(dropped[name], None)
+                content = json.dumps(settings).encode()
             target.writestr(zipfile.ZipInfo(name), content)  # with no date of its own
     return file.getvalue()
 

@@ -101,11 +101,11 @@ def seed_of(seed: int, *place: int) -> int:
 
 
 def pack(fields: Mapping[str, Any], arrays: Sequence[Array]) -> bytes:
-    known = {f"{i:05d}": np.ascontiguousarray(_plain(array)) for i, array in enumerate(arrays)}
+    named_arrays = {f"{i:05d}": np.ascontiguousarray(_plain(array)) for i, array in enumerate(arrays)}
     kinds = [str(array.dtype) for array in arrays]
     shapes = [list(array.shape) for array in arrays]
-    told = json.dumps({**fields, "dtypes": kinds, "shapes": shapes})
-    return bytes(save(known, metadata={"kindler": told}))
+    head = json.dumps({**fields, "dtypes": kinds, "shapes": shapes})
+    return bytes(save(named_arrays, metadata={"kindler": head}))
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[Array]]:
@@ -127,8 +127,8 @@ def _plain(array: Array) -> Array:
 
 
 def slots(optimizer: Any) -> list[Any]:
-    held = optimizer.variables
-    return list(held() if callable(held) else held)
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
 
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
