@@ -11,15 +11,21 @@ from flavour import FLAVOUR, KERAS
 pytestmark = pytest.mark.keras
 
 OF_MODELS = {
-    "keras": "_symbolic_build _flatten_layers _compile_loss _compile_metrics _compile_config _loss_tracker",
+    "keras": "_symbolic_build _flatten_layers _compile_loss _compile_metrics _compile_config _loss_tracker"
+    " _seed_generators",
     "tf_keras": "_flatten_layers _is_compiled compiled_loss compiled_metrics",
+}
+_OF_TENSORFLOW = {
+    "tensorflow.python.eager.context": "context",
+    "tensorflow.python.data.ops.dataset_ops": "_VariantDataset",
+    "tensorflow.python.data.experimental.ops.distribute": "_AutoShardDataset",
 }
 OF_MODULES = {
     "keras": {"keras.src.backend.common.global_state": "get_global_attribute set_global_attribute"},
     "torch": {"keras.src.backend.torch.core": "DEFAULT_DEVICE convert_to_tensor"},
     "jax": {"jax.experimental.buffer_callback": "buffer_callback", "jax.experimental": "io_callback"},
-    "tensorflow": {"tensorflow.python.eager.context": "context"},
-    "tf_keras": {"tensorflow.python.eager.context": "context", "tf_keras.src.backend": "_SEED_GENERATOR"},
+    "tensorflow": _OF_TENSORFLOW,
+    "tf_keras": {**_OF_TENSORFLOW, "tf_keras.src.backend": "_SEED_GENERATOR"},
 }
 
 

@@ -144,17 +144,17 @@ class _Stage:
 def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> ConfigError:
     rows, first, second = difference.rows
     if difference.problem:
-        problem = (
+        cause = (
             f"{loss} can be computed of {rows} rows, but not of {first} or {second} of them"
             f" ({difference.problem})"
         )
     else:
-        problem = (
+        cause = (
             f"{loss} of {rows} rows together is {difference.whole:.6g}, and that of {first} and of {second}"
             f" of them, taken together by what each counts for, is {difference.parts:.6g}"
         )
     return ConfigError(
-        f"{problem}: it is not a mean over rows, so {why}, which see a part of a step's rows each, would train"
+        f"{cause}: it is not a mean over rows, so {why}, which see a part of a step's rows each, would train"
         f" something else than one worker does.\nHint: {hint}"
     )
 

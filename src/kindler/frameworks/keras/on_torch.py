@@ -28,13 +28,15 @@ def configure(*, device: str, local_rank: int, threads: int | None) -> None:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     # Keras chooses once, when it is imported, which here is before the process was forked.
-    core: Any = importlib.import_module("keras.src.backend.torch.core")
-    core.DEFAULT_DEVICE = "cuda" if chosen.type == "cuda" else str(chosen)
+    _core().DEFAULT_DEVICE = "cuda" if chosen.type == "cuda" else str(chosen)
 
 
 def on_gpu() -> bool:
-    core: Any = importlib.import_module("keras.src.backend.torch.core")
-    return bool(core.DEFAULT_DEVICE == "cuda")
+    return bool(_core().DEFAULT_DEVICE == "cuda")
+
+
+def _core() -> Any:
+    return importlib.import_module("keras.src.backend.torch.core")
 
 
 def _device(device: str, local_rank: int) -> torch.device:
@@ -132,8 +134,7 @@ def as_array(grad: Any) -> Any:
 
 
 def _there(part: Any) -> Any:
-    core: Any = importlib.import_module("keras.src.backend.torch.core")
-    return core.convert_to_tensor(part) if isinstance(part, np.ndarray) else part
+    return _core().convert_to_tensor(part) if isinstance(part, np.ndarray) else part
 
 
 def _one_row(part: Any) -> Any:

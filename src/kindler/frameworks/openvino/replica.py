@@ -117,8 +117,11 @@ def _compiled(model: Any, spec: OpenvinoSpec, settings: dict[str, Any]) -> Any:
         raise ConfigError(f"OpenVINO cannot compile {spec.name}: {graph.cause(exc)}") from exc
 
 
-def takes_any_rows(spec: OpenvinoSpec) -> bool:
-    """Whether a model that declares a number of rows computes each by itself, judged by made-up rows."""
+def takes_any_rows(spec: OpenvinoSpec) -> bool | None:
+    """Whether a model that declares a number of rows computes each by itself, judged by made-up rows.
+
+    None if it cannot be compiled here, where the device may be missing.
+    """
     model = graph.read_ir(spec.xml, spec.weights, spec.name)
     if all(not shape or shape[0] is None for shape in map(shape_of, model.inputs)) or not _free_rows(model):
         return False
@@ -133,7 +136,9 @@ def takes_any_rows(spec: OpenvinoSpec) -> bool:
         rows.append(made.astype(dtype))
     try:
         return is_per_row(RowCaller(compiled(replace(spec, any_rows=True), None), spec.name).run, rows)
-    except (ConfigError, DataError):
+    except ConfigError:
+        return None
+    except DataError:
         return False
 
 
