@@ -272,12 +272,12 @@ class KerasReplica(BaseReplica):
 
     def _named(self, *groups: str) -> dict[str, dict[str, Any]]:
         """The variables themselves by position and path, which several may share."""
-        buffers = [variable for part in self._variables.buffers() for variable in part]
-        known = {"parameters": self.model.trainable_variables, "buffers": buffers}
-        return {
-            group: {f"{place} {path_of(v)}": v for place, v in enumerate(known[group])}
-            for group in groups or known
-        }
+        named = {}
+        for group in groups or ("parameters", "buffers"):
+            trained = group == "parameters"
+            variables = self.model.trainable_variables if trained else self._variables.buffers()
+            named[group] = {f"{place} {path_of(v)}": v for place, v in enumerate(variables)}
+        return named
 
     def variables(self, *groups: str) -> Variables:
         """Parameters and buffers; the optimizer's are in `state`."""
@@ -488,8 +488,7 @@ class KerasReplica(BaseReplica):
         self.epoch, self.step = fields["epoch"], fields["step"]
 
     def _local_variables(self) -> list[Any]:
-        buffers = [variable for part in self._variables.buffers(seeds=True) for variable in part]
-        return [*buffers, *self.tallies.variables]
+        return [*self._variables.buffers(seeds=True), *self.tallies.variables]
 
     def local_state(self) -> bytes:
         self._sync_jax()
@@ -509,7 +508,7 @@ class KerasReplica(BaseReplica):
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
         unpacked = [unpack(data) for data in states]
-        places = [id(v) for part in self._variables.buffers(seeds=True) for v in part]
+        places = [id(v) for v in self._variables.buffers(seeds=True)]
         named = self._named("buffers")["buffers"].items()
         parts = [{name: arrays[places.index(id(v))] for name, v in named} for _, arrays in unpacked]
         # Files of before have no rows: ranks had even shares.

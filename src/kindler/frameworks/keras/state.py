@@ -29,13 +29,12 @@ class ModelVariables:
     def all(self) -> list[Any]:
         return _once([*self.own(), *(v for o in optimizers(self._model) for v in _of_optimizer(o))])
 
-    def buffers(self, *, seeds: bool = False) -> tuple[list[Any], list[Any]]:
+    def buffers(self, *, seeds: bool = False) -> list[Any]:
         """Floating point variables, then others."""
         trained = {id(variable) for variable in self._model.trainable_variables}
         known = {id(state) for state in seed_states(self._model)}
         rest = [v for v in self.own() if id(v) not in trained and (seeds or id(v) not in known)]
-        floats = [v for v in rest if _is_float(v)]
-        return floats, [v for v in rest if not _is_float(v)]
+        return sorted(rest, key=lambda v: "float" not in str(getattr(v.dtype, "name", v.dtype)))
 
     def read(self) -> list[Array]:
         return [value_of(variable) for variable in self.all()]
@@ -136,10 +135,6 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
     scale = getattr(optimizer, "_loss_scale", None)
     scale_state = [getattr(scale, name, None) for name in ("_current_loss_scale", "_counter")]
     return [*slots(optimizer), *(variable for variable in scale_state if variable is not None)]
-
-
-def _is_float(variable: Any) -> bool:
-    return "float" in str(getattr(variable.dtype, "name", variable.dtype))
 
 
 def _once(variables: Any) -> list[Any]:
