@@ -124,7 +124,7 @@ class FitLoop(Loop):
             steps.first, steps.length = (epoch - 1) * length + done, length - done
             replica.fit(steps, hooks, epochs=(epoch - 1, epoch), class_weight=weights, ends=epoch == last)
             hooks.opens, hooks.closes = False, True
-            if replica.stopping or epoch == last:
+            if replica.model.stop_training or epoch == last:
                 hooks.on_train_end()
                 return
         if epoch < last:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +36,7 @@ from kindler.frameworks.keras.tried_loss import is_own, try_loss
 from kindler.frameworks.merged_buffers import merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
+from kindler.temporary import Folder
 
 
 def preload() -> None:
@@ -63,11 +62,13 @@ class KerasReplica(BaseReplica):
         **options: Any,
     ) -> None:
         super().__init__(spec, device=device, **options)
+        self._on = backends.on(spec.backend)
         if threads is not None:
             self._on.configure(device=device, local_rank=local_rank, threads=threads)
         if spec.model_creator is not None:
             backends.seed_everything(spec.backend, self.seed)
         self.model = specs.build_model(spec)
+        self._variables = ModelVariables(self.model)
         seed_own(self.seed, 0, self.rank)
         self.flavour = backends.flavour_of(self.model) or "keras"
         self.keras: Any = importlib.import_module(self.flavour)
@@ -76,7 +77,6 @@ class KerasReplica(BaseReplica):
         self._exchange: HostCode | None = None
         self._meets = self._tried = False
         self._signature: list[tuple[str, tuple[int, ...]]] = []
-        self._tallies: Tallies | None = None
         self._drawn: list[Array] = []
         self._drawing_ops: Any = None
         self._kept: tuple[list[Array], list[Array]] = ([], [])
@@ -155,15 +155,9 @@ class KerasReplica(BaseReplica):
     def optimizer(self) -> Any:
         return self.model.optimizer
 
-    @property
-    def _variables(self) -> ModelVariables:
-        return ModelVariables(self.model)
-
-    @property
+    @cached_property
     def tallies(self) -> Tallies:
-        if self._tallies is None:
-            self._tallies = Tallies(self.model)
-        return self._tallies
+        return Tallies(self.model)
 
     def build(self, features: Sequence[Array], labels: Sequence[Array], *, may_idle: bool = False) -> None:
         self.may_idle = may_idle
@@ -182,7 +176,7 @@ class KerasReplica(BaseReplica):
         else:
             self.model._symbolic_build(data_batch=batch)
         self._build_optimizers()
-        self._tallies = Tallies(self.model)
+        self.tallies = Tallies(self.model)
         if not labels:
             for name in ("train_step", "test_step"):
                 object.__setattr__(self.model, name, alone(getattr(self.model, name)))
@@ -209,8 +203,7 @@ class KerasReplica(BaseReplica):
             return
         if complaints := specs.synchronized(self.model):
             raise ConfigError(complaints[0])
-        variables = self._variables
-        variables.assign(collective.broadcast(variables.read()))
+        self._variables.assign(collective.broadcast(self._variables.read()))
 
     def share_steps(self, collective: Collective) -> None:
         """Make every optimizer apply the mean over the rows of all ranks, within `fit`, too."""
@@ -241,10 +234,6 @@ class KerasReplica(BaseReplica):
             self.keras, user_callbacks, model=self.model, watch=watch, rank=self.rank, **params
         )
 
-    @property
-    def stopping(self) -> bool:
-        return bool(self.model.stop_training)
-
     def look_at(self, batch: Batch) -> None:
         def within(row: int) -> str:
             return f"{row} of the {batch.rows} that worker {self.rank} has in a step"
@@ -254,19 +243,15 @@ class KerasReplica(BaseReplica):
     def train_step(self, batch: Batch) -> None:
         self.look_at(batch)
         if batch.global_rows:
-            with self._counting_on():
+            with instead(self.model, "reset_metrics", lambda: None):  # it would with every single batch
                 self.model.train_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self._count(batch)
             self.step += 1
 
-    def _counting_on(self) -> AbstractContextManager[None]:
-        """Stop Keras from resetting metrics with every single batch."""
-        return instead(self.model, "reset_metrics", lambda: None)
-
     def eval_step(self, batch: Batch) -> None:
         self.look_at(batch)
         if batch.rows:
-            with self._counting_on():
+            with instead(self.model, "reset_metrics", lambda: None):  # it would with every single batch
                 self.model.test_on_batch(*self._arranged.batch(batch.features, batch.labels))
             self.tallies.rows += batch.rows
 
@@ -366,7 +351,8 @@ class KerasReplica(BaseReplica):
     ) -> None:
         """`feed.batch(number)` gives the features and labels of one step, counted from 0 in each epoch."""
         self._try_loss(feed)
-        batch, optimizer = self._batches(feed), self.model.optimizer
+        batch, data = self._dataset(feed)
+        optimizer = self.model.optimizer
         with (
             batch.unwrapped(),
             nullcontext() if self._exchange is None else self._exchange.unwrapped(),
@@ -375,7 +361,7 @@ class KerasReplica(BaseReplica):
             self._on.fitting() if self.spec.backend == "torch" else nullcontext(),
         ):
             self.model.fit(
-                self._dataset(feed, batch),
+                data,
                 initial_epoch=epochs[0],
                 epochs=epochs[1],
                 callbacks=hooks,
@@ -384,11 +370,9 @@ class KerasReplica(BaseReplica):
                 shuffle=False,
             )
 
-    def _batches(self, feed: Any) -> HostCode:
-        return HostCode(lambda number: self._arranged.batch(*feed.batch(number)))
-
-    def _dataset(self, feed: Any, batch: HostCode) -> Any:
-        return dataset(self.keras, self.spec.backend, batch, len(feed), varies=feed.varies)
+    def _dataset(self, feed: Any) -> tuple[HostCode, Any]:
+        batch = HostCode(lambda number: self._arranged.batch(*feed.batch(number)))
+        return batch, dataset(self.keras, self.spec.backend, batch, len(feed), varies=feed.varies)
 
     def _try_loss(self, feed: Any) -> None:
         if self._tried or self._others is None:
@@ -408,9 +392,9 @@ class KerasReplica(BaseReplica):
         if not len(feed):
             self.model.reset_metrics()
             return
-        batch = self._batches(feed)
+        batch, data = self._dataset(feed)
         with batch.unwrapped():
-            self.model.evaluate(self._dataset(feed, batch), verbose=0, callbacks=hooks, return_dict=True)
+            self.model.evaluate(data, verbose=0, callbacks=hooks, return_dict=True)
 
     def begin_epoch(self, epoch: int) -> None:
         """Dropout differs between ranks and epochs; a resumed epoch is the same."""
@@ -464,8 +448,7 @@ class KerasReplica(BaseReplica):
         self._sync_jax()
         if self._compiled and self.model.built:
             self._build_optimizers()  # the user may have compiled the model anew
-        variables = self._variables
-        arrays = variables.read()
+        variables, arrays = self._variables, self._variables.read()
         fields = {
             "epoch": self.epoch,
             "step": self.step,
@@ -549,24 +532,20 @@ class KerasReplica(BaseReplica):
         return self.model
 
     def weights(self) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
-            path = os.path.join(folder, "model.weights.h5")
-            self.save(path)
-            return Path(path).read_bytes()
+        with Folder("kindler-weights-") as folder:
+            path = folder / "model.weights.h5"
+            self.save(str(path))
+            return path.read_bytes()
 
     def load_weights(self, data: bytes) -> None:
-        with tempfile.TemporaryDirectory(prefix="kindler-weights-") as folder:
-            path = os.path.join(folder, "model.weights.h5")
-            Path(path).write_bytes(data)
-            self.load(path)
+        with Folder("kindler-weights-") as folder:
+            path = folder / "model.weights.h5"
+            path.write_bytes(data)
+            self.load(str(path))
 
     @property
     def _compiled(self) -> bool:
         return backends.is_compiled(self.model)
-
-    @property
-    def _on(self) -> Any:
-        return backends.on(self.spec.backend)
 
     def _sync_jax(self) -> None:
         """JAX trains on a copy of the variables; bring them up to date."""

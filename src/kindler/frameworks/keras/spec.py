@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
@@ -23,6 +20,7 @@ from kindler.frameworks.keras.gradient_hook import leaves
 from kindler.frameworks.keras.state import pack, unpack
 from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.state_format import ScoringModel
+from kindler.temporary import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +160,19 @@ def revived(data: bytes) -> KerasSpec:
 
 def _archive(model: Any) -> Archive:
     flavour = flavour_of(model) or "keras"
-    with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
-        path = os.path.join(folder, "model.keras")
+    with Folder("kindler-model-") as folder:
+        path = folder / "model.keras"
         try:
             _build_scaled(model)
             with with_live_optimizer(model):
-                model.save(path)
+                model.save(str(path))
             optimizer = described(getattr(model, "optimizer", None)) if is_compiled(model) else None
         except Exception as exc:  # Keras raises many kinds for what it cannot describe
             raise ConfigError(
                 f"Keras cannot save this model, so it cannot travel to workers: {exc}\n"
                 "Hint: give its layers a get_config(), or pass model_creator=... so that workers make it."
             ) from exc
-        return Archive(flavour, Path(path).read_bytes(), custom_objects(model, flavour), optimizer)
+        return Archive(flavour, path.read_bytes(), custom_objects(model, flavour), optimizer)
 
 
 def _build_scaled(model: Any) -> None:
@@ -186,11 +184,11 @@ def _build_scaled(model: Any) -> None:
 
 def _restore(archive: Archive, backend: str) -> Any:
     keras = load(backend) if archive.flavour == "keras" else importlib.import_module("tf_keras")
-    with tempfile.TemporaryDirectory(prefix="kindler-model-") as folder:
-        path = os.path.join(folder, "model.keras")
-        Path(path).write_bytes(archive.data)
+    with Folder("kindler-model-") as folder:
+        path = folder / "model.keras"
+        path.write_bytes(archive.data)
         # The user's own program sent it: its lambdas are as trustworthy as its functions.
-        model = keras.saving.load_model(path, custom_objects=archive.custom_objects, safe_mode=False)
+        model = keras.saving.load_model(str(path), custom_objects=archive.custom_objects, safe_mode=False)
     if is_compiled(model):  # a model with a `compile` of its own may not be, which `build` complains about
         check_optimizer(model, archive.optimizer)
     return model
