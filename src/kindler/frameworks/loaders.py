@@ -98,13 +98,8 @@ class _Kind:
     opens: str = "open_loader"
     packs: str = "pack_loader"
 
-    def open(self, made: Any, dealing: Dealing) -> Stream:
-        opened: Stream = getattr(importlib.import_module(self.module), self.opens)(made, dealing)
-        return opened
-
-    def pack(self, loader: Any) -> Callable[[], Any]:
-        packed: Callable[[], Any] = getattr(importlib.import_module(self.module), self.packs)(loader)
-        return packed
+    def call(self, function: str, *args: Any) -> Any:
+        return getattr(importlib.import_module(self.module), function)(*args)
 
 
 _KERAS = "kindler.frameworks.keras.loaders"
@@ -138,7 +133,8 @@ def packed(loader: Any) -> Callable[[], Any]:
     """The returned function can be sent to workers, and gives the loader there."""
     kind = _kind_of(loader)
     assert kind is not None
-    return kind.pack(loader)
+    made: Callable[[], Any] = kind.call(kind.packs, loader)
+    return made
 
 
 def pickled(loader: Any) -> Callable[[], Any]:
@@ -159,7 +155,8 @@ def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Str
     made = make()
     kind = _kind_of(made)
     if kind is not None:
-        return kind.open(made, dealing)
+        stream: Stream = kind.call(kind.opens, made, dealing)
+        return stream
     data = isinstance(made, str | bytes | Mapping | tuple | np.ndarray) or hasattr(made, "columns")
     if data or not isinstance(made, Iterable):
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import random
@@ -26,7 +25,6 @@ _GPU_PARTS = {
     "jax": ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin"),
     "tensorflow": ("nvidia",),
 }
-_PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch", "keras": "keras"}
 
 
 def flavour_of(model: Any) -> str | None:
@@ -59,8 +57,8 @@ def backend_of(model: Any, wanted: str | None) -> str:
 
 
 def require(backend: str) -> None:
-    for package in ("keras", _PACKAGES[backend]):
-        if importlib.util.find_spec(package) is None:
+    for package in ("keras", backend):
+        if not is_installed(package):
             extra = "keras" if package == "keras" and backend == "torch" else backend
             raise MissingExtraError(what=f"Keras on {backend}", package=package, extra=extra)
 
@@ -145,7 +143,7 @@ def _configured() -> str:
         return str(named)
     if named:
         raise ConfigError(f"Keras is set to the backend {named!r}; workers run {', '.join(BACKENDS)}.")
-    return next((b for b in BACKENDS if importlib.util.find_spec(_PACKAGES[b])), "tensorflow")
+    return next((backend for backend in BACKENDS if is_installed(backend)), "tensorflow")
 
 
 def _from_file() -> str | None:
@@ -155,4 +153,4 @@ def _from_file() -> str | None:
     except (OSError, ValueError):
         return None
     found = settings.get("backend")
-    return found if found in BACKENDS and importlib.util.find_spec(_PACKAGES[found]) else None
+    return found if found in BACKENDS and is_installed(found) else None
