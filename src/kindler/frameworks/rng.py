@@ -27,7 +27,7 @@ def seed_own(*numbers: int) -> int:
     return seed
 
 
-def ownstates() -> list[Any]:
+def own_states() -> list[Any]:
     """JSON-serializable."""
     kind, numbers, *rest = np.random.get_state(legacy=True)
     return [_lists(random.getstate()), [kind, np.asarray(numbers).tolist(), *rest]]
@@ -77,9 +77,8 @@ def _seed(numbers: tuple[int, ...]) -> int:
 
 
 def states() -> tuple[Any, ...]:
-    torch = sys.modules.get("torch")
-    drawn = None if torch is None else torch.default_generator.get_state()
-    return random.getstate(), np.random.get_state(), drawn
+    torch = getattr(sys.modules.get("torch"), "default_generator", None)  # it may be half imported
+    return random.getstate(), np.random.get_state(), None if torch is None else torch.get_state()
 
 
 def restore(states: tuple[Any, ...]) -> None:
