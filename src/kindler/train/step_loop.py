@@ -1,6 +1,6 @@
 """The loop whose steps Kindler makes: every rank makes as many as the others, and ends epochs with them.
 
-It knows neither the framework nor the sync; see `frameworks/contract.py` and `sync/contract.py`.
+It knows neither the framework nor the sync; see `frameworks/base.py` and `sync/contract.py`.
 """
 
 from __future__ import annotations
