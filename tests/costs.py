@@ -49,9 +49,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _folder(nodeid: str) -> str:
     """`torch` of `tests/torch/...`, `compat-bigdl` of `packages/kindler-compat/tests/bigdl/...`."""
-    parts = Path(nodeid).parts
-    name = parts[parts.index("tests") + 1]
-    return f"compat-{name}" if parts[0] == "packages" else name
+    parts = Path(nodeid.partition("::")[0]).parts
+    if parts[0] != "packages":
+        return parts[1]
+    package = parts[1].removeprefix("kindler-")
+    return f"{package}-{parts[3]}" if len(parts) > 4 else package
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

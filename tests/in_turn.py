@@ -56,7 +56,9 @@ def run_in_turn(
         [sys.executable, "-W", "ignore", __file__, json.dumps(words)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT / "src", ROOT))),
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (*paths, ROOT / "src", ROOT / "packages/kindler-tfrecord/src", ROOT))
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **(environment() if warm else {}),
             **environ,

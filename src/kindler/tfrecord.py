@@ -21,11 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from kindler.data.arrays import is_spark_frame
-from kindler.data.tfrecord.decode import SAMPLE_ROWS, Plan, ReadOptions, batches, plan, sampled
-from kindler.data.tfrecord.encode import write_files
-from kindler.data.tfrecord.framing import Compression, Paths, find
-from kindler.data.tfrecord.schema import SchemaLike
+from kindler.data.tfrecord import (
+    SAMPLE_ROWS,
+    Compression,
+    Paths,
+    Plan,
+    ReadOptions,
+    find,
+    plan,
+    sampled,
+    write_files,
+)
 from kindler.errors import ConfigError, MissingExtraError
+from kindler_tfrecord import SchemaLike
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,15 +124,7 @@ def read(
         DataError: A file is damaged or not a TFRecord file, or a record does not match the schema. The
             message names file, record (from 0) and byte (of the uncompressed content).
     """
-    planned = plan(
-        path,
-        schema,
-        columns=columns,
-        compression=compression,
-        verify=verify,
-        binary=binary,
-        sample_rows=sample_rows,
-    )
+    planned = plan(path, schema, columns, compression, verify, binary, sample_rows)
     return pa.Table.from_batches(_all(planned), planned.schema)
 
 
@@ -174,7 +174,7 @@ def scan(
 
 def _all(planned: Plan) -> Iterator[pa.RecordBatch]:
     for file in planned.files:
-        yield from batches(planned, file)
+        yield from planned.batches(file)
 
 
 def _spark_side() -> Any:

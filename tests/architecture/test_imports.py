@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SRC = f"{ROOT / 'src'}:{ROOT / 'packages/kindler-tfrecord/src'}"
 HEAVY = (
     "pyspark",
     "py4j",
@@ -28,7 +29,7 @@ HEAVY = (
 def fresh(code: str) -> object:
     """Run code in a process of its own; it prints one line of JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env={"PYTHONPATH": SRC}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

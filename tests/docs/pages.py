@@ -25,7 +25,7 @@ from pathlib import Path
 __all__ = ["Block", "blocks", "needs_compat", "problem", "run", "runs", "starts_spark"]
 
 ROOT = Path(__file__).parents[2]
-_PATHS = ("src", "packages/kindler-compat/src", ".")
+_PATHS = ("src", "packages/kindler-tfrecord/src", "packages/kindler-compat/src", ".")
 _COMPAT = re.compile(r"kindler\.compat|from_graph|from_model_fn|from_mxnet")
 
 _FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)

@@ -82,7 +82,12 @@ def command(
 
 
 def _environment(paths: Sequence[Path]) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "src", *paths]))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            map(str, [ROOT / "src", ROOT / "packages/kindler-tfrecord/src", *paths])
+        ),
+    }
 
 
 def expected(rows: Any) -> Sequence[float]:

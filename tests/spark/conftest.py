@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     # Executors must find the classes that test modules define.
-    os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in ("src", ".", "tests/spark"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        str(ROOT / part) for part in ("src", "packages/kindler-tfrecord/src", ".", "tests/spark")
+    )
     os.environ[PRELOAD] = "torch,kindler.frameworks.torch.replica"
     files = str(tmp_path_factory.mktemp("files"))
     yield kindler.init(

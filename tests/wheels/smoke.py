@@ -36,6 +36,8 @@ try:
     import kindler.compat.zoo
 except kindler.errors.MissingExtraError as error:
     assert "pip install 'kindler[compat]'" in str(error)
+kindler.tfrecord.write({"x": np.arange(3)}, "rows.tfrecord", overwrite=True)
+assert kindler.tfrecord.read("rows.tfrecord")["x"].to_pylist() == [0, 1, 2]
 print(kindler.__version__, sys.version.split()[0], "works")
 """
 COMPAT = """
@@ -58,13 +60,12 @@ def pythons() -> list[str]:
     return found
 
 
-def built(folder: Path) -> tuple[Path, Path]:
-    """The wheels of kindler and kindler-compat, built from what is in the repository."""
-    for source in (ROOT, ROOT / "packages/kindler-compat"):
+def built(folder: Path) -> list[Path]:
+    """The wheels of kindler, kindler-tfrecord and kindler-compat, built from what is in the repository."""
+    for source in (ROOT, ROOT / "packages/kindler-tfrecord", ROOT / "packages/kindler-compat"):
         words = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source)
         run(sys.executable, *words, cwd=folder)
-    (core,), (compat,) = folder.glob("kindler-*.whl"), folder.glob("kindler_compat-*.whl")
-    return core, compat
+    return [next(folder.glob(f"{name}-*.whl")) for name in ("kindler", "kindler_tfrecord", "kindler_compat")]
 
 
 def readme() -> tuple[str, str]:
@@ -87,14 +88,14 @@ def run(*words: object, cwd: Path) -> str:
     return done.stdout
 
 
-def smoke(python: str, wheel: Path, compat: Path, folder: Path, *, example: bool) -> None:
+def smoke(python: str, wheel: Path, tfrecord: Path, compat: Path, folder: Path, *, example: bool) -> None:
     run(python, "-m", "venv", folder / "venv", cwd=folder)
     own = folder / "venv" / "bin"
     asked = [str(wheel)]
     line, program = readme()
     if example:
         asked = re.sub(r"'?kindler(\[[^\]]*\])'?", lambda found: f"{wheel}{found[1]}", line).split()
-    run(own / "pip", "install", "--quiet", *asked, cwd=folder)
+    run(own / "pip", "install", "--quiet", tfrecord, *asked, cwd=folder)
     if not example:
         sys.stdout.write(run(own / "python", "-c", CORE, cwd=folder))
         run(own / "pip", "install", "--quiet", compat, cwd=folder)

@@ -7,4 +7,6 @@ from pathlib import Path
 
 COMPAT = Path(__file__).parents[1]
 ROOT = COMPAT.parents[1]
-PYTHONPATH = os.pathsep.join(map(str, [ROOT / "src", COMPAT / "src", ROOT, COMPAT]))
+PYTHONPATH = os.pathsep.join(
+    map(str, [ROOT / "src", COMPAT / "src", COMPAT.parent / "kindler-tfrecord/src", ROOT, COMPAT])
+)

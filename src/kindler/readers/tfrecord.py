@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from kindler.data.shards import frames
 from kindler.data.shards.codec import Packed, from_table, pack, unpack
-from kindler.data.tfrecord.decode import Plan, ReadOptions, batches, plan
-from kindler.data.tfrecord.schema import SchemaLike
+from kindler.data.tfrecord import Plan, ReadOptions, plan
 from kindler.readers.files import Paths, at_home, listed
 from kindler.xshards import XShards, backends
+from kindler_tfrecord import SchemaLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,5 +52,5 @@ def read_tfrecord(
 
 
 def _read_records(planned: Plan, number: int, packed: Packed) -> Packed:
-    table = pa.Table.from_batches(batches(planned, unpack(packed)), planned.schema)
+    table = pa.Table.from_batches(planned.batches(unpack(packed)), planned.schema)
     return from_table(frames.plain(from_table(table.replace_schema_metadata(None))))

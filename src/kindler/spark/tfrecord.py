@@ -18,14 +18,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from kindler.data.paths import absolute
-from kindler.data.tfrecord.decode import Plan, ReadOptions, batches, plan
-from kindler.data.tfrecord.encode import checked, chosen, write_rows
-from kindler.data.tfrecord.framing import Paths, part_name, staged, written
-from kindler.data.tfrecord.schema import SchemaLike
+from kindler.data.tfrecord import (
+    Paths,
+    Plan,
+    ReadOptions,
+    check_types,
+    chosen,
+    part_name,
+    plan,
+    staged,
+    write_rows,
+)
 from kindler.errors import ConfigError, DataError, KindlerError
 from kindler.spark.frames import arrow_types, column
 from kindler.spark.tasks import at_files
 from kindler.spark.versions import to_arrow
+from kindler_tfrecord import SchemaLike
 
 _SUCCESS = "_SUCCESS"  # as Spark marks a folder that is whole
 
@@ -55,7 +63,7 @@ def write_frame(
         plain = frame.select(*[column(name).alias(f"c{i}") for i, name in enumerate(names)])
         work = partial(_write, place.beside, tuple(names), compression)
         reports = _collected(plain.mapInArrow(work, "number int, file string, error binary"))
-        at_files(spark, lambda: _finish(place))
+        at_files(spark, partial(_finish, place))
     finally:
         with contextlib.suppress(Exception):  # what went wrong before is the news
             at_files(spark, place.discard)
@@ -112,7 +120,7 @@ def _read(planned: Plan, sent: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> 
     """Runs in a task: one file to one partition."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            for rows in batches(planned, planned.files[number]):
+            for rows in planned.batches(planned.files[number]):
                 yield rows.cast(sent)
 
 
@@ -132,8 +140,7 @@ def _collected(frame: DataFrame) -> list[tuple[int, str]]:
 
 
 def _finish(place: staged) -> None:
-    with written(f"{place.beside}/{_SUCCESS}", None):
-        pass
+    write_rows([], f"{place.beside}/{_SUCCESS}", None)
     place.commit()
 
 
@@ -142,7 +149,7 @@ def _check_types(frame: DataFrame, names: Sequence[str]) -> None:
     for name in names:
         if types[name] is None:
             raise DataError(f"Spark has no Arrow type for {frame.schema[name].dataType}.", column=name)
-    checked(pa.schema([(name, types[name]) for name in names]))
+    check_types(pa.schema([(name, types[name]) for name in names]))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

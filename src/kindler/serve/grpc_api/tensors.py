@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from kindler.data.tfrecord import varints
 from kindler.models.safety.protobuf_fields import Malformed, spans
 from kindler.models.signature import Array
 from kindler.serve.grpc_api.messages import message
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.v2 import DTYPES, checked_shape, datatype_of, from_bytes, raw_bytes, timeout_of
 from kindler.serve.requests import METHODS, Answer, InferRequest
+from kindler_tfrecord import varints
 
 _WIDE = {"i": np.int64, "u": np.uint64}  # what values have before they are made what their datatype says
 _INPUTS, _RAW_INPUTS, _RAW_OUTPUTS, _INFER_RESPONSE = 5, 7, 6, 2  # numbers of fields

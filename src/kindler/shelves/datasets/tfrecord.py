@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from kindler import tfrecord
-from kindler.data.tfrecord.framing import blocks, checksum, masked, opened
+from kindler.data.tfrecord import records
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+from kindler_tfrecord import framed
 
 _FORMS = ("examples", "arrow", "tf.data")
 _EXAMPLE = "tensorflow.core.example.example_pb2"
@@ -32,15 +31,15 @@ class TfrecordHandler(Parts):
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         # Read and written again where it is a file, so that what is stored is whole and not compressed.
-        records = (
-            _records(obj)
+        source: Iterator[bytes] = (
+            records(str(obj))
             if isinstance(obj, Path)
             else (example.SerializeToString() for example in _examples(obj))
         )
         rows = 0
         with (folder / part_name(0, ".tfrecord")).open("wb") as file:
-            for record in records:
-                file.write(_framed(record))
+            for record in source:
+                file.write(framed(record))
                 rows += 1
         return {"rows": [rows], "single": not isinstance(obj, Path | list | tuple)}
 
@@ -89,7 +88,7 @@ class _Records:
 
     def _raw(self) -> Iterator[bytes]:
         for path in self.files:
-            yield from _records(path)
+            yield from records(str(path))
 
     def _parsed(self) -> Iterator[Any]:
         example = _tensorflow().train.Example
@@ -101,19 +100,6 @@ def _examples(obj: Any) -> list[Any]:
     given = list(obj) if isinstance(obj, list | tuple) else [obj]
     same = all(type(one).__name__ == "Example" and type(one).__module__ == _EXAMPLE for one in given)
     return given if same else []
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    with opened(str(path)) as stream:
-        for block in blocks(stream, str(path)):
-            for start, size in zip(block.starts.tolist(), block.sizes.tolist(), strict=True):
-                yield block.data[start : start + size]
-
-
-def _framed(record: bytes) -> bytes:
-    length = struct.pack("<Q", len(record))
-    crcs = masked(np.array([checksum()(length), checksum()(record)], np.uint32)).tolist()
-    return length + struct.pack("<I", crcs[0]) + record + struct.pack("<I", crcs[1])
 
 
 def _tensorflow() -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler.data.tfrecord.framing import blocks
+from kindler.data.tfrecord import records
 from kindler.errors import ConfigError, DataError
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
@@ -347,13 +347,6 @@ def record_rdd(sc: Any, path: str) -> Any:
             "Hint: with Spark Connect, kindler.read_tfrecord reads such files as XShards."
         )
     return sc.parallelize(files, len(files)).flatMap(records)
-
-
-def records(path: str) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        for block in blocks(file, path):
-            for start, length in zip(block.starts.tolist(), block.sizes.tolist(), strict=True):
-                yield bytes(block.data[start : start + length])
 
 
 def _files(path: str) -> list[str]:

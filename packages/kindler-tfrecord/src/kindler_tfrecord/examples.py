@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kindler.data.columns import Array
-from kindler.data.tfrecord import varints
-from kindler.data.tfrecord.framing import AROUND, Block
-from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64
-from kindler.data.tfrecord.varints import one
+from kindler_tfrecord import varints
+from kindler_tfrecord.framing import AROUND, Array, Block
+from kindler_tfrecord.schema import BYTES, FLOAT, INT64
 
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
@@ -70,7 +68,7 @@ def _int64_list(data: bytes) -> list[bytes]:
             position = 0
             while position < len(value):
                 item, position = _varint(value, position)
-                chunks.append(one(item))
+                chunks.append(varints.one(item))
     return chunks
 
 
@@ -89,7 +87,7 @@ def _framed_entry(key: bytes, value: Value) -> bytes:
 
 
 def _framed(tag: int, data: bytes) -> bytes:
-    return bytes((tag,)) + one(len(data)) + data
+    return bytes((tag,)) + varints.one(len(data)) + data
 
 
 def _messages(data: bytes, wanted: int) -> list[bytes]:
@@ -105,7 +103,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
             raise Malformed("a field has the number 0")
         if wire == _VARINT:
             value, position = _varint(data, position)
-            yield number, wire, one(value)
+            yield number, wire, varints.one(value)
             continue
         if wire == _LEN:
             size, position = _varint(data, position)
@@ -163,8 +161,13 @@ class Entries:
         start, stop = self.start[chosen], self.stop[chosen]
         return Entries(record, key, key_size, start, stop, self.order[:0], self.marks[:0])
 
+    def names(self, block: Block) -> list[bytes]:
+        pairs = zip(self.key.tolist(), self.key_size.tolist(), strict=True)
+        return [block.data[start : start + size] for start, size in pairs]
+
     def named(self, block: Block, name: bytes) -> Array:
-        mark = _mark(name)
+        words: Array = np.ndarray((len(name) + 1,), "<u8", name + bytes(8), 0, (1,))
+        mark = _marks(words, np.zeros(1, np.int64), np.full(1, len(name)))[0]
         low, high = np.searchsorted(self.marks, mark), np.searchsorted(self.marks, mark, side="right")
         entries: Array = self.order[low:high]
         entries = entries[self.key_size[entries] == len(name)]
@@ -280,14 +283,6 @@ def _marks(words: Array, key: Array, size: Array) -> Array:
     return marks
 
 
-def _mark(name: bytes) -> np.uint64:
-    padded = np.frombuffer(name + bytes(8), np.uint8)
-    place, size = np.zeros(1, np.int64), np.full(1, len(name))
-    words: Array = np.ndarray((len(name) + 1,), "<u8", padded, 0, (1,))
-    mark: np.uint64 = _marks(words, place, size)[0]
-    return mark
-
-
 def _field(words: Array, at: Array) -> tuple[Array, Array, Array]:
     """(tag, start, size) of the field at each position."""
     word = words[at]
@@ -306,20 +301,19 @@ _FEWEST_ROWS = 16  # not worth a layout
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A scalar stands for the same value in all records; `present` None means all. `flat` has the numbers,
-    or the bytes of all strings, whose lengths are `sizes`."""
+    """`counts` may be one number for all records; `present` None means all. `flat` has the numbers, or the
+    bytes of all strings, whose lengths are `sizes`."""
 
     present: Array | None
     counts: Array | int
     flat: Array
-    sizes: Array | int | None = None
+    sizes: Array | None = None
 
 
 class WrongKind(Exception):
-    def __init__(self, record: int, found: int) -> None:
-        super().__init__(record, found)
-        self.record = record
-        self.found = found
+    def __init__(self, record: int, kind: int) -> None:
+        super().__init__(record, kind)
+        self.record, self.kind = record, kind
 
 
 def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) -> tuple[int, Values] | None:
@@ -348,111 +342,71 @@ def even(block: Block, wanted: Mapping[bytes, int]) -> dict[bytes, Values] | Non
     size = int(block.sizes[0]) if rows else 0
     if rows < _FEWEST_ROWS or not size or not (block.sizes == size).all():
         return None
-    if not (np.diff(block.starts) == size + AROUND).all():
-        return None
     layout = _layout(block.head(1), wanted)
     if layout is None:
         return None
-    matrix = _matrix(block, size)
+    matrix: Array = np.ndarray((rows, size), np.uint8, block.data, int(block.starts[0]), (size + AROUND, 1))
     position = 0
-    for span in sorted((s for spans in layout.values() for s in spans.free), key=lambda s: s[0]):
-        if not _same(matrix[:, position : span[0]]):
+    for start, stop in [*sorted(span for spans in layout.values() for span in spans), (size, size)]:
+        if not _same(matrix[:, position:start]):
             return None
-        position = span[1]
-    if not _same(matrix[:, position:]):
-        return None
+        position = stop
     columns: dict[bytes, Values] = {}
-    for name, spans in layout.items():
-        if spans.kind is not None:
-            values = _sliced(matrix, spans)
-            if values is None:
-                return None
-            columns[name] = values
+    for name in layout.keys() & wanted.keys():
+        values = _sliced([matrix[:, start:stop] for start, stop in layout[name]], wanted[name], rows)
+        if values is None:
+            return None
+        columns[name] = values
     return columns
 
 
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    kind: int | None
-    free: tuple[tuple[int, int], ...]
-
-
-def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, _Spans] | None:
-    base = int(first.starts[0])
+def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, list[tuple[int, int]]] | None:
+    """From where to where the values of each feature are; of those not wanted, the whole feature."""
+    layout: dict[bytes, list[tuple[int, int]]] = {}
+    record: Array = np.zeros(1, np.int64)
     try:
         features = entries(first)
         listed = lists(first, features)
-        layout: dict[bytes, _Spans] = {}
-        for i in range(len(features.record)):
-            key = int(features.key[i])
-            name = first.data[key : key + int(features.key_size[i])]
+        for i, name in enumerate(features.names(first)):
+            kind = wanted.get(name)
+            own = Lists(listed.kind[i : i + 1], listed.start[i : i + 1], listed.stop[i : i + 1])
             if name in layout:
                 return None
-            kind = wanted.get(name)
             if kind is None:
-                layout[name] = _Spans(None, ((int(features.start[i]) - base, int(features.stop[i]) - base),))
-                continue
-            own = Lists(listed.kind[i : i + 1], listed.start[i : i + 1], listed.stop[i : i + 1])
-            if own.kind[0] == 0:
+                starts, sizes = (
+                    features.start[i : i + 1],
+                    features.stop[i : i + 1] - features.start[i : i + 1],
+                )
+            elif own.kind[0] == 0 or (own.start[0] < own.stop[0] and own.kind[0] != kind):
                 return None
-            if own.start[0] < own.stop[0] and own.kind[0] != kind:
-                raise WrongKind(0, int(own.kind[0]))
-            layout[name] = _Spans(kind, _free(first, own, kind, base))
+            elif kind == BYTES:
+                _, starts, sizes = items(first, record, own)
+            else:
+                starts, sizes = packed(first, record, own, unit=4 if kind == FLOAT else 1)
+            starts = starts - first.starts[0]
+            layout[name] = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
     except Unusual:
         return None
     return layout
 
 
-def _free(first: Block, own: Lists, kind: int, base: int) -> tuple[tuple[int, int], ...]:
-    record = np.zeros(1, np.int64)
+def _sliced(parts: list[Array], kind: int, rows: int) -> Values | None:
     if kind == BYTES:
-        _, starts, sizes = items(first, record, own)
-    else:
-        starts, sizes = packed(first, record, own, unit=4 if kind == FLOAT else 1)
-        if not sizes[0]:
-            return ()
-    pairs = zip(starts.tolist(), sizes.tolist(), strict=True)
-    return tuple((start - base, start - base + size) for start, size in pairs)
-
-
-def _sliced(matrix: Array, spans: _Spans) -> Values | None:
-    rows = len(matrix)
-    if spans.kind == BYTES:
-        return _sliced_bytes(matrix, spans.free)
-    if not spans.free:
-        return Values(None, 0, np.empty(0, np.float32 if spans.kind == FLOAT else np.int64))
-    ((start, stop),) = spans.free
-    block = matrix[:, start:stop]
-    if spans.kind == FLOAT:
-        return Values(None, (stop - start) // 4, np.ascontiguousarray(block).reshape(-1).view("<f4"))
-    more = block & 0x80
-    if not _same(more) or more[0, -1]:
+        flat = np.concatenate(parts, axis=1).reshape(-1) if parts else np.empty(0, np.uint8)
+        sizes = np.array([part.shape[1] for part in parts], np.int64)
+        return Values(None, len(parts), flat, np.tile(sizes, rows))
+    (part,) = parts
+    line = np.ascontiguousarray(part).reshape(-1)
+    if kind == FLOAT:
+        return Values(None, part.shape[1] // 4, line.view("<f4"))
+    more = part & 0x80
+    if not _same(more) or more[0, -1:].any():
         return None
-    count = int((more[0] == 0).sum())
-    if count == stop - start:
-        return Values(None, count, block.astype(np.int64).reshape(-1))
     try:
-        flat, _ = varints.decode(np.ascontiguousarray(block).reshape(-1))
+        flat, _ = varints.decode(line)
     except ValueError:
         return None
     return Values(None, len(flat) // rows, flat)
-
-
-def _sliced_bytes(matrix: Array, free: tuple[tuple[int, int], ...]) -> Values:
-    sizes = [stop - start for start, stop in free]
-    if len(free) == 1:
-        ((start, stop),) = free
-        return Values(None, 1, np.ascontiguousarray(matrix[:, start:stop]).reshape(-1), sizes[0])
-    parts = [matrix[:, start:stop] for start, stop in free]
-    flat = np.concatenate(parts, axis=1).reshape(-1) if parts else np.empty(0, np.uint8)
-    return Values(None, len(free), flat, np.tile(np.array(sizes, np.int64), len(matrix)))
-
-
-def _matrix(block: Block, size: int) -> Array:
-    shape, strides = (len(block), size), (size + AROUND, 1)
-    start = int(block.starts[0])
-    matrix: Array = np.ndarray(shape, np.uint8, block.data, start, strides)
-    return matrix
 
 
 def _same(columns: Array) -> bool:

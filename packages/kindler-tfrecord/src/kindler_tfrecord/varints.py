@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kindler.data.columns import Array
+from kindler_tfrecord.framing import Array
 
 HUGE = 1 << 50  # what `lengths` answers where no length ends within seven bytes: more than any file has
 _MORE = np.uint64(0x80)
@@ -33,7 +31,7 @@ def lengths(words: Array) -> tuple[Array, Array | int]:
     lowest = stops & (~stops + np.uint64(1))
     values = _squeezed(words & (lowest - np.uint64(1)), 7).astype(np.int64)
     values[lowest == 0] = HUGE
-    return values, _bytes_below(lowest)
+    return values, np.frexp(lowest.astype(np.float64))[1].astype(np.int64) >> 3
 
 
 def sizes(values: Array) -> Array:
@@ -74,7 +72,8 @@ def decode(line: Array) -> tuple[Array, Array]:
     longest = int((ends - starts).max()) + 1
     if longest > _MAX_BYTES:
         raise ValueError(f"a number of {longest} bytes")
-    words = _words(line)[starts]
+    padded = np.concatenate((line, np.zeros(8, np.uint8)))
+    words: Array = np.ndarray((len(line),), "<u8", padded, 0, (1,))[starts]
     stops = ~words & _ALL_STOPS
     lowest = stops & (~stops + np.uint64(1))
     values = _squeezed(words & (lowest - np.uint64(1)), min(longest, 8))
@@ -91,15 +90,3 @@ def _squeezed(words: Array, count: int) -> Array:
     for step in range(1, count):
         values |= (words >> np.uint64(step)) & np.uint64(0x7F << (7 * step))
     return values
-
-
-def _bytes_below(lowest: Array) -> Array:
-    exponents: Array = np.frexp(lowest.astype(np.float64))[1]
-    below: Array = exponents.astype(np.int64) >> 3
-    return below
-
-
-def _words(line: Array) -> Any:
-    padded = np.zeros(len(line) + 8, np.uint8)
-    padded[: len(line)] = line
-    return np.ndarray((len(line),), "<u8", padded, 0, (1,))

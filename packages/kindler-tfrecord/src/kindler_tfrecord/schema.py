@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from kindler.data.columns import is_list
-from kindler.errors import ConfigError
+from kindler_tfrecord.framing import TFRecordError
 
 SchemaLike: TypeAlias = "pa.Schema | Mapping[str, Any]"
 
@@ -59,47 +58,52 @@ class Feature:
     def key(self) -> bytes:
         return self.name.encode()
 
+    @property
+    def per_row(self) -> int:
+        return 1 if self.width is None else self.width
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
 
 def kind_of(leaf: pa.DataType) -> int | None:
     if types.is_boolean(leaf) or types.is_integer(leaf):
         return INT64
     if types.is_floating(leaf):
         return FLOAT
-    return BYTES if is_bytes(leaf) else None
-
-
-def is_bytes(leaf: pa.DataType) -> bool:
     names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
-    return str(leaf) in names or types.is_fixed_size_binary(leaf)
+    return BYTES if str(leaf) in names or types.is_fixed_size_binary(leaf) else None
 
 
-def refusal(kind: pa.DataType) -> str | None:
-    """Why a type cannot be written, with a hint; None if it can."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return refusal(kind.storage_type)
-    if types.is_dictionary(kind) or is_list(kind):
-        return refusal(kind.value_type)
-    if types.is_null(kind) or kind_of(kind) is not None:
-        return None
-    hint = next((text for check, text in _INSTEAD if check(kind)), "cast it to one of those first")
-    return f"values of type {kind} have no place in a tf.train.Example, which holds {_TYPES}.\nHint: {hint}."
+def check_types(schema: pa.Schema) -> None:
+    """Raises TFRecordError, with a hint, for the first column that an Example cannot hold."""
+    for field in schema:
+        kind = field.type
+        while isinstance(kind, pa.BaseExtensionType) or types.is_dictionary(kind) or is_list(kind):
+            kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+        if not types.is_null(kind) and kind_of(kind) is None:
+            hint = next((text for check, text in _INSTEAD if check(kind)), "cast it to one of those first")
+            raise TFRecordError(
+                f"column {field.name!r}: values of type {kind} have no place in a tf.train.Example, which"
+                f" holds {_TYPES}.\nHint: {hint}.",
+                column=str(field.name),
+            )
 
 
 def as_schema(schema_like: SchemaLike) -> pa.Schema:
-    """Accepts Arrow's own, or a dict of Arrow types, numpy dtypes and (dtype, shape)."""
+    """Of Arrow's own, or of a dict of Arrow types, numpy dtypes, "string", "binary" and (dtype, shape)."""
     if isinstance(schema_like, pa.Schema):
         schema = schema_like
     elif isinstance(schema_like, Mapping):
-        schema = pa.schema(
-            [pa.field(str(name), _type(str(name), kind)) for name, kind in schema_like.items()]
-        )
+        schema = pa.schema([(str(name), _type(str(name), kind)) for name, kind in schema_like.items()])
     else:
-        raise ConfigError(
+        raise ValueError(
             f"schema={schema_like!r} is neither a pyarrow.Schema nor a dict.\n"
             "Hint: schema={'label': 'int64', 'image': ('float32', (28, 28)), 'name': pa.string()}."
         )
     if len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"schema has duplicate names: {schema.names}.")
+        raise ValueError(f"schema has duplicate names: {schema.names}.")
     features(schema)
     return schema
 
@@ -119,7 +123,7 @@ def _feature(field: pa.Field) -> Feature:
         leaf, width = kind.value_type, -1
     feature_kind = kind_of(leaf)
     if feature_kind is None:
-        raise ConfigError(
+        raise ValueError(
             f"schema: column {field.name!r} of type {kind} cannot be read from TFRecord files, which hold"
             f" {_TYPES}.\nHint: write a two-dimensional array as ('float32', (28, 28)), or a"
             " pa.fixed_shape_tensor."
@@ -140,10 +144,9 @@ def _type(name: str, type_like: Any) -> pa.DataType:
     if type_like in (bytes, "bytes", "binary"):
         return pa.binary()
     try:
-        dtype = np.dtype(type_like)
-        return pa.from_numpy_dtype(dtype)
+        return pa.from_numpy_dtype(np.dtype(type_like))
     except (TypeError, pa.ArrowNotImplementedError):
-        raise ConfigError(
+        raise ValueError(
             f"schema: column {name!r}: {type_like!r} is not a type.\n"
             "Hint: a pyarrow type, a numpy dtype, 'string', 'binary', or (dtype, shape)."
         ) from None

@@ -4,40 +4,39 @@ same layout, the places are columns of a matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from operator import add
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from kindler.data.arrays import is_local_data, kind, named, values
-from kindler.data.columns import Array, Where, is_list, numbers
-from kindler.data.paths import absolute
-from kindler.data.tfrecord import varints
-from kindler.data.tfrecord.framing import (
+from kindler_tfrecord import varints
+from kindler_tfrecord.framing import (
     AROUND,
     HEAD,
-    checksum,
+    Array,
+    TFRecordError,
+    data_checksums,
     length_checksums,
-    masked,
-    part_name,
-    staged,
-    written,
 )
-from kindler.data.tfrecord.schema import BYTES, FLOAT, INT64, kind_of, refusal
-from kindler.errors import ConfigError, DataError
+from kindler_tfrecord.schema import BYTES, FLOAT, INT64, is_list, kind_of
+
+Where: TypeAlias = Callable[[int], "int | str"]
+_Error: TypeAlias = Callable[[int, str], TFRecordError]  # for the value at a place, what is wrong with it
+_Fill: TypeAlias = Callable[["_Out", Array], None]
 
 _SHORT_BYTES = 24
 _INT64_MAX = np.iinfo(np.int64).max
 
 
 def encode(batch: pa.RecordBatch, *, where: Where = int) -> Array:
-    """All records, with lengths and checksums. The types must have passed `checked`."""
+    """The bytes of all records, with lengths and checksums. The types must have passed `check_types`.
+
+    `where` names a row of the batch in a TFRecordError: about a null inside a list, or a number too large.
+    """
     rows = batch.num_rows
     if not rows:
         return np.empty(0, np.uint8)
@@ -60,15 +59,9 @@ def encode(batch: pa.RecordBatch, *, where: Where = int) -> Array:
     base = records + HEAD + 1 + taken
     for column, start in zip(columns, starts, strict=True):
         column.write(out, base + start)
-    _seal(out, records + HEAD, payload)
+    sums = data_checksums(out.data.tobytes(), records + HEAD, payload)
+    out.words("<u4", records + HEAD + payload, sums)
     return out.data
-
-
-def _seal(out: _Out, starts: Array, sizes: Array) -> None:
-    data, crc = out.data.tobytes(), checksum()
-    pairs = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-    sums = [crc(data[start:stop]) for start, stop in pairs]
-    out.words("<u4", starts + sizes, masked(np.array(sums, np.uint32)))
 
 
 class _Out:
@@ -125,6 +118,11 @@ class _Out:
         for place, begin, stop in zip(at.tolist(), begins, stops.tolist(), strict=True):
             into[place : place + stop - begin] = source[begin:stop]
 
+    def fields(self, at: Array, line: Array, sizes: Array, taken: Array) -> None:
+        self.constant(at, b"\x0a")
+        self.varints(at + 1, sizes, taken)
+        self.ragged(at + 1 + taken, line, sizes)
+
     def _even(self, at: Array) -> bool:
         return bool(self._stride) and len(at) == self._rows and bool((np.diff(at) == self._stride).all())
 
@@ -138,7 +136,7 @@ class _Framed:
         kind: int,
         present: Array | None,
         bodies: Array,
-        fill: Callable[[_Out, Array], None],
+        fill: _Fill,
         rows: int,
     ) -> None:
         key = name.encode()
@@ -184,38 +182,28 @@ class _Framed:
 
 def _column(name: str, array: pa.Array, where: Where) -> _Framed | None:
     """None for a column of nulls only."""
-    rows = len(array)
     present, counts, leaves = _flat(name, array, where)
+    if types.is_null(leaves.type):
+        return None
+    error = partial(_error, name, where, counts)
     chosen = None if present is None else np.flatnonzero(present)
     if chosen is not None:
         counts = counts[chosen]
-    if types.is_null(leaves.type):
-        return None
-    source = _Rows(name, where, chosen, counts)
     kind = kind_of(leaves.type)
     if kind == BYTES:
         bodies, fill = _bytes(leaves, counts)
     elif kind == FLOAT:
-        bodies, fill = _packed(_floats(leaves, source).view(np.uint8), counts * 4)
+        bodies, fill = _packed(_floats(leaves, error).view(np.uint8), counts * 4)
     else:
         assert kind == INT64, "the types have been checked"
-        line, taken = varints.encode(_integers(leaves, source))
+        line, taken = varints.encode(_integers(leaves, error))
         bodies, fill = _packed(line, _sums(taken, counts))
-    return _Framed(name, kind, chosen, bodies, fill, rows)
+    return _Framed(name, kind, chosen, bodies, fill, len(array))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    name: str
-    where: Where
-    present: Array | None
-    counts: Array
-
-    def error(self, value: int, problem: str) -> DataError:
-        row = int(np.searchsorted(np.cumsum(self.counts), value, side="right"))
-        if self.present is not None:
-            row = int(self.present[row])
-        return DataError(problem, column=self.name, row=self.where(row))
+def _error(name: str, where: Where, counts: Array, value: int | np.intp, problem: str) -> TFRecordError:
+    row = where(int(np.searchsorted(np.cumsum(counts), value, side="right")))
+    return TFRecordError(f"column {name!r}, row {row}: {problem}", column=name, row=row)
 
 
 def _flat(name: str, array: pa.Array, where: Where) -> tuple[Array | None, Array, pa.Array]:
@@ -225,17 +213,15 @@ def _flat(name: str, array: pa.Array, where: Where) -> tuple[Array | None, Array
     if not is_list(array.type):
         counts = np.ones(len(array), np.int64) if present is None else present.astype(np.int64)
         return present, counts, array if present is None else array.drop_null()
-    counts = numbers(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
+    counts = _numbers(pc.fill_null(pc.list_value_length(array), 0)).astype(np.int64)
     inside = _plain(array.flatten())
     if inside.null_count:
-        value = int(np.argmax(inside.is_null().to_numpy(zero_copy_only=False)))
-        row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
-        raise DataError(
+        problem = (
             "holds a null inside a list, which a tf.train.Example cannot represent.\n"
-            "Hint: fill or drop such values first.",
-            column=name,
-            row=where(row),
+            "Hint: fill or drop such values first."
         )
+        nulls = inside.is_null().to_numpy(zero_copy_only=False)
+        raise _error(name, where, counts, np.argmax(nulls), problem)
     owner = np.cumsum(counts)
     _, inner, leaves = _flat(name, inside, lambda i: where(int(np.searchsorted(owner, i, side="right"))))
     return present, counts if inside is leaves else _sums(inner, counts), leaves
@@ -258,22 +244,14 @@ def _sums(values: Array, counts: Array) -> Array:
     return sums
 
 
-def _packed(line: Array, sizes: Array) -> tuple[Array, Callable[[_Out, Array], None]]:
+def _packed(line: Array, sizes: Array) -> tuple[Array, _Fill]:
     taken = varints.sizes(sizes)
-    if len(sizes) and sizes.min() > 0:
-        return 1 + taken + sizes, lambda out, at: _fill_packed(out, at, line, sizes, taken)
-    some = np.flatnonzero(sizes)
+    some: Any = np.flatnonzero(sizes) if len(sizes) and not sizes.min() else slice(None)
     bodies = np.where(sizes > 0, 1 + taken + sizes, 0)
-    return bodies, lambda out, at: _fill_packed(out, at[some], line, sizes[some], taken[some])
+    return bodies, lambda out, at: out.fields(at[some], line, sizes[some], taken[some])
 
 
-def _fill_packed(out: _Out, at: Array, line: Array, sizes: Array, taken: Array) -> None:
-    out.constant(at, b"\x0a")
-    out.varints(at + 1, sizes, taken)
-    out.ragged(at + 1 + taken, line, sizes)
-
-
-def _bytes(leaves: pa.Array, counts: Array) -> tuple[Array, Callable[[_Out, Array], None]]:
+def _bytes(leaves: pa.Array, counts: Array) -> tuple[Array, _Fill]:
     line, sizes = _strings(leaves)
     taken = varints.sizes(sizes)
     whole = 1 + taken + sizes
@@ -284,9 +262,7 @@ def _bytes(leaves: pa.Array, counts: Array) -> tuple[Array, Callable[[_Out, Arra
             before = np.cumsum(whole) - whole
             first = np.cumsum(bodies) - bodies
             at = np.repeat(at - first, counts) + before
-        out.constant(at, b"\x0a")
-        out.varints(at + 1, sizes, taken)
-        out.ragged(at + 1 + taken, line, sizes)
+        out.fields(at, line, sizes, taken)
 
     return bodies, fill
 
@@ -301,8 +277,17 @@ def _strings(leaves: pa.Array) -> tuple[Array, Array]:
     return line, np.diff(offsets)
 
 
-def _floats(leaves: pa.Array, source: _Rows) -> Array:
-    values = numbers(leaves)
+def _numbers(array: pa.Array) -> Array:
+    """Without pyarrow's `to_numpy`, whose first call imports pandas."""
+    kind = array.type
+    if not len(array):
+        return np.empty(0, kind.to_pandas_dtype())
+    start = array.offset * kind.bit_width // 8
+    return np.frombuffer(array.buffers()[1], kind.to_pandas_dtype(), len(array), start)
+
+
+def _floats(leaves: pa.Array, error: _Error) -> Array:
+    values = _numbers(leaves)
     if values.dtype != np.float64:
         return np.ascontiguousarray(values, "<f4")
     with np.errstate(over="ignore"):
@@ -310,162 +295,15 @@ def _floats(leaves: pa.Array, source: _Rows) -> Array:
     too_large = np.isinf(narrow) & np.isfinite(values)
     if too_large.any():
         at = int(np.argmax(too_large))
-        raise source.error(at, f"{values[at]} is too large for the 32 bits of a float_list.")
+        raise error(at, f"{values[at]} is too large for the 32 bits of a float_list.")
     return narrow
 
 
-def _integers(leaves: pa.Array, source: _Rows) -> Array:
-    if types.is_boolean(leaves.type):
-        leaves = leaves.cast(pa.uint8())
-    values = numbers(leaves)
+def _integers(leaves: pa.Array, error: _Error) -> Array:
+    values = _numbers(leaves.cast(pa.uint8()) if types.is_boolean(leaves.type) else leaves)
     if values.dtype == np.uint64:
         too_large = values > np.uint64(_INT64_MAX)
         if too_large.any():
             at = int(np.argmax(too_large))
-            raise source.error(at, f"{values[at]} is too large for an int64_list.")
+            raise error(at, f"{values[at]} is too large for an int64_list.")
     return values.astype(np.int64, copy=False)
-
-
-# Rows are encoded so many bytes at a time, which stay in the processor's cache until they are written.
-_CHUNK_BYTES = 2 << 20
-
-
-def write_files(
-    data: Any,
-    path: str,
-    *,
-    compression: Literal["gzip"] | None,
-    rows_per_file: int | None,
-    overwrite: bool,
-    columns: Sequence[str] | None,
-) -> list[str]:
-    """See `kindler.tfrecord.write`."""
-    part_name(0, compression)
-    if rows_per_file is not None and rows_per_file < 1:
-        raise ConfigError(f"rows_per_file={rows_per_file}: must be at least 1.")
-    path = absolute(path)
-    schema, rows = _batches(data, columns)
-    checked(schema)
-    with staged(path, folder=rows_per_file is not None, overwrite=overwrite) as beside:
-        if rows_per_file is None:
-            write_rows(rows, beside, compression)
-            return [path]
-        names = _write_parts(rows, beside, compression, rows_per_file)
-        return [f"{path}/{name}" for name in names]
-
-
-def checked(schema: pa.Schema) -> None:
-    for field in schema:
-        problem = refusal(field.type)
-        if problem:
-            raise DataError(problem, column=field.name)
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"several columns are named {twice}; names must be unique.")
-
-
-def write_rows(
-    batches: Iterable[pa.RecordBatch],
-    file: str,
-    compression: Literal["gzip"] | None,
-    *,
-    where: Callable[[int], int | str] = int,
-) -> int:
-    rows = 0
-    with written(file, compression) as out:
-        for batch in batches:
-            for chunk in _chunks(batch):
-                out.write(encode(chunk, where=lambda row, first=rows: where(first + row)).data)  # type: ignore[misc]
-                rows += chunk.num_rows
-    return rows
-
-
-def _write_parts(
-    batches: Iterator[pa.RecordBatch],
-    folder: str,
-    compression: Literal["gzip"] | None,
-    rows_per_file: int,
-) -> list[str]:
-    names: list[str] = []
-    row = 0
-    for part in _parts(batches, rows_per_file):
-        name = part_name(len(names), compression)
-        row += write_rows(part, f"{folder}/{name}", compression, where=partial(add, row))
-        names.append(name)
-    return names
-
-
-def _parts(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
-    held: list[pa.RecordBatch] = []
-    room = rows
-    for batch in batches:
-        while batch.num_rows >= room:
-            held.append(batch.slice(0, room))
-            yield held
-            batch, held, room = batch.slice(room), [], rows
-        if batch.num_rows:
-            held.append(batch)
-            room -= batch.num_rows
-    if held:
-        yield held
-
-
-def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if not batch.num_rows:
-        return
-    step = max(_CHUNK_BYTES * batch.num_rows // max(batch.nbytes, 1), 1)
-    for start in range(0, batch.num_rows, step):
-        yield batch.slice(start, step)
-
-
-def _batches(data: Any, columns: Sequence[str] | None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    if isinstance(data, pa.RecordBatchReader):
-        picked = chosen(data.schema.names, columns)
-        schema = pa.schema([data.schema.field(name) for name in picked])
-        return schema, (batch.select(picked) for batch in data)
-    table = _table(data, columns)
-    return table.schema, iter(table.to_batches())
-
-
-def _table(data: Any, columns: Sequence[str] | None) -> pa.Table:
-    if isinstance(data, pa.RecordBatch):
-        data = pa.Table.from_batches([data])
-    if isinstance(data, pa.Table):
-        return data if columns is None else data.select(chosen(data.schema.names, columns))
-    if not is_local_data(data) or isinstance(data, tuple | np.ndarray):
-        raise ConfigError(
-            f"data is {kind(data)}.\n"
-            "Hint: pass a pyarrow Table, a pandas DataFrame, a dict of arrays, or a Spark DataFrame."
-        )
-    found = named(data).columns
-    arrays = {name: _arrow_column(found[name], name) for name in chosen(list(found), columns)}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"columns have different lengths: {lengths}.")
-    return pa.table(arrays)
-
-
-def chosen(names: Sequence[str], columns: Sequence[str] | None) -> list[str]:
-    if columns is None:
-        return list(names)
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} must be a list.\nHint: columns=[{columns!r}].")
-    missing = [name for name in columns if name not in names]
-    if missing:
-        raise ConfigError(f"columns={list(columns)}: {missing} are not among {list(names)}.")
-    return list(columns)
-
-
-def _arrow_column(column: Any, name: str) -> pa.Array | pa.ChunkedArray:
-    if hasattr(column, "iloc") and str(column.dtype) == "object":
-        try:
-            return pa.array(column, from_pandas=True)  # None and NaN between strings are nulls
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            pass  # cells that are arrays of several axes
-    array = values(column, name)
-    if not isinstance(array, np.ndarray):
-        return array
-    if array.ndim == 1:
-        return pa.array(array)
-    width = int(np.prod(array.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(array).reshape(-1)), width)
