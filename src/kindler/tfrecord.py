@@ -25,7 +25,6 @@ from kindler.data.tfrecord import (
     SAMPLE_ROWS,
     Compression,
     Paths,
-    Plan,
     ReadOptions,
     find,
     plan,
@@ -125,7 +124,7 @@ def read(
             message names file, record (from 0) and byte (of the uncompressed content).
     """
     planned = plan(path, schema, columns, compression, verify, binary, sample_rows)
-    return pa.Table.from_batches(_all(planned), planned.schema)
+    return pa.Table.from_batches(planned.batches(planned.files), planned.schema)
 
 
 def iter_batches(
@@ -136,7 +135,8 @@ def iter_batches(
     The arguments are those of `read`, and are checked before the first batch is requested. Batch sizes are
     chosen for speed; a batch never spans two files.
     """
-    return _all(plan(path, schema, **options))
+    planned = plan(path, schema, **options)
+    return planned.batches(planned.files)
 
 
 def infer_schema(
@@ -170,11 +170,6 @@ def scan(
     """
     frame: DataFrame = _spark_side().scan_frame(spark, path, schema, options)
     return frame
-
-
-def _all(planned: Plan) -> Iterator[pa.RecordBatch]:
-    for file in planned.files:
-        yield from planned.batches(file)
 
 
 def _spark_side() -> Any:

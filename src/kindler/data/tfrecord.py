@@ -63,11 +63,12 @@ class Plan:
     compression: Compression
     verify: bool
 
-    def batches(self, file: str) -> Iterator[pa.RecordBatch]:
-        with opened(file, self.compression) as stream:
-            yield from kindler_tfrecord.read_batches(
-                stream, self.schema, name=file, known=self.known, verify=self.verify
-            )
+    def batches(self, files: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            with opened(file, self.compression) as stream:
+                yield from kindler_tfrecord.read_batches(
+                    stream, self.schema, name=file, known=self.known, verify=self.verify
+                )
 
 
 def plan(

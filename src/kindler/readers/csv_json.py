@@ -89,16 +89,20 @@ def _read(
     where = backends.choose(home)
     what = {"read_csv": "CSV", "read_json": "JSON"}[reader]
     files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
-    named = backends.put(map(pack, files), where)
-    held = named.mapped(partial(_read_file, reader, dict(options)), by_user=True)
-    dtypes = _alignment(held.infos, files)
+    parts = backends.put(map(pack, files), where).mapped(
+        partial(_read_file, reader, dict(options)), by_user=True
+    )
+    frames = [_without_rows(info, file) for info, file in zip(parts.infos, files, strict=True)]
+    dtypes = _alignment(frames, [info.rows for info in parts.infos], files)
     if dtypes is not None:
-        held = held.mapped(partial(_aligned, dtypes), by_user=True)
-    shards = XShards(held)
+        parts = parts.mapped(partial(_aligned, dtypes), by_user=True)
     if num_shards is None:
-        return shards
-    dealt = shards.repartition(num_shards)
-    return dealt.transform_shard(_recounted) if _is_counted(held.infos) else dealt
+        return XShards(parts)
+    shards = XShards(parts).repartition(num_shards)
+    if all(type(frame.index).__name__ == "RangeIndex" for frame in frames):
+        # Rows of several files have an index that restarts in the middle.
+        return shards.transform_shard(lambda frame: frame.reset_index(drop=True))
+    return shards
 
 
 def _check(reader: _Reader, options: Mapping[str, Any]) -> None:
@@ -150,11 +154,6 @@ def _compression(file: str, options: Mapping[str, Any]) -> Any:
     return next((kind for ending, kind in _COMPRESSIONS.items() if file.lower().endswith(ending)), None)
 
 
-def _recounted(frame: Any) -> Any:
-    """Rows of several files have an index that restarts in the middle."""
-    return frame.reset_index(drop=True)
-
-
 def _aligned(dtypes: Mapping[Any, Any], number: int, packed: Packed) -> Packed:
     """Reorder and cast columns; a frame without columns, from an empty file, gets them."""
     import pandas as pd
@@ -167,28 +166,22 @@ def _aligned(dtypes: Mapping[Any, Any], number: int, packed: Packed) -> Packed:
     return pack(frame.astype(changed))
 
 
-def _alignment(infos: Sequence[Info], files: Sequence[str]) -> dict[Any, Any] | None:
+def _alignment(frames: Sequence[Any], rows: Sequence[int], files: Sequence[str]) -> dict[Any, Any] | None:
     """None if the frames are alike; dtypes are what `pandas.concat` would give, without empty frames."""
-    frames = [_without_rows(info, file) for info, file in zip(infos, files, strict=True)]
     with_columns = [i for i, frame in enumerate(frames) if len(frame.columns)]
     if not with_columns:
-        raise DataError(f"{_named(files)}: no columns, because there is no data.")
+        others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
+        raise DataError(f"{files[0]}{others}: no columns, because there is no data.")
     first = with_columns[0]
     columns = tuple(frames[first].columns)
     for i in with_columns[1:]:
         _require_same(columns, tuple(frames[i].columns), files[first], files[i])
-    telling = [i for i in with_columns if infos[i].rows] or with_columns
-    dtypes = tuple(_common([_plain(frames[i][name].dtype) for i in telling]) for name in columns)
-    wanted = [(name, _plain(dtype)) for name, dtype in zip(columns, dtypes, strict=True)]
+    filled = [i for i in with_columns if rows[i]] or with_columns
+    dtypes = {name: _common([_plain(frames[i][name].dtype) for i in filled]) for name in columns}
+    wanted = [(name, _plain(dtype)) for name, dtype in dtypes.items()]
     if all([(name, _plain(frame[name].dtype)) for name in frame.columns] == wanted for frame in frames):
         return None
-    return dict(zip(columns, dtypes, strict=True))
-
-
-def _is_counted(infos: Sequence[Info]) -> bool:
-    import pandas as pd
-
-    return all(isinstance(_without_rows(info, "").index, pd.RangeIndex) for info in infos)
+    return dtypes
 
 
 def _without_rows(info: Info, file: str) -> Any:
@@ -223,16 +216,7 @@ def _common(dtypes: Sequence[Any]) -> Any:
     distinct = list(dict.fromkeys(dtypes))
     if len(distinct) == 1:
         return distinct[0]
-    return pd.concat([_one_value(dtype) for dtype in distinct], ignore_index=True).dtype
-
-
-def _one_value(dtype: Any) -> Any:
-    """One value, since pandas ignores empty series when it picks a dtype."""
-    import pandas as pd
-
-    values = np.zeros(1, dtype) if isinstance(dtype, np.dtype) else [None]
-    return pd.Series(values, dtype=dtype)
-
-
-def _named(files: Sequence[str]) -> str:
-    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} other files"
+    # One value each, since pandas ignores empty series when it picks a dtype.
+    one = [np.zeros(1, dtype) if isinstance(dtype, np.dtype) else [None] for dtype in distinct]
+    series = [pd.Series(value, dtype=dtype) for value, dtype in zip(one, distinct, strict=True)]
+    return pd.concat(series, ignore_index=True).dtype

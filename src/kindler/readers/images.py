@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kindler.data.columns import Array
-from kindler.data.paths import Choice, absolute, expand, file_system, hidden, is_remote, local_path
+from kindler.data.paths import absolute, expand, file_system, hidden, is_remote, local_path
 from kindler.data.shards import frames
-from kindler.data.shards.codec import Info, Packed, leaves, pack, unpack
+from kindler.data.shards.codec import Packed, leaves, pack, unpack
 from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError, MissingExtraError
 from kindler.readers.files import Paths, at_home, listed, opened
@@ -69,58 +69,52 @@ def read_images(
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ConfigError(f"size={size!r}: must be (height, width).")
     where = backends.choose(home)
-    label_source = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
-    files, numbers = at_home(
-        where, partial(_labelled, listed(file_path), label_source, path_col, label_col, _image_files)
-    )
-    count = num_shards
-    if count is None:
-        count = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
-    bounds = even_bounds(len(files), count)
-    if count > len(files):
-        raise ConfigError(f"num_shards={count}: there are only {len(files)} images.")
+    source = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
+    files, numbers = at_home(where, partial(_labelled, listed(file_path), source, path_col, label_col))
+    if num_shards is None:
+        num_shards = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
+    bounds = even_bounds(len(files), num_shards)
+    if num_shards > len(files):
+        raise ConfigError(f"num_shards={num_shards}: there are only {len(files)} images.")
     parts = [(files[a:b], None if numbers is None else numbers[a:b]) for a, b in bounds]
-    decode = _Decode(
-        size=size,
-        mode=mode,
-        function=labels if callable(labels) else None,
-        path_width=max(map(len, files)) if paths else None,
-    )
-    held = backends.put(map(pack, parts), where).mapped(decode, by_user=True)
-    _require_one_size(held.infos, [part[0][0] for part in parts])
-    return XShards(held)
+    path_width = max(map(len, files)) if paths else None
+    decode = partial(_decode, size, mode, labels if callable(labels) else None, path_width)
+    shards = backends.put(map(pack, parts), where).mapped(decode, by_user=True)
+    shapes = [
+        next(shape for path, _, _, shape in leaves(info.schema) if path == ("x",)) for info in shards.infos
+    ]
+    for shape, part in zip(shapes, parts, strict=True):
+        if shape != shapes[0]:
+            raise _other_size(part[0][0], shape, parts[0][0][0], shapes[0])
+    return XShards(shards)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Decode:
+def _decode(
+    size: tuple[int, int] | None,
+    mode: str,
+    label: Callable[[str], Any] | None,
+    path_width: int | None,
+    number: int,
+    packed: Packed,
+) -> Packed:
     """Runs in a worker. `path_width` is the longest path's: one width for all shards gives one dtype."""
-
-    size: tuple[int, int] | None
-    mode: str
-    function: Callable[[str], Any] | None
-    path_width: int | None
-
-    def __call__(self, number: int, packed: Packed) -> Packed:
-        files, labels = unpack(packed)
-        arrays: dict[str, Array] = {"x": self._pixels(files)}
-        if self.function is not None:
-            labels = [_as_label(self.function(file), file) for file in files]
-        if labels is not None:
-            arrays["y"] = np.array(labels, np.int64)
-        if self.path_width is not None:
-            arrays["path"] = np.array(files, f"<U{self.path_width}")
-        return pack(arrays)
-
-    def _pixels(self, files: Sequence[str]) -> Array:
-        first = _decoded(files[0], self.size, self.mode)
-        pixels = np.empty((len(files), *first.shape), np.uint8)
-        pixels[0] = first
-        for i, file in enumerate(files[1:], 1):
-            image = _decoded(file, self.size, self.mode)
-            if image.shape != first.shape:
-                raise _other_size(file, image.shape, files[0], first.shape)
-            pixels[i] = image
-        return pixels
+    files, labels = unpack(packed)
+    first = _decoded(files[0], size, mode)
+    pixels = np.empty((len(files), *first.shape), np.uint8)
+    pixels[0] = first
+    for i, file in enumerate(files[1:], 1):
+        image = _decoded(file, size, mode)
+        if image.shape != first.shape:
+            raise _other_size(file, image.shape, files[0], first.shape)
+        pixels[i] = image
+    arrays: dict[str, Array] = {"x": pixels}
+    if label is not None:
+        labels = [_as_label(label(file), file) for file in files]
+    if labels is not None:
+        arrays["y"] = np.array(labels, np.int64)
+    if path_width is not None:
+        arrays["path"] = np.array(files, f"<U{path_width}")
+    return pack(arrays)
 
 
 def _decoded(file: str, size: tuple[int, int] | None, mode: str) -> Array:
@@ -147,13 +141,6 @@ def _decoded(file: str, size: tuple[int, int] | None, mode: str) -> Array:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _require_one_size(infos: Sequence[Info], first_files: Sequence[str]) -> None:
-    shapes = [next(shape for path, _, _, shape in leaves(info.schema) if path == ("x",)) for info in infos]
-    for shape, file in zip(shapes, first_files, strict=True):
-        if shape != shapes[0]:
-            raise _other_size(file, shape, first_files[0], shapes[0])
-
-
 def _other_size(file: str, shape: Sequence[int], first: str, first_shape: Sequence[int]) -> DataError:
     return DataError(
         f"{file} has {shape[0]} x {shape[1]} pixels, where {first} has {first_shape[0]} x {first_shape[1]}.\n"
@@ -173,9 +160,9 @@ class _Image:
 
 
 def _labelled(
-    places: Sequence[str], labels: Any, path_col: str, label_col: str, choice: Choice
+    places: Sequence[str], labels: Any, path_col: str, label_col: str
 ) -> tuple[list[str], list[int] | None]:
-    images = [image for path in places for image in _images(path, choice)]
+    images = [image for path in places for image in _images(path)]
     if not images:
         raise ConfigError(f"no image in {list(places)}.")
     files = [image.file for image in images]
@@ -185,7 +172,7 @@ def _labelled(
         return files, _by_folder(images)
     if isinstance(labels, Mapping):
         return files, [_by_name(labels, image) for image in images]
-    if isinstance(labels, str | os.PathLike):
+    if isinstance(labels, str):
         labels = _read_table(labels)
     if not (hasattr(labels, "columns") and hasattr(labels, "iloc")):
         raise ConfigError(
@@ -202,11 +189,10 @@ def _as_label(value: Any, file: str) -> int:
     )
 
 
-def _images(path: str, choice: Choice) -> list[_Image]:
-    files = expand(path, choice)
+def _images(path: str) -> list[_Image]:
     root = (file_system(path)[1] if is_remote(path) else local_path(path)).rstrip("/") + "/"
     images = []
-    for file in files:
+    for file in expand(path, _image_files):
         place = file_system(file)[1] if is_remote(file) else file
         inside = place.startswith(root)
         below = place[len(root) :] if inside else posixpath.basename(place)
@@ -255,12 +241,12 @@ def _by_table(table: Any, images: Sequence[_Image], path_col: str, label_col: st
     return numbers
 
 
-def _read_table(path: str | os.PathLike[str]) -> Any:
+def _read_table(path: str) -> Any:
     import pandas as pd
 
     try:
         return pd.read_csv(path)
     except FileNotFoundError:
-        raise ConfigError(f"labels={os.fspath(path)!r} does not exist.") from None
+        raise ConfigError(f"labels={path!r} does not exist.") from None
     except ValueError as exc:
-        raise DataError(f"{os.fspath(path)}: {exc}") from exc
+        raise DataError(f"{path}: {exc}") from exc

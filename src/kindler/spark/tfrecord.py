@@ -120,7 +120,7 @@ def _read(planned: Plan, sent: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> 
     """Runs in a task: one file to one partition."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            for rows in planned.batches(planned.files[number]):
+            for rows in planned.batches([planned.files[number]]):
                 yield rows.cast(sent)
 
 

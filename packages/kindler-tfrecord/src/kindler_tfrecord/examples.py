@@ -21,77 +21,72 @@ from kindler_tfrecord.schema import BYTES, FLOAT, INT64
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 
-Value = tuple[int, list[bytes]]  # the kind, and each value as it stands in a packed list
-
 
 class Malformed(ValueError):
     """Bytes that are not a tf.train.Example."""
 
 
 def canonical(record: bytes) -> bytes:
-    features: dict[bytes, Value] = {}
-    for message in _messages(record, 1):
-        for entry in _messages(message, 1):
+    features: dict[bytes, bytes] = {}
+    for message in _messages(record):
+        for entry in _messages(message):
             key, feature = b"", b""
             for number, wire, value in _fields(entry):
                 if number == 1 and wire == _LEN:
                     key = value
                 elif number == 2 and wire == _LEN:
                     feature += value  # the pieces of a message add up to it
-            features[key] = _feature(feature)
-    return _framed(0x0A, b"".join(_framed_entry(key, value) for key, value in features.items()))
+            features[key] = feature
+    entries = (_framed(0x0A, key) + _framed(0x12, _feature(data)) for key, data in features.items())
+    return _framed(0x0A, b"".join(_framed(0x0A, entry) for entry in entries))
 
 
-def _feature(data: bytes) -> Value:
-    kind = 0
-    values: list[bytes] = []
+def _feature(data: bytes) -> bytes:
+    kind, content = 0, b""
     for number, wire, value in _fields(data):
-        if number in (BYTES, FLOAT, INT64) and wire == _LEN:
-            values = values if number == kind else []  # one of the three: the last one given
+        if number in _LISTS and wire == _LEN:
+            content = content + value if number == kind else value  # one of the three: the last one given
             kind = number
-            values = [*values, *_LISTS[number](value)]
-    return kind, values
+    return _framed(kind << 3 | _LEN, _LISTS[kind](content)) if kind else b""
 
 
-def _float_list(data: bytes) -> list[bytes]:
+def _bytes_list(data: bytes) -> bytes:
+    return b"".join(_framed(0x0A, item) for item in _messages(data))
+
+
+def _float_list(data: bytes) -> bytes:
     chunks = [value for number, wire, value in _fields(data) if number == 1 and wire in (_FIXED32, _LEN)]
     for value in chunks:
         if len(value) % 4:
             raise Malformed(f"a list of floats has {len(value)} bytes")
-    return [value for value in chunks if value]
+    return _packed(chunks)
 
 
-def _int64_list(data: bytes) -> list[bytes]:
-    chunks: list[bytes] = []
+def _int64_list(data: bytes) -> bytes:
+    numbers: list[bytes] = []
     for number, wire, value in _fields(data):
         if number == 1 and wire in (_VARINT, _LEN):
             position = 0
             while position < len(value):
                 item, position = _varint(value, position)
-                chunks.append(varints.one(item))
-    return chunks
+                numbers.append(varints.one(item))
+    return _packed(numbers)
 
 
-_LISTS = {BYTES: lambda data: _messages(data, 1), FLOAT: _float_list, INT64: _int64_list}
+def _packed(values: list[bytes]) -> bytes:
+    content = b"".join(values)
+    return _framed(0x0A, content) if content else b""
 
 
-def _framed_entry(key: bytes, value: Value) -> bytes:
-    kind, values = value
-    if not kind:
-        feature = b""
-    elif kind == BYTES:
-        feature = _framed(0x0A, b"".join(_framed(0x0A, item) for item in values))
-    else:
-        feature = _framed(kind << 3 | _LEN, _framed(0x0A, b"".join(values)) if values else b"")
-    return _framed(0x0A, _framed(0x0A, key) + _framed(0x12, feature))
+_LISTS = {BYTES: _bytes_list, FLOAT: _float_list, INT64: _int64_list}
 
 
 def _framed(tag: int, data: bytes) -> bytes:
     return bytes((tag,)) + varints.one(len(data)) + data
 
 
-def _messages(data: bytes, wanted: int) -> list[bytes]:
-    return [value for number, wire, value in _fields(data) if number == wanted and wire == _LEN]
+def _messages(data: bytes) -> list[bytes]:
+    return [value for number, wire, value in _fields(data) if number == 1 and wire == _LEN]
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:

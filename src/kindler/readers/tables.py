@@ -1,11 +1,11 @@
-"""Parquet files as pandas DataFrames: Arrow reads ranges of rows in the workers."""
+"""Parquet and TFRecord files as pandas DataFrames; of Parquet files workers read ranges of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -14,9 +14,14 @@ from kindler.data.parquet import ParquetFiles
 from kindler.data.shards import frames
 from kindler.data.shards.codec import Packed, from_table, pack, unpack
 from kindler.data.shards.pytree import even_bounds
+from kindler.data.tfrecord import Plan, ReadOptions, plan
 from kindler.errors import ConfigError, DataError
 from kindler.readers.files import Paths, at_home, listed, refuse_keys
 from kindler.xshards import XShards, backends
+from kindler_tfrecord import SchemaLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def read_parquet(
@@ -58,6 +63,38 @@ def read_parquet(
         bounds = even_bounds(files.rows, num_shards)
     ranges = backends.put(map(pack, bounds), where)
     return XShards(ranges.mapped(partial(_read_rows, files, wanted), by_user=True))
+
+
+def read_tfrecord(
+    file_path: Paths,
+    schema: SchemaLike | None = None,
+    *,
+    home: str = "auto",
+    num_shards: int | None = None,
+    **options: Unpack[ReadOptions],
+) -> XShards:
+    """Read TFRecord files of tf.train.Example into shards of pandas DataFrames, one per file.
+
+    Args:
+        file_path: A file, a folder, a glob, a URI, or a list of them.
+        schema: As for `kindler.tfrecord.read`; inferred from a sample by default.
+        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+            the files under the same path.
+        num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
+        options: `columns`, `compression`, `verify`, `binary` and `sample_rows` of `kindler.tfrecord.read`.
+
+    Returns:
+        Shards in the order of the files; lists and tensors become one-dimensional arrays.
+
+    Raises:
+        ConfigError: There is no such file or column.
+        DataError: A file is damaged, or a record does not match the schema.
+    """
+    where = backends.choose(home)
+    planned: Plan = at_home(where, partial(plan, listed(file_path), schema, **options))
+    files = backends.put(map(pack, planned.files), where)
+    shards = XShards(files.mapped(partial(_read_records, planned), by_user=True))
+    return shards if num_shards is None else shards.repartition(num_shards)
 
 
 def _read_rows(files: ParquetFiles, schema: pa.Schema, number: int, packed: Packed) -> Packed:
@@ -137,3 +174,8 @@ def _type(name: str, kind: Any) -> pa.DataType:
         return pa.type_for_alias(kind) if isinstance(kind, str) else pa.from_numpy_dtype(kind)
     except (ValueError, TypeError, pa.ArrowException) as exc:
         raise ConfigError(f"schema={{{name!r}: {kind!r}}}: unknown Arrow type.") from exc
+
+
+def _read_records(planned: Plan, number: int, packed: Packed) -> Packed:
+    table = pa.Table.from_batches(planned.batches([unpack(packed)]), planned.schema)
+    return from_table(frames.plain(from_table(table.replace_schema_metadata(None))))
