@@ -429,3 +429,15 @@ def test_a_plain_record_that_begins_like_gzip_is_read(tmp_path: Path) -> None:
 
     assert path.read_bytes().startswith(b"\x1f\x8b\x08")
     assert len(read(path, binary=["b"])["b"][0].as_py()) == size - 40 + spare
+
+
+def test_the_program_of_the_readme_reads_what_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(readme.partition("```python\n")[2].partition("```")[0], names)
+
+    (batch,) = names["batches"]
+    assert batch.to_pylist() == names["rows"].to_pylist()
