@@ -20,7 +20,8 @@ class MetricTallies:
     """The loss and the metrics of this rank."""
 
     def __init__(self, training: Sequence[Any], judging: Sequence[Any]) -> None:
-        self._groups = {True: [_tracked(m) for m in training], False: [_tracked(m) for m in judging]}
+        groups = {"train": training, "judge": judging}
+        self._metrics = {f"{role} {n}": _tracked(m) for role, ms in groups.items() for n, m in enumerate(ms)}
         self.rows = 0.0
         self.sums: dict[str, list[float]] = {}
 
@@ -30,8 +31,9 @@ class MetricTallies:
         """Count a batch with this mean loss."""
         self.rows += rows
         self._count(_LOSS, [loss * rows, rows])
-        for number, metric in enumerate(self._groups[trains]):
-            self._count(f"{'train' if trains else 'judge'} {number}", metric.counted(labels, outputs, rows))
+        for key, metric in self._metrics.items():
+            if key.startswith("train" if trains else "judge"):
+                self._count(key, metric.counted(labels, outputs, rows))
 
     def load(self, parts: Sequence[Any]) -> None:
         """Go on from what was counted, by all of these together."""
@@ -43,13 +45,9 @@ class MetricTallies:
 
     def figures(self) -> dict[str, float]:
         total, weight = self.sums.get(_LOSS, [math.nan, 1.0])
-        found = {_LOSS: total / weight if weight else math.nan}
-        for trains, group in self._groups.items():
-            for number, metric in enumerate(group):
-                numbers = self.sums.get(f"{'train' if trains else 'judge'} {number}")
-                if numbers is not None:
-                    found[metric.name] = metric.result(numbers)
-        return found
+        counted = {key: metric for key, metric in self._metrics.items() if key in self.sums}
+        results = {metric.name: metric.result(self.sums[key]) for key, metric in counted.items()}
+        return {_LOSS: total / weight if weight else math.nan, **results}
 
     def _count(self, name: str, numbers: Sequence[float]) -> None:
         before = self.sums.setdefault(name, [0.0] * len(numbers))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -19,9 +18,9 @@ from kindler.compat.frameworks.tf_graph import InputData, ModeKeys, files
 from kindler.compat.frameworks.tf_graph.ends import Values, ends_of, needed
 from kindler.compat.frameworks.tf_graph.legacy_keras import restore_legacy_keras
 from kindler.data import parquet
-from kindler.data.arrays import named, values
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, conform, to_numpy
+from kindler.data.sources import columns_in_memory
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.inputs.local import LoaderInput, MemoryInput, ParquetInput, opener
@@ -251,20 +250,14 @@ def _described(given: Input, options: ColumnOptions) -> Any:
     """The features and labels of some data by name, as dtypes and shapes of batches, from one row of it."""
     if isinstance(given, LoaderInput):
         return _of_batches(given.data)
-    asked, found = options, named(_one_row(given))
-    found = found.called(asked.features, asked.labels)
-    if asked.feature_cols is None:
-        asked = replace(asked, feature_cols=found.features)
-    if asked.label_cols is None and asked.need_labels:
-        asked = replace(asked, label_cols=found.labels)
-    planned = asked.plan(found.types)
+    columns, arrays, _ = columns_in_memory(_one_row(given), options)
 
     def described(each: Any) -> Any:
-        part = values(found.columns[each.name], each.name)[:1]
+        part = arrays[each.name][:1]
         row = (conform if isinstance(part, np.ndarray) else to_numpy)(part, each, where=str)
         return tf.TensorSpec((None, *row.shape[1:]), row.dtype)
 
-    return tuple({each.name: described(each) for each in p} for p in (planned.features, planned.labels))
+    return tuple({each.name: described(each) for each in p} for p in (columns.features, columns.labels))
 
 
 def _one_row(given: Input) -> Any:
