@@ -257,12 +257,15 @@ class Layer(Configured, nn.Module, takes=arguments()):
             if parameter.grad is not None:
                 parameter.data.sub_(learning_rate * parameter.grad)
 
+    def freeze(self, names: Sequence[str] | str | None = None) -> Layer:
+        """Do not train these layers, or all of them; returns the layer."""
+        return self._set_trained(names, trained=False)
+
     def unfreeze(self, names: Sequence[str] | str | None = None) -> Layer:
         """Train these layers again, or all of them."""
-        return self.freeze(names, _trained=True)
+        return self._set_trained(names, trained=True)
 
-    def freeze(self, names: Sequence[str] | str | None = None, *, _trained: bool = False) -> Layer:
-        """Do not train these layers, or all of them; returns the layer."""
+    def _set_trained(self, names: Sequence[str] | str | None, *, trained: bool) -> Layer:
         wanted = [names] if isinstance(names, str) else names
         known = {module.name(): module for module in self.modules() if isinstance(module, Layer)}
         unknown = sorted(set(wanted or ()) - set(known))
@@ -270,7 +273,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
             raise ConfigError(f"there is no layer {unknown[0]!r}; names are given with set_name.")
         for layer in [self] if wanted is None else [known[name] for name in wanted]:
             for parameter in nn.Module.parameters(layer):
-                parameter.requires_grad_(_trained)
+                parameter.requires_grad_(trained)
         return self
 
     def is_training(self) -> bool:
