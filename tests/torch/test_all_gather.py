@@ -17,8 +17,8 @@ import kindler
 from kindler import Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from kindler.frameworks.torch.spec import StepSpec
 from kindler.frameworks.torch.step_replica import StepReplica
-from kindler.frameworks.torch.step_spec import StepSpec
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 

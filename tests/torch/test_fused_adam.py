@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from kindler.frameworks.torch.fused_adam import step_fused_adam
-from kindler.frameworks.torch.optim import step_optimizer
+from kindler.frameworks.torch.optim import step_fused_adam, step_optimizer
 
 pytestmark = pytest.mark.torch
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
-from kindler.frameworks.torch.exchange_network import bound_store
+from kindler.frameworks.torch.exchange import bound_store
 from tests.listening import listeners, wildcards
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -1,44 +1,47 @@
-"""Names that torch and torchmetrics do not promise, and that Kindler uses: each is still there."""
+"""Names that torch, torchmetrics and Lightning do not promise, and that Kindler uses: each still works."""
 
 from __future__ import annotations
-
-import importlib
 
 import pytest
 import torch
 
+from kindler.frameworks.torch import private
+
 pytestmark = pytest.mark.torch
 
-NAMES = (
-    "torch:_foreach_add_ _foreach_clamp_max_ _foreach_clamp_min_ _foreach_div_ _foreach_mul_ _foreach_norm",
-    "torch:_fused_adam_ _fused_adamw_ default_generator",
-    "torch.autograd.profiler:_is_profiler_enabled",
-    "torch.optim.optimizer:_global_optimizer_pre_hooks _global_optimizer_post_hooks",
-    "torch.utils._pytree:tree_flatten tree_leaves tree_map tree_unflatten",
-)
 
-
-@pytest.mark.parametrize("names", NAMES)
-def test_a_module_has_its_private_names(names: str) -> None:
-    module, _, wanted = names.partition(":")
-    found = importlib.import_module(module)
-
-    assert [name for name in wanted.split() if not hasattr(found, name)] == []
-
-
-def test_objects_have_their_private_attributes() -> None:
-    import torchmetrics
-
+def test_torch_has_its_private_names() -> None:
     layer = torch.nn.BatchNorm1d(2)
     optimizer = torch.optim.Adam(layer.parameters())
-    storage = torch.zeros(2).untyped_storage()
-    held = {
-        layer: ("_buffers", "_non_persistent_buffers_set"),
-        optimizer: ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
-        storage: ("_cdata",),
-        torch.utils.data.DataLoader([1]): ("_iterator",),
-        torchmetrics.MeanMetric(): ("_reductions", "_update_count", "_computed"),
-    }
+    loader: torch.utils.data.DataLoader[int] = torch.utils.data.DataLoader([1])  # type: ignore[arg-type]
+    typed = torch.zeros(2).storage()
+    storage = private.storage_of(typed)
 
-    assert [name for owner, names in held.items() for name in names if not hasattr(owner, name)] == []
+    assert not private.is_watched(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert private.is_watched(optimizer)
+    assert list(private.persistent_buffers(layer)) == ["running_mean", "running_var", "num_batches_tracked"]
     assert hasattr(layer.state_dict(), "_metadata")
+    assert storage is not None
+    assert hasattr(storage[0], "_cdata")
+    assert private.typed_storage(*storage).dtype is torch.float32
+    assert hasattr(loader, "_iterator")
+    private.drop_iterator(loader)
+    assert private.tree_map(lambda leaf: leaf + 1, {"a": [1]}) == {"a": [2]}
+
+
+def test_metrics_have_their_private_attributes() -> None:
+    import torchmetrics
+
+    metric = torchmetrics.MeanMetric()
+
+    assert all(hasattr(metric, name) for name in ("_reductions", "_update_count", "_computed"))
+
+
+def test_lightning_modules_find_their_trainer_under_a_private_name() -> None:
+    lightning = pytest.importorskip("lightning")
+    module = lightning.LightningModule()
+
+    module.__dict__["_trainer"] = trainer = object()
+
+    assert module.trainer is trainer

@@ -14,7 +14,7 @@ import torch
 from gang import GangWorker, run_ranks
 
 from kindler.errors import SyncError
-from kindler.frameworks.torch.exchange_network import TORCH
+from kindler.frameworks.torch.exchange import TORCH
 from kindler.sync.shared_memory import Channel, Segment, Topology, channels
 
 pytestmark = pytest.mark.torch

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.loss import LossRule
-from kindler.frameworks.torch.loss_list import LossList
+from kindler.frameworks.torch.losses import LossList
+from kindler.frameworks.torch.spec import StepSpec
 from kindler.frameworks.torch.step_replica import StepReplica
-from kindler.frameworks.torch.step_spec import StepSpec
-from kindler.frameworks.torch.tried_loss import TriedLoss
+from kindler.frameworks.torch.trials import TriedLoss
 
 pytestmark = pytest.mark.torch
 

@@ -241,13 +241,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         steps = train_step is not None or eval_step is not None
         framework = "torch_step" if steps else "torch"
         FRAMEWORKS.load(framework)
-        from kindler.frameworks.torch.spec import TorchSpec, check
-        from kindler.frameworks.torch.step_spec import StepSpec, check_step
+        from kindler.frameworks.torch.spec import StepSpec, TorchSpec, check
 
         spec = from_arguments(StepSpec if steps else TorchSpec, arguments)
         run, preparation = _split(options)
         refuse(
-            *(check_step(spec) if isinstance(spec, StepSpec) else check(spec)),
+            *check(spec),
             *run_complaints(run),
             *backend_complaints(backend),
             *preparation.complaints(),

@@ -114,7 +114,7 @@ def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) ->
 def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:
     if not task.process_group:
         return nullcontext()
-    from kindler.frameworks.torch.exchange_network import process_group
+    from kindler.frameworks.torch.exchange import process_group
 
     return process_group(worker, shared_gpus=placed.shared, timeout_s=task.config.settings.sync_timeout_s)
 

@@ -110,7 +110,16 @@ def _can_be_held(column: Array) -> bool:
     return column.dtype.kind in "fib" or column.dtype == np.uint8
 
 
-class _Held:
+class _Column:
+    _rows: torch.Tensor
+
+    @property
+    def together(self) -> int:
+        """Rows to take at once; see `Batches.held_by`."""
+        return int(_GROUP_BYTES // max(1, self._rows[:1].nbytes))
+
+
+class _Held(_Column):
     holds = True
 
     def __init__(self, column: Array, device: torch.device) -> None:
@@ -120,11 +129,6 @@ class _Held:
         self._rows = torch.empty(column.shape, dtype=first.dtype, device=device)
         for number, part in enumerate(parts):
             self._rows[number * rows : number * rows + len(part)].copy_(torch.from_numpy(part))
-
-    @property
-    def together(self) -> int:
-        """Rows to take at once; see `Batches.held_by`."""
-        return _together(self._rows)
 
     def split(self, taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
         """None if the rows would not be aligned like a batch of their own."""
@@ -139,15 +143,11 @@ class _Held:
         return self._rows.index_select(0, places)
 
 
-class _Copied:
+class _Copied(_Column):
     """A host column: all threads pick its rows, which are copied through pinned memory."""
 
     def __init__(self, column: Array, device: torch.device, stream: Any) -> None:
         self._rows, self._device, self._stream = _lent(column), device, stream
-
-    @property
-    def together(self) -> int:
-        return _together(self._rows)
 
     def split(self, taken: PendingCopy, start: int, stop: int) -> PendingCopy | None:
         part = _split(taken.tensor, start, stop)
@@ -163,10 +163,6 @@ class _Copied:
         with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
             return PendingCopy(tensor, self._stream.record_event())
-
-
-def _together(rows: torch.Tensor) -> int:
-    return int(_GROUP_BYTES // max(1, rows[:1].nbytes))
 
 
 def _split(taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:

@@ -18,17 +18,20 @@ import torch
 
 from kindler.collective import Collective, share_bytes
 from kindler.errors import ConfigError
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.exchange import (
+    TORCH,
     Bucket,
     GradientSync,
     Load,
     Member,
+    Network,
     TorchExchange,
+    Wait,
     is_dense,
     laid_out_as,
     reals,
 )
-from kindler.frameworks.torch.exchange_network import TORCH, Network, Wait
 from kindler.frameworks.torch.spec import TorchSpec, optimizer_kind
 from kindler.frameworks.torch.state import dump, parse
 from kindler.sync.shared_memory import Channel, shared_array
@@ -343,7 +346,7 @@ class SlicedGradients(GradientSync):
             for place, piece in own:
                 piece.part.grad = piece.result if has_gradient[place] else None
             if self._factor is not None:
-                torch._foreach_mul_([piece.result for _, piece in own], self._factor)
+                private.foreach_mul_([piece.result for _, piece in own], self._factor)
         for member in load.members:
             member.parameter.grad = None
 
@@ -365,7 +368,7 @@ def joined(spans: Iterable[slice]) -> list[slice]:
 
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     if both := list(pairs):
-        torch._foreach_copy_([target for target, _ in both], [source for _, source in both])
+        private.foreach_copy_([target for target, _ in both], [source for _, source in both])
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -448,8 +451,8 @@ class DividedOptimizer:
         self._gathered = None
         grads = [piece.part.grad for piece in self._exchange.pieces if piece.part.grad is not None]
         if clip_value is not None and grads:
-            torch._foreach_clamp_min_(grads, -clip_value)
-            torch._foreach_clamp_max_(grads, clip_value)
+            private.foreach_clamp_min_(grads, -clip_value)
+            private.foreach_clamp_max_(grads, clip_value)
         if clip_norm is not None:
             self._clip_norm(grads, clip_norm)
         with self._on_parts():
@@ -513,13 +516,13 @@ class DividedOptimizer:
         """torch's clip_grad_norm_ with the norm over the pieces of all ranks."""
         square = 0.0
         if grads:
-            norms = torch.stack([norm.double() for norm in torch._foreach_norm(grads)])
+            norms = torch.stack([norm.double() for norm in private.foreach_norm(grads)])
             square = float(norms.square().sum().item())
         [[total]] = self._collective.sum([np.array([square])])
         norm = float(np.sqrt(total))
         factor = most / (norm + 1e-6)
         if grads and not factor >= 1.0:  # a norm that is not a number shows in the weights, as in torch
-            torch._foreach_mul_(grads, factor)
+            private.foreach_mul_(grads, factor)
 
     def _cut(self, whole: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
         if piece.is_whole:

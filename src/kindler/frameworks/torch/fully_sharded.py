@@ -17,8 +17,8 @@ from torch.distributed import fsdp, tensor
 
 from kindler.collective import Collective, GradientExchange
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.exchange import gpus_of
-from kindler.frameworks.torch.exchange_network import process_group
+from kindler.frameworks.torch import private
+from kindler.frameworks.torch.exchange import gpus_of, process_group
 from kindler.frameworks.torch.exchange_slices import division_of
 from kindler.group import Group
 
@@ -98,7 +98,7 @@ class FullySharded:
     def unshard(self) -> None:
         """Gather all parameters on all ranks, and keep them; every rank calls it."""
         if not self._is_whole:
-            self._model._get_fsdp_state()._lazy_init()
+            private.prepare_fsdp(self._model)
             for unit in self._units:
                 unit.set_reshard_after_forward(False, recurse=False)
                 unit.unshard()
@@ -145,8 +145,7 @@ class FullySharded:
         state: dict[str, Any] = self._empty.copy()
         for name in state:
             state[name] = named[name]
-        if hasattr(self._empty, "_metadata"):
-            state._metadata = self._empty._metadata  # type: ignore[attr-defined]
+        private.copy_versions(self._empty, state)
         return state
 
     def load_model(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from kindler.collective import gathering
 from kindler.errors import ConfigError
 from kindler.frameworks.row_gather import RowGather
+from kindler.frameworks.torch import private
 
 
 class Gather:
@@ -95,13 +96,13 @@ def join(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
     """Tensors without `of` rows are copied whole."""
-    leaves, kind = torch.utils._pytree.tree_flatten(tree)
-    return torch.utils._pytree.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
+    leaves, kind = private.tree_flatten(tree)
+    return private.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
 
 
 def without_rows(tree: Any) -> Any:
     """Nothing flows back to what made-up rows have made."""
-    return torch.utils._pytree.tree_map(_emptied, tree)
+    return private.tree_map(_emptied, tree)
 
 
 def _emptied(leaf: Any) -> Any:

@@ -9,8 +9,8 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,30 +19,37 @@ import torch
 from kindler.collective import Array, Batch, all_gather
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Use
-from kindler.frameworks.torch.lightning_optimizers import LightningSchedules, ManualOptimizer, configured
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.lightning_spec import (
+    LightningSchedules,
     LightningSpec,
+    ManualOptimizer,
     against_module,
     base_of,
     check_lightning,
+    configured,
+    configured_by_module,
     missing_in_module,
     overrides,
 )
+from kindler.frameworks.torch.loss import Tensors
 from kindler.frameworks.torch.metrics import is_metric
-from kindler.frameworks.torch.optimizers import Optimizers, Schedules
-from kindler.frameworks.torch.parameters import recall_trained
-from kindler.frameworks.torch.state import parse
-from kindler.frameworks.torch.step_replica import StepReplica
-from kindler.frameworks.torch.step_run import logged
+from kindler.frameworks.torch.optim import Optimizers, Schedules
+from kindler.frameworks.torch.state import parse, recall_trained
+from kindler.frameworks.torch.step_replica import StepReplica, logged
 
+__all__ = ["LightningReplica", "Trainer", "configured_by_module"]  # the last for files that name it here
 
-def configured_by_module(model: Any, config: Any) -> Any:
-    """Stands for the optimizer in a spec."""
-    return model.configure_optimizers()
+_NO_ROW_WEIGHTS = (
+    "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in label_cols"
+    " comes to it as the last part of the batch, and losses such as CrossEntropyLoss take weights of classes."
+)
 
 
 class LightningReplica(StepReplica):
     spec: LightningSpec
+    spec_type = LightningSpec
+    check = staticmethod(check_lightning)
 
     def __init__(self, spec: LightningSpec, **options: Any) -> None:
         super().__init__(spec, **options)
@@ -50,7 +57,6 @@ class LightningReplica(StepReplica):
             raise ConfigError("\n".join(complaints))
         self._attached = self._began = self._judging = self._trains = False
         self._predicted = 0
-        self._configured_schedules: LightningSchedules | None = None
         self._stage: str | None = None
         self._call("configure_model")
         self.model.to(self.device)
@@ -72,24 +78,11 @@ class LightningReplica(StepReplica):
             self.model.to(self.device)
 
     @classmethod
-    def make_spec(cls, **options: Any) -> LightningSpec:
-        given = {**options, "config": dict(options.get("config") or {}), "optimizer": configured_by_module}
-        spec = LightningSpec(**given)
-        if complaints := check_lightning(spec):
-            raise ConfigError("\n".join(complaints))
-        return spec
-
-    @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
         if use in ("train", "judge"):
             return missing_in_module(spec, *(("optimizer",) if use == "train" else ("loss",)))
         if use == "row_weights":
-            complaint = (
-                "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in"
-                " label_cols comes to it as the last part of the batch, and losses such as CrossEntropyLoss"
-                " take weights of classes."
-            )
-            return [complaint]
+            return [_NO_ROW_WEIGHTS]
         return super().complaints(spec, use, value)
 
     @classmethod
@@ -131,14 +124,10 @@ class LightningReplica(StepReplica):
             self.set_up("predict")
             load(data)
 
-    def _build_optimizers(self) -> Optimizers:
+    def _build_optimizers(self) -> tuple[Optimizers, Schedules | None]:
         self.set_up("fit")
-        optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
-        self._configured_schedules = LightningSchedules(schedules)
-        return optimizers
-
-    def _build_schedules(self, optimizers: Optimizers) -> Schedules | None:
-        return self._configured_schedules
+        optimizers, schedules = configured(self.model.configure_optimizers())
+        return optimizers, LightningSchedules(schedules)
 
     @property
     def _automatic(self) -> bool:
@@ -164,9 +153,7 @@ class LightningReplica(StepReplica):
             self._call("on_train_start")
         self._call("on_train_epoch_start")
 
-    def _step_on(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
-    ) -> None:
+    def _step_on(self, features: Tensors, labels: Tensors, rows: int) -> None:
         self.counter.begin_batch()
         batch, number = self._formed(features, labels), self.counter.batches
         if self._call("on_train_batch_start", batch, number) == -1:
@@ -185,9 +172,7 @@ class LightningReplica(StepReplica):
             self._schedules.after_batch(number + 1)
         self._call("on_train_batch_end", returned, batch, number)
 
-    def losses_of(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
-    ) -> Any:
+    def losses_of(self, features: Tensors, labels: Tensors, rows: int) -> Any:
         with self._precision():
             return self._called_step("training_step", self._formed(features, labels), self.counter.batches)
 
@@ -283,11 +268,14 @@ class LightningReplica(StepReplica):
             fields |= {"hparams_name": "kwargs", "hyper_parameters": dict(hparams)}
         if whole:
             fields["optimizer_states"] = [one.state_dict() for one in self.optimizers.named.values()]
-            schedules = [] if self._schedules is None else list(self._schedules.named.values())
-            fields["lr_schedulers"] = [one.state_dict() for one in schedules]
+            fields["lr_schedulers"] = [one.state_dict() for one in self.schedulers()]
         data = io.BytesIO()
         torch.save(fields, data)
         return data.getvalue()
+
+    def schedulers(self) -> list[Any]:
+        _ = self.optimizers  # which they are made with
+        return [] if self._schedules is None else list(self._schedules.named.values())
 
     def stored_model(self) -> torch.nn.Module:
         if overrides(type(self.model), "predict_step"):
@@ -298,7 +286,7 @@ class LightningReplica(StepReplica):
             )
         return self.trained_model()
 
-    def _formed(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> Any:
+    def _formed(self, features: Tensors, labels: Tensors) -> Any:
         if self.spec.batch == "dict":
             return self._by_name(features, labels)
         several = (*features, *labels)
@@ -362,92 +350,57 @@ class LightningReplica(StepReplica):
         )
 
     @contextmanager
-    def toggled(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        before = self.toggle(optimizer)
+    def toggled(self, optimizer: Any) -> Iterator[None]:
+        """Only this optimizer's parameters get gradients."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        before = [(p, p.requires_grad) for group in self.optimizers.param_groups for p in group["params"]]
+        for parameter, flag in before:
+            parameter.requires_grad_(flag and id(parameter) in own)
         try:
             yield
         finally:
-            self.untoggle(before)
+            for parameter, flag in before:
+                parameter.requires_grad_(flag)
 
-    def toggle(self, optimizer: Any) -> list[tuple[torch.nn.Parameter, bool]]:
-        """Returns the argument of `untoggle`."""
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        held = [p for group in self.optimizers.param_groups for p in group["params"]]
-        before = [(p, p.requires_grad) for p in held]
-        for parameter in held:
-            parameter.requires_grad_(parameter.requires_grad and id(parameter) in own)
-        return before
 
-    def untoggle(self, before: Sequence[tuple[torch.nn.Parameter, bool]]) -> None:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
+_FACTS: dict[str, Callable[[LightningReplica], Any]] = {
+    "current_epoch": lambda replica: max(0, replica.epoch - 1),
+    "global_step": lambda replica: replica.step,
+    "global_rank": lambda replica: replica.rank,
+    "local_rank": lambda replica: int(os.environ.get("LOCAL_RANK", "0")),
+    "world_size": lambda replica: replica.size,
+    "is_global_zero": lambda replica: replica.rank == 0,
+    "training": lambda replica: not replica._judging,
+    "validating": lambda replica: replica._judging,
+    "optimizers": lambda replica: list(replica.optimizers.named.values()),
+    "sanity_checking": lambda replica: False,
+    "barebones": lambda replica: False,
+    "logger": lambda replica: None,
+    "loggers": lambda replica: (),
+}
 
 
 class Trainer:
-    sanity_checking = False
-    loggers: Sequence[Any] = ()
-    logger = None
-    barebones = False
+    """What a module finds as `self.trainer`, and the methods of the module that need one."""
 
     def __init__(self, replica: LightningReplica) -> None:
         self._replica = replica
         self._toggled: list[Any] = []
 
-    @property
-    def current_epoch(self) -> int:
-        return max(0, self._replica.epoch - 1)
-
-    @property
-    def global_step(self) -> int:
-        return self._replica.step
-
-    @property
-    def global_rank(self) -> int:
-        return self._replica.rank
-
-    @property
-    def local_rank(self) -> int:
-        return int(os.environ.get("LOCAL_RANK", "0"))
-
-    @property
-    def world_size(self) -> int:
-        return self._replica.size
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self._replica.rank == 0
-
-    @property
-    def training(self) -> bool:
-        return not self._replica._judging
-
-    @property
-    def validating(self) -> bool:
-        return self._replica._judging
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        return list(self._replica.optimizers.named.values())
-
     def __getattr__(self, name: str) -> Any:
+        if name in _FACTS:
+            return _FACTS[name](self._replica)
         raise AttributeError(
             f"self.trainer.{name}: a LightningModule that Kindler trains has no Trainer of Lightning's; there"
             " are current_epoch, global_step, global_rank, world_size, is_global_zero and optimizers."
         )
 
     def methods(self) -> dict[str, Any]:
-        return {
-            "log": self.log,
-            "log_dict": self.log_dict,
-            "optimizers": self.all_optimizers,
-            "lr_schedulers": self.lr_schedulers,
-            "manual_backward": self.manual_backward,
-            "clip_gradients": self.clip_gradients,
-            "toggle_optimizer": self.toggle_optimizer,
-            "untoggle_optimizer": self.untoggle_optimizer,
-            "all_gather": self.all_gather,
-            "print": self.print,
-        }
+        names = (
+            "log log_dict lr_schedulers manual_backward clip_gradients toggle_optimizer untoggle_optimizer"
+        )
+        own = {name: getattr(self, name) for name in (*names.split(), "all_gather", "print")}
+        return {**own, "optimizers": self.all_optimizers}
 
     def log(
         self,
@@ -470,19 +423,14 @@ class Trainer:
             self.log(name, value, *args, **options)
 
     def all_optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        found = [
-            ManualOptimizer(one, self._replica._before_update, self._replica.toggled)
-            if use_pl_optimizer
-            else one
-            for one in self.optimizers
-        ]
-        return found[0] if len(found) == 1 else found
+        all_: list[Any] = self.optimizers
+        if use_pl_optimizer:
+            all_ = [ManualOptimizer(one, self._replica._before_update, self._replica.toggled) for one in all_]
+        return all_[0] if len(all_) == 1 else all_
 
     def lr_schedulers(self) -> Any:
-        _ = self._replica.optimizers
-        schedules = self._replica._schedules
-        found = list(schedules.named.values()) if schedules is not None else []
-        return (found[0] if len(found) == 1 else found) if found else None
+        all_ = self._replica.schedulers()
+        return all_[0] if len(all_) == 1 else all_ or None
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **options: Any) -> None:
         self._replica._backward_with_hooks(loss, **options)
@@ -502,18 +450,19 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(held, gradient_clip_val)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        self._toggled.append(self._replica.toggle(optimizer))
+        self._toggled.append(stack := ExitStack())
+        stack.enter_context(self._replica.toggled(optimizer))
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
         if self._toggled:
-            self._replica.untoggle(self._toggled.pop())
+            self._toggled.pop().close()
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Rows of all workers, as one entry of a new first dimension; unchanged with one worker.
 
         Lightning has one entry per worker there, but here their row counts differ.
         """
-        return torch.utils._pytree.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
+        return private.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
 
     def print(self, *args: Any, **options: Any) -> None:
         if self.is_global_zero:

@@ -6,6 +6,7 @@ A loader that is sharded (a DistributedSampler, or `sharded = True` on it or its
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from kindler.frameworks.loaders import Dealing, pickled, says_sharded
+from kindler.frameworks.torch import private
 
 _KEPT = (
     "num_workers",
@@ -30,7 +32,7 @@ _KEPT = (
 
 def pack_loader(loader: DataLoader[Any]) -> Callable[[], Any]:
     idle = copy.copy(loader)
-    idle._iterator = None  # worker processes that it keeps stay here
+    private.drop_iterator(idle)  # worker processes that it keeps stay here
     return pickled(idle)
 
 
@@ -38,7 +40,7 @@ def open_loader(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
     if says_sharded(loader, loader.dataset) or _has_distributed_sampler(loader):
         return LoaderStream(loader, dealing)
     if type(loader).__iter__ is not DataLoader.__iter__:  # what it does on the way is its own affair
-        return LoaderStream(loader, dealing, every=dealing.size, shared=True)
+        return LoaderStream(loader, dealing, every=True, shared=True)
     if isinstance(loader.dataset, IterableDataset):
         return _iterable(loader, dealing)
     options = _kept(loader)
@@ -58,14 +60,14 @@ class LoaderStream:
         loader: DataLoader[Any],
         dealing: Dealing,
         *,
-        every: int = 1,
+        every: bool = False,
         cut: bool = False,
         shared: bool = False,
     ) -> None:
-        self._loader, self._dealing, self._every, self._shared = loader, dealing, every, shared
-        if every > 1 and dealing.whole:
-            self._every, cut = 1, True
-        self.cut = cut and dealing.size > 1
+        """`every`: of the loader's batches this rank has every size-th; `shared`: all ranks read all."""
+        self._loader, self._dealing, self._shared = loader, dealing, shared
+        self._every = every and not dealing.whole
+        self.cut = (cut or (every and dealing.whole)) and dealing.size > 1
         self.fresh = loader.batch_sampler is not None  # an item that is a batch may be the dataset's own
 
     def length(self) -> float | None:
@@ -76,7 +78,7 @@ class LoaderStream:
             length = len(self._loader)
         except TypeError:  # a sampler without a length
             return None
-        return length if self._every == 1 else self._dealing.share_of(length)
+        return self._dealing.share_of(length) if self._every else length
 
     def batches(self, number: int) -> Generator[Any, None, None]:
         self._announce(number)
@@ -85,23 +87,13 @@ class LoaderStream:
             drawing = self._dealing.drawing(number)
         with drawing:
             items: Iterator[Any] = iter(self._loader)
-        place = 0
         try:
-            while True:
-                try:
-                    with drawing:
-                        batch = next(items)
-                except StopIteration:
-                    return
-                if place % self._every == self._dealing.rank % self._every:
-                    yield batch
-                place += 1
+            yield from self._dealing.share(items, drawing, whole=not self._every)
         finally:
             del items  # its worker processes end with it
 
     def close(self) -> None:
-        iterator, self._loader._iterator = self._loader._iterator, None
-        del iterator
+        private.drop_iterator(self._loader)
 
     def _announce(self, number: int) -> None:
         for thing in (*_nested(self._loader.batch_sampler), self._loader.sampler):
@@ -127,15 +119,10 @@ class _Order:
         drawing = self._dealing.drawing(self._number)
         with drawing:
             items = iter(self._inner)
-        first = True
-        while True:
-            try:
-                with drawing if first or self._draws_always else nullcontext():
-                    item = next(items)
-            except StopIteration:
-                return
-            first = False
-            yield item
+            first = [] if self._draws_always else list(itertools.islice(items, 1))
+        yield from first
+        draws: AbstractContextManager[Any] = drawing if self._draws_always else nullcontext()
+        yield from self._dealing.share(items, draws, whole=True)
 
     def __len__(self) -> int:
         return len(self._inner)  # type: ignore[arg-type]
@@ -204,7 +191,7 @@ def _iterable(loader: DataLoader[Any], dealing: Dealing) -> LoaderStream:
     if dealing.whole or dealing.size == 1:
         return LoaderStream(loader, dealing, cut=True, shared=True)
     if dealing.unit == "batches":
-        return LoaderStream(loader, dealing, every=dealing.size, shared=True)
+        return LoaderStream(loader, dealing, every=True, shared=True)
     dataset = _EveryItem(loader.dataset, dealing)  # type: ignore[arg-type]
     options = {**_kept(loader), "batch_size": loader.batch_size, "drop_last": loader.drop_last}
     return LoaderStream(DataLoader(dataset, **options), dealing, shared=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,6 @@ from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import title
 from kindler.frameworks.labels import LabelSource, refuse_non_classes, refuse_non_probabilities
 from kindler.frameworks.torch.gather import without_rows
-from kindler.frameworks.torch.row_weights import refuse_reduced, unreduced
 
 _BINARY_MODULES = (nn.BCELoss, nn.BCEWithLogitsLoss)
 _BINARY_FUNCTIONS = (F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
@@ -31,6 +31,12 @@ _CLASS_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
 _LOGIT_MODULES = (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss)
 _LOGIT_FUNCTIONS = (F.binary_cross_entropy_with_logits, F.cross_entropy)
+_HOW_BY_ROW = (
+    "Hint: use a loss of torch.nn, give yours an attribute or an argument `reduction` that it respects when"
+    ' it is "none", or let it return one loss for each row.'
+)
+
+Tensors = tuple[torch.Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -68,6 +74,11 @@ class LossRule:
         unknown: It is the user's own and does not say what it is a mean over.
     """
 
+    sums = by_class = elementwise = binary = logits = all_count = unknown = False
+    weighted = True
+    ignored = -100
+    _check: Callable[[LabelSource], bool | None] | None = None
+
     def __init__(self, loss: Any, *, varying: bool = False) -> None:
         function, options = _unwrapped(loss)
         self.function = loss
@@ -75,9 +86,7 @@ class LossRule:
         self.elementwise = isinstance(loss, _ELEMENT_MODULES) or function in _ELEMENT_FUNCTIONS
         self.binary = isinstance(loss, _BINARY_MODULES) or function in _BINARY_FUNCTIONS
         self.logits = isinstance(loss, _LOGIT_MODULES) or function in _LOGIT_FUNCTIONS
-        self.ignored: int = options.get("ignore_index", -100)
-        self.all_count = False
-        self._check: Callable[[LabelSource], bool | None] | None = None
+        self.ignored = options.get("ignore_index", -100)
         # What a subclass with a forward of its own does with values and divisors is its own affair.
         self._plain = function is not None or _is_plain(loss, (*_CLASS_MODULES, *_ELEMENT_MODULES))
         reduction = options.get("reduction", "mean")
@@ -92,12 +101,12 @@ class LossRule:
         self._own_divisor = None if self.sums else getattr(loss, "loss_divisor", None)
         self.unknown = self._own_divisor is None and not _is_of_torch(loss, function)
         # The sum is exact where the mean is 0/0: a rank all of whose targets are ignored.
-        self._loss = _summing(loss) if self._by_targets else loss
+        self._loss = _reducing(loss, "sum") if self._by_targets else loss
 
     def __call__(
         self,
         outputs: Any,
-        targets: tuple[torch.Tensor, ...],
+        targets: Tensors,
         rows: int,
         source: LabelSource | None = None,
         weights: torch.Tensor | None = None,
@@ -122,11 +131,11 @@ class LossRule:
             return Judged(loss, divisor, divisor)
         return self._averaged(loss, targets, rows)
 
-    def _arguments(
-        self, outputs: Any, targets: tuple[torch.Tensor, ...]
-    ) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    def _arguments(self, outputs: Any, targets: Tensors) -> tuple[tuple[Any, ...], Tensors]:
         if isinstance(outputs, tuple | list):
-            targets = self._fitted_all(outputs, targets)
+            if len(outputs) == len(targets):
+                pairs = zip(outputs, targets, strict=True)
+                targets = tuple(self._fitted(o, t) if isinstance(o, torch.Tensor) else t for o, t in pairs)
             return (*outputs, *targets), targets
         if len(targets) == 1 and isinstance(outputs, torch.Tensor):
             targets = (self._fitted(outputs, targets[0]),)
@@ -135,9 +144,7 @@ class LossRule:
     def unknown_parts(self) -> dict[str, LossRule]:
         return {f"the loss {title(self.function)}": self} if self.unknown else {}
 
-    def tried(
-        self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int, weights: torch.Tensor | None
-    ) -> list[Judged]:
+    def tried(self, outputs: Any, targets: Tensors, rows: int, weights: torch.Tensor | None) -> list[Judged]:
         """Calls a copy of the loss, so that the loss itself does not change."""
         if not self.unknown:
             return []
@@ -146,20 +153,33 @@ class LossRule:
         twin.function = twin._loss = _copied(self.function)
         return [twin(outputs, targets, rows, weights=weights)]
 
-    def take_part(self, outputs: Any, targets: tuple[torch.Tensor, ...]) -> None:
+    def take_part(self, outputs: Any, targets: Tensors) -> None:
         """Calls a gathering loss without rows, as the other ranks wait; the made-up row is cut off."""
         if self.unknown:
             self._loss(*without_rows(self._arguments(outputs, targets)[0]))
 
     @functools.cached_property
     def _by_row(self) -> Any:
-        return unreduced(self.function)
+        """Unchanged if nothing tells how: it may be unreduced already, which shows when it is called."""
+        loss = self.function
+        if isinstance(loss, nn.Module):
+            return _reducing(loss, "none") if hasattr(loss, "reduction") else loss
+        try:
+            takes = "reduction" in inspect.signature(loss).parameters
+        except (TypeError, ValueError):
+            takes = False
+        return _reducing(loss, "none") if takes else loss
 
     def _with_weights(
-        self, values: torch.Tensor, weights: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int
+        self, values: torch.Tensor, weights: torch.Tensor, targets: Tensors, rows: int
     ) -> Judged:
         """Keeps the divisor of the unweighted loss."""
-        refuse_reduced(values, rows, self.function)
+        if values.dim() == 0 or len(values) != rows:
+            shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
+            raise ConfigError(
+                "class_weight and sample_weight_col need a loss for each row; the loss"
+                f" {title(self.function)} returned {shape} for {rows} rows.\n{_HOW_BY_ROW}"
+            )
         total = (values * weights.to(values.dtype).reshape(rows, *[1] * (values.dim() - 1))).sum()
         if self.sums:
             return Judged(total, 1.0, float(rows))
@@ -168,7 +188,7 @@ class LossRule:
         count = rows if self._by_batch else values.numel()
         return Judged(total, 1.0, float(count), per_row=count / rows)
 
-    def _averaged(self, loss: torch.Tensor, targets: tuple[torch.Tensor, ...], rows: int) -> Judged:
+    def _averaged(self, loss: torch.Tensor, targets: Tensors, rows: int) -> Judged:
         if self.sums:
             return Judged(loss.sum() if loss.dim() else loss, 1.0, float(rows))
         if loss.dim():  # not reduced: a mean over whatever there is
@@ -190,14 +210,6 @@ class LossRule:
     def look(self, source: LabelSource) -> None:
         """Checks nothing until a batch has shown what the loss needs."""
         self.all_count = self._check is not None and bool(self._check(source))
-
-    def _fitted_all(
-        self, outputs: tuple[Any, ...] | list[Any], targets: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor, ...]:
-        if len(outputs) != len(targets):
-            return targets
-        pairs = zip(outputs, targets, strict=True)
-        return tuple(self._fitted(out, t) if isinstance(out, torch.Tensor) else t for out, t in pairs)
 
     def _fitted(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.by_class:
@@ -269,11 +281,11 @@ def _copied(loss: Any) -> Any:
         return loss
 
 
-def _summing(loss: Any) -> Any:
+def _reducing(loss: Any, reduction: str) -> Any:
     if not isinstance(loss, nn.Module):
-        return functools.partial(loss, reduction="sum")
+        return functools.partial(loss, reduction=reduction)
     twin: Any = copy.copy(loss)
-    twin.reduction = "sum"
+    twin.reduction = reduction
     return twin
 
 
@@ -311,3 +323,71 @@ def as_classes(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             f" loss needs class numbers {tuple(wanted)} or class probabilities {tuple(output.shape)}."
         )
     return target if target.dtype == torch.int64 else target.to(torch.int64)
+
+
+class RowWeights:
+    """From a column (then the last label is a weight) or the label's class.
+
+    As in Keras, a row's loss is multiplied by its weight, and the divisor stays that of the unweighted loss.
+    """
+
+    def __init__(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
+        self.column = column
+        self._classes = dict(classes or {})
+        self._table: torch.Tensor | None = None
+
+    def split(self, labels: Tensors, *, trains: bool, by_class: bool) -> tuple[Tensors, torch.Tensor | None]:
+        """None if all rows weigh the same."""
+        weights: torch.Tensor | None = None
+        if self.column:
+            *own, given = labels
+            labels, weights = tuple(own), _one_per_row(given)
+        if trains and self._classes:
+            if len(labels) != 1:
+                raise ConfigError(f"class_weight needs one label column; there are {len(labels)}.")
+            by_label = self._of(_class_numbers(labels[0], by_class=by_class))
+            weights = by_label if weights is None else weights * by_label
+        return labels, weights
+
+    def _of(self, numbers: torch.Tensor) -> torch.Tensor:
+        if self._table is None or self._table.device != numbers.device:
+            known = [self._classes.get(number, 1.0) for number in range(max(self._classes) + 1)]
+            self._table = torch.tensor([*known, 1.0], device=numbers.device)
+        others = len(self._table) - 1
+        inside = (numbers >= 0) & (numbers < others)
+        return self._table[torch.where(inside, numbers, others)]
+
+
+def _one_per_row(weights: torch.Tensor) -> torch.Tensor:
+    if weights[:1].numel() > 1:
+        raise ConfigError(
+            f"sample_weight_col needs one number a row; its rows have shape {tuple(weights.shape[1:])}."
+        )
+    return weights.reshape(len(weights))
+
+
+def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:
+    if label.dim() == 2 and label.shape[1] > 1 and by_class and label.is_floating_point():
+        return label.argmax(dim=1)
+    if label[:1].numel() > 1:
+        raise ConfigError(
+            f"class_weight needs one class a row; the label's rows have shape {tuple(label.shape[1:])}.\n"
+            "Hint: weigh the values in the loss itself (CrossEntropyLoss(weight=...),"
+            " BCEWithLogitsLoss(pos_weight=...)), or the rows by sample_weight_col."
+        )
+    return label.reshape(len(label)).round().long()
+
+
+def against_row_weights(loss: Any) -> list[str]:
+    """As far as is known without calling it."""
+    if not callable(loss):
+        return [f"loss={loss!r} cannot be asked for the loss of a row.\n{_HOW_BY_ROW}"]
+    if hasattr(loss, "loss_divisor"):
+        return [f"the loss {title(loss)} decides itself what its mean divides by.\n{_HOW_BY_ROW}"]
+    if (
+        isinstance(loss, nn.Module)
+        and type(loss).__module__.startswith("torch.")
+        and not hasattr(loss, "reduction")
+    ):
+        return [f"the loss {title(loss)} has no reduction that could be left out.\n{_HOW_BY_ROW}"]
+    return []

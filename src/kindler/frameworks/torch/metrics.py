@@ -21,9 +21,9 @@ from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
 from kindler.frameworks.torch.spec import is_creator, no_metric
 
-_FORMAT = 2
 _WEIGHT = "weight of the loss"
 _LOOSE_STATES = 256  # before they are joined
+_IN_HISTORY = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s"})  # of every epoch
 
 
 class Counter:
@@ -92,8 +92,9 @@ class Counter:
         self._seen[name] = self._seen.get(name, 0.0) + more
         return total
 
-    def _total(self, name: str, total: Any) -> float:
-        return float(total) + self._known.get(name, 0.0)
+    def _all(self, name: str, total: Any) -> Any:
+        """A copy, with the numbers that were not added."""
+        return (total.clone() if isinstance(total, torch.Tensor) else total) + self._known.get(name, 0.0)
 
     def running_loss(self) -> float:
         loss, weight = self.loss_sums()
@@ -101,8 +102,8 @@ class Counter:
 
     def running_metrics(self) -> dict[str, float]:
         """Only means of functions, which are cheap to compute."""
-        counts = {name: self._total(_count(name), count) for name, count in self._counts.items()}
-        means = {name: self._total(name, total) for name, total in self._means.items()}
+        counts = {name: float(self._all(_count(name), count)) for name, count in self._counts.items()}
+        means = {name: float(self._all(name, total)) for name, total in self._means.items()}
         return {name: self._finished(name, means[name] / count) for name, count in counts.items() if count}
 
     def _finished(self, name: str, mean: float) -> float:
@@ -114,41 +115,27 @@ class Counter:
         return self._loss.clone()
 
     def loss_sums(self) -> tuple[float, float]:
-        return float(self._loss), self._total(_WEIGHT, self._weight)
+        return float(self._loss), float(self._all(_WEIGHT, self._weight))
 
     def take(self) -> bytes:
-        loss, weight = self.loss_sums()
-        sums = {
-            "means": {name: self._total(name, total) for name, total in self._means.items()},
-            "counts": {name: self._total(_count(name), count) for name, count in self._counts.items()},
-        }
-        tallies = {"format": _FORMAT, **self.keep(), "loss": loss, "weight": weight, **sums}
-        self._clear()
         data = io.BytesIO()
-        torch.save(tallies, data)
+        torch.save(self.keep(), data)
+        self._clear()
         return data.getvalue()
 
     def keep(self) -> dict[str, Any]:
         """Counting goes on."""
+        for name, gathered in self._gathered.items():
+            self._gathers[name] = gathered.joined(self._gathers[name])
         return {
             "loss": self._loss.clone(),
-            "weight": _copied(self._weight) + self._known.get(_WEIGHT, 0.0),
+            "weight": self._all(_WEIGHT, self._weight),
             "rows": self._rows,
-            "means": {
-                name: _copied(total) + self._known.get(name, 0.0) for name, total in self._means.items()
-            },
-            "counts": {
-                name: _copied(count) + self._known.get(_count(name), 0.0)
-                for name, count in self._counts.items()
-            },
+            "means": {name: self._all(name, total) for name, total in self._means.items()},
+            "counts": {name: self._all(_count(name), count) for name, count in self._counts.items()},
             "states": {name: states_of(metric) for name, metric in self._states.items()},
-            "gathers": {name: self._joined(name) for name in self._gathered},
+            "gathers": {name: _stored(states) for name, states in self._gathers.items()},
         }
-
-    def _joined(self, name: str) -> list[tuple[torch.Tensor, ...]]:
-        """Joins them to at most one state, on the CPU."""
-        self._gathers[name] = self._gathered[name].joined(self._gathers[name])
-        return [tuple(part.cpu() for part in state) for state in self._gathers[name]]
 
     def restore(self, tallies: Mapping[str, Any]) -> None:
         """Metrics missing from the tallies start anew."""
@@ -160,48 +147,45 @@ class Counter:
             for kept, key in ((self._means, "means"), (self._counts, "counts")):
                 kept[name] = _plus(kept[name], _moved(tallies[key][name], self._device))
         for name in self._states.keys() & tallies["states"].keys():
-            load_states(self._states[name], [tallies["states"][name]], self._device)
-        for name, states in tallies.get("gathers", {}).items():
-            if name in self._gathered:
-                self._gathers[name] = [tuple(part.to(self._device) for part in state) for state in states]
+            load_states(self._states[name], tallies["states"][name], self._device)
+        for name in self._gathered.keys() & tallies.get("gathers", {}).keys():
+            self._gathers[name] = [tuple(_moved(list(s), self._device)) for s in tallies["gathers"][name]]
 
     def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        means, states = parts[0]["means"].keys(), parts[0]["states"].keys()
-        self.restore(
-            {
-                "loss": sum(part["loss"].cpu() for part in parts),
-                "weight": sum(_moved(part["weight"], torch.device("cpu")) for part in parts),
-                "rows": sum(part["rows"] for part in parts),
-                "means": {name: sum(part["means"][name] for part in parts) for name in means},
-                "counts": {name: sum(part["counts"][name] for part in parts) for name in means},
-                "states": {
-                    name: _joined_states(self._states[name], [part["states"][name] for part in parts])
-                    for name in states & self._states.keys()
-                },
-                "gathers": {
-                    name: [state for part in parts for state in part["gathers"][name]]
-                    for name in parts[0].get("gathers", {})
-                },
-            }
-        )
+        self.restore(self._joined(parts))
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
         """Curves become lists."""
-        parts = [torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) for data in tallies]
-        rows = sum(part["rows"] for part in parts)
-        weight = sum(part["weight"] for part in parts)
-        merged: dict[str, Any] = {
-            "loss": sum(part["loss"] for part in parts) / weight if weight else math.nan
+        load = lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # noqa: E731
+        return self._figures(self._joined([load(data) for data in tallies]))
+
+    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """As if one rank had seen all rows."""
+        first = parts[0]
+        gathers = first.get("gathers", {})
+        return {
+            **{key: sum(part[key] for part in parts) for key in ("loss", "weight", "rows")},
+            "means": {name: sum(part["means"][name] for part in parts) for name in first["means"]},
+            "counts": {name: sum(part["counts"][name] for part in parts) for name in first["counts"]},
+            "states": {
+                name: joined_states(self._states[name], [part["states"][name] for part in parts])
+                for name in first["states"].keys() & self._states.keys()
+            },
+            "gathers": {name: [s for part in parts for s in part["gathers"][name]] for name in gathers},
         }
+
+    def _figures(self, tallies: Mapping[str, Any]) -> dict[str, Any]:
+        weight = float(tallies["weight"])
+        figures: dict[str, Any] = {"loss": float(tallies["loss"]) / weight if weight else math.nan}
         for name in self._functions:
-            total, count = (sum(part[kind][name] for part in parts) for kind in ("means", "counts"))
-            merged[name] = self._finished(name, total / count) if count else math.nan
+            total, count = float(tallies["means"][name]), float(tallies["counts"][name])
+            figures[name] = self._finished(name, total / count) if count else math.nan
         for name, gathered in self._gathered.items():
-            merged[name] = gathered.computed([state for part in parts for state in part["gathers"][name]])
+            figures[name] = gathered.computed(tallies["gathers"][name])
         for name, metric in self._states.items():
-            merged.update(_numbers(name, _computed(metric, [part["states"][name] for part in parts])))
-        merged["num_samples"] = rows
-        return merged
+            figures.update(computed(name, metric, tallies["states"][name]))
+        figures["num_samples"] = tallies["rows"]
+        return figures
 
     def _clear(self) -> None:
         self._loss.zero_()
@@ -249,8 +233,129 @@ def _nothing(total: Any) -> Any:
     return total.zero_() if isinstance(total, torch.Tensor) and total.is_cuda else 0.0
 
 
-def _copied(total: Any) -> Any:
-    return total.clone() if isinstance(total, torch.Tensor) else total
+class StepCounter(Counter):
+    """Also counts what the user's own step logs: means over rows, and metrics of the model's, by path.
+
+    `rows_seen` and `batches` count since tallies were last taken.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device, model: torch.nn.Module) -> None:
+        self._sums: dict[str, float | torch.Tensor] = {}
+        self._weights: dict[str, float] = {}
+        self._paths: dict[str, str] = {}
+        self._newest: set[str] = set()
+        self._metric_at: Callable[[str], Any] = model.get_submodule
+        self.rows_seen = self.batches = 0
+        super().__init__(metrics, device)
+
+    def begin_batch(self) -> None:
+        """Drops the "newest" numbers, those of the previous batch, on all ranks."""
+        for name in self._newest:
+            self._sums.pop(name, None)
+            self._weights.pop(name, None)
+
+    def note(
+        self, values: Mapping[str, Any], rows: int, weight: float | None = None, *, newest: bool = False
+    ) -> None:
+        """`weight` replaces the rows; `newest` keeps only this batch's."""
+        by = float(rows if weight is None else weight)
+        for given, value in values.items():
+            name = f"{given}_2" if given in _IN_HISTORY else given
+            more = value.detach().double() * by if isinstance(value, torch.Tensor) else float(value) * by
+            self._sums[name] = self._sums.get(name, 0.0) + more
+            self._weights[name] = self._weights.get(name, 0.0) + by
+            if newest:
+                self._newest.add(name)
+
+    def mark(self) -> Callable[[], None]:
+        """The returned function goes back to this point."""
+        sums, weights, paths = dict(self._sums), dict(self._weights), dict(self._paths)
+
+        def go_back() -> None:
+            self._sums, self._weights, self._paths = sums, weights, paths
+
+        return go_back
+
+    def count_rows(self, rows: int) -> None:
+        self.rows_seen += rows
+        self.batches += 1
+
+    def weight_of(self, name: str) -> float:
+        return self._weights.get(name, 0.0)
+
+    def note_metric(self, name: str, path: str) -> None:
+        self._paths[name] = path
+
+    def loss_sums(self) -> tuple[float, float]:
+        if "loss" not in self._sums:
+            return super().loss_sums()
+        return float(self._sums["loss"]), self._weights["loss"]
+
+    def running_metrics(self) -> dict[str, float]:
+        noted = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
+        own = {name: total / by for name, (total, by) in noted.items() if name != "loss" and by}
+        return super().running_metrics() | own
+
+    def keep(self) -> dict[str, Any]:
+        step = {
+            "rows": self.rows_seen,
+            "batches": self.batches,
+            "sums": {name: float(total) for name, total in self._sums.items()},
+            "weights": dict(self._weights),
+            "paths": dict(self._paths),
+            "states": {name: states_of(self._metric_at(path)) for name, path in self._paths.items()},
+        }
+        return {**super().keep(), "step": step}
+
+    def restore(self, tallies: Mapping[str, Any]) -> None:
+        super().restore(tallies)
+        step = tallies["step"]
+        self.rows_seen, self.batches = step["rows"], step["batches"]
+        self._sums, self._weights, self._paths = (dict(step[key]) for key in ("sums", "weights", "paths"))
+        for name, path in self._paths.items():
+            load_states(self._metric_at(path), step["states"][name], self._device)
+
+    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        steps = [part["step"] for part in parts]
+        paths = {name: path for step in steps for name, path in step["paths"].items()}
+        states = {name: [step["states"][name] for step in steps if name in step["states"]] for name in paths}
+        step = {
+            "rows": sum(step["rows"] for step in steps),
+            "batches": max(step["batches"] for step in steps),
+            "sums": _added(step["sums"] for step in steps),
+            "weights": _added(step["weights"] for step in steps),
+            "paths": paths,
+            "states": {
+                name: joined_states(self._metric_at(paths[name]), own) for name, own in states.items()
+            },
+        }
+        return {**super()._joined(parts), "step": step}
+
+    def _figures(self, tallies: Mapping[str, Any]) -> dict[str, Any]:
+        step = tallies["step"]
+        if not step["rows"]:
+            return super()._figures(tallies)
+        figures: dict[str, Any] = {"loss": math.nan}
+        for name, total in step["sums"].items():
+            figures[name] = total / step["weights"][name] if step["weights"][name] else math.nan
+        for name, path in step["paths"].items():
+            figures |= computed(name, self._metric_at(path), step["states"][name])
+        return {**figures, "num_samples": step["rows"]}
+
+    def _clear(self) -> None:
+        super()._clear()
+        for path in self._paths.values():
+            self._metric_at(path).reset()
+        self._sums, self._weights, self._paths = {}, {}, {}
+        self.rows_seen = self.batches = 0
+
+
+def _added(parts: Iterator[Mapping[str, float]]) -> dict[str, float]:
+    added: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            added[name] = added.get(name, 0.0) + float(value)
+    return added
 
 
 def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
@@ -354,7 +459,7 @@ def states_of(metric: Any) -> dict[str, Any]:
 def _stored(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.detach().cpu().clone()
-    return [_stored(part) for part in state]
+    return type(state)(_stored(part) for part in state)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -363,47 +468,54 @@ def _moved(value: Any, device: torch.device) -> Any:
     return [_moved(part, device) for part in value] if isinstance(value, list) else value
 
 
-def _computed(template: Any, ranks: Sequence[Mapping[str, Any]]) -> Any:
-    """NaN if no rank saw a row."""
-    metric = copy.deepcopy(template).to("cpu")
-    metric.reset()
-    updated = False
-    for path, part in _parts(metric):
-        seen = [rank[path] for rank in ranks if rank[path]["updates"]]
-        # A rank without rows holds initial values; a mean or a stack must not count them.
-        for name, reduce in part._reductions.items():
-            if seen:
-                setattr(part, name, _reduced([rank["state"][name] for rank in seen], reduce))
-        part._update_count = sum(rank["updates"] for rank in seen)
-        part._computed = None
-        updated = updated or bool(seen)
-    return metric.compute() if updated else math.nan
+def state_of(metric: Any) -> Any:
+    # Lists only grow: what is in them stays as it is.
+    states = ((name, getattr(metric, name)) for name in metric._reductions)
+    copies = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states}
+    return metric._update_count, copies
 
 
-def _joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def put_back_state(metric: Any, state: Any) -> None:
+    metric._update_count, copies = state
+    metric._computed = None
+    for name, value in copies.items():
+        setattr(metric, name, value)
+
+
+def joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The result can go on counting, as if one rank had seen all rows."""
     joined: dict[str, Any] = {}
     for path, part in _parts(metric):
+        # A rank without rows holds initial values; a mean or a stack must not count them.
         seen = [rank[path] for rank in ranks if rank[path]["updates"]] or [ranks[0][path]]
         state = {}
         for name, reduce in part._reductions.items():
             values = [rank["state"][name] for rank in seen]
-            lists = not isinstance(values[0], torch.Tensor)
-            state[name] = [one for value in values for one in value] if lists else _reduced(values, reduce)
+            if not isinstance(values[0], torch.Tensor):
+                state[name] = [one for value in values for one in value]
+            elif len(values) == 1:
+                state[name] = values[0]
+            else:
+                state[name] = torch.stack(values) if reduce is None else reduce(torch.stack(values))
         joined[path] = {"updates": sum(rank["updates"] for rank in seen), "state": state}
     return joined
 
 
-def _reduced(states: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Any:
-    if isinstance(states[0], torch.Tensor):
-        if len(states) == 1:
-            return states[0]
-        joined: Any = torch.stack(list(states))
-    else:
-        joined = [part for state in states for part in state]
-        if not joined:
-            return joined
-    return joined if reduce is None else reduce(joined)
+def load_states(metric: Any, states: Mapping[str, Any], device: torch.device) -> None:
+    for path, part in _parts(metric):
+        for state, value in states[path]["state"].items():
+            setattr(part, state, _moved(value, device))
+        part._update_count = states[path]["updates"]
+        part._computed = None
+
+
+def computed(name: str, template: Any, states: Mapping[str, Any]) -> dict[str, Any]:
+    """NaN if no rank saw a row."""
+    metric = copy.deepcopy(template).to("cpu")
+    metric.reset()
+    load_states(metric, states, torch.device("cpu"))
+    seen = any(part["updates"] for part in states.values())
+    return dict(_numbers(name, metric.compute() if seen else math.nan))
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -411,10 +523,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _numbers(f"{name}_{key}", part)
-    elif isinstance(value, tuple | list):  # the coordinates of a curve
+    elif isinstance(value, tuple | list) or (isinstance(value, torch.Tensor) and value.dim() > 1):
         yield name, _lists(value)
-    elif isinstance(value, torch.Tensor) and value.dim() > 1:
-        yield name, value.tolist()
     elif isinstance(value, torch.Tensor) and value.numel() != 1:
         yield from ((f"{name}_{place}", part) for place, part in enumerate(value.tolist()))
     else:
@@ -425,16 +535,3 @@ def _lists(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return [_lists(part) for part in value] if isinstance(value, tuple | list) else float(value)
-
-
-def load_states(metric: Any, ranks: Sequence[Mapping[str, Any]], device: torch.device) -> None:
-    states = ranks[0] if len(ranks) == 1 else _joined_states(metric, ranks)
-    for path, part in _parts(metric):
-        for state, value in states[path]["state"].items():
-            setattr(part, state, _moved(value, device))
-        part._update_count = states[path]["updates"]
-        part._computed = None
-
-
-def computed_over(name: str, metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return dict(_numbers(name, _computed(metric, ranks)))

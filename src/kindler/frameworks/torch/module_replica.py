@@ -20,7 +20,6 @@ from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.merged_buffers import merge_over_ranks, merge_parts
 from kindler.frameworks.rng import own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
-from kindler.frameworks.torch.buffers import Tracked
 from kindler.frameworks.torch.device import (
     PendingOutputs,
     PinnedStager,
@@ -30,20 +29,31 @@ from kindler.frameworks.torch.device import (
     resolve_device,
     tensors,
 )
-from kindler.frameworks.torch.export import export, numbered
-from kindler.frameworks.torch.loss import Judge, Judged, LossRule
-from kindler.frameworks.torch.loss_list import LossList, loss_parts, weight_parts
+from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, Tensors, against_row_weights
+from kindler.frameworks.torch.losses import (
+    LossList,
+    ModelLoss,
+    Trial,
+    label_arguments,
+    loss_parts,
+    weight_parts,
+)
 from kindler.frameworks.torch.metrics import Counter, named_metrics
-from kindler.frameworks.torch.model_loss import ModelLoss, Trial, label_arguments
-from kindler.frameworks.torch.optim import bytes_to_come, refuse_several, with_rate
-from kindler.frameworks.torch.outputs import names_of, without_loss
-from kindler.frameworks.torch.parameters import Modes, Parameters, named_parameters, recall_trained, trained
-from kindler.frameworks.torch.row_weights import RowWeights, against_row_weights
-from kindler.frameworks.torch.scoring import scoring_model
+from kindler.frameworks.torch.optim import (
+    Optimizers,
+    Schedules,
+    build_optimizers,
+    build_schedules,
+    bytes_to_come,
+    refuse_several,
+    with_rate,
+)
+from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
 from kindler.frameworks.torch.spec import (
     TorchSpec,
     build_loss,
     build_model,
+    check,
     dumps,
     loads,
     synchronized,
@@ -51,17 +61,22 @@ from kindler.frameworks.torch.spec import (
 )
 from kindler.frameworks.torch.state import (
     Freezer,
-    changes,
+    Modes,
+    Parameters,
+    Tracked,
     dump,
     fork_seed,
+    named_parameters,
     parse,
     parse_weights,
+    recall_trained,
     save_weights,
-    snapshot,
+    scoring_model,
     to_array,
+    trained,
 )
 from kindler.frameworks.torch.step_guard import StepGuard
-from kindler.frameworks.torch.tried_loss import TriedLoss
+from kindler.frameworks.torch.trials import TriedLoss
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
@@ -103,18 +118,25 @@ class ModuleReplica(BaseReplica):
         self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
         self._modes = Modes(self.model)
         self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
-        self._loss: LossRule | None = None
         self._trial: Trial | None = None
         self._tried: TriedLoss | None = None
         self._row_weights: RowWeights | None = None
         self._guard: StepGuard | None = None
-        self._counter: Counter | None = None
-        self._parameters: Parameters | None = None
-        self._tracked: Tracked | None = None
+        self._schedules: Schedules | None = None
         self._looked_at_buffers = False
         self._snapshot: list[torch.Tensor] = []
         self._changed: list[bool] = []
         self._freezer = Freezer()
+
+    spec_type: type[TorchSpec] = TorchSpec
+    check = staticmethod(check)
+
+    @classmethod
+    def make_spec(cls, **options: Any) -> TorchSpec:
+        spec = cls.spec_type(**{**options, "config": dict(options.get("config") or {})})
+        if complaints := cls.check(spec):
+            raise ConfigError("\n".join(complaints))
+        return spec
 
     dumps = staticmethod(dumps)
     loads = staticmethod(loads)
@@ -154,28 +176,26 @@ class ModuleReplica(BaseReplica):
     def weigh_rows(self, classes: Mapping[int, float] | None, *, column: bool) -> None:
         self._row_weights = RowWeights(classes, column=column)
 
-    @property
+    @cached_property
     def loss(self) -> LossRule:
-        if self._loss is None and self.spec.loss == "model":
+        varying = self._label_shapes is not None
+        rule: LossRule
+        if self.spec.loss == "model":
             rule = ModelLoss(self.model, self._label_arguments)
             self._trial = Trial(rule, half=self.spec.precision is not None)
-            self._loss = rule
-        elif self._loss is None and (parts := loss_parts(self.spec.loss)) is not None:
-            losses = {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()}
-            self._loss = LossList(
-                losses,
+        elif (parts := loss_parts(self.spec.loss)) is not None:
+            rule = LossList(
+                {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()},
                 weight_parts(self.spec.loss_weights, list(parts)),
                 named=isinstance(self.spec.loss, Mapping),
                 labels=self._label_names,
-                varying=self._label_shapes is not None,
+                varying=varying,
             )
-        elif self._loss is None:
-            loss = self._built_loss(self.spec)
-            self._loss = LossRule(loss, varying=self._label_shapes is not None)
-        if self._tried is None and self._loss.unknown:
-            accumulates = self.spec.accumulation_steps > 1
-            self._tried = TriedLoss(self._loss, self.device, accumulates=accumulates)
-        return self._loss
+        else:
+            rule = LossRule(self._built_loss(self.spec), varying=varying)
+        if rule.unknown:
+            self._tried = TriedLoss(rule, self.device, accumulates=self.spec.accumulation_steps > 1)
+        return rule
 
     def _built_loss(self, spec: TorchSpec) -> Any:
         loss = build_loss(spec)
@@ -196,23 +216,17 @@ class ModuleReplica(BaseReplica):
         metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
         return metrics | (loss.metrics() if isinstance(loss, LossList) else {})
 
-    @property
+    @cached_property
     def counter(self) -> Counter:
-        if self._counter is None:
-            self._counter = Counter(self._named_metrics(), self.device)
-        return self._counter
+        return Counter(self._named_metrics(), self.device)
 
-    @property
+    @cached_property
     def parameters(self) -> Parameters:
-        if self._parameters is None:
-            self._parameters = Parameters(self.model, self.optimizer)
-        return self._parameters
+        return Parameters(self.model, self.optimizer)
 
-    @property
+    @cached_property
     def tracked(self) -> Tracked:
-        if self._tracked is None:
-            self._tracked = Tracked(*self._modules().values())
-        return self._tracked
+        return Tracked(*self._modules().values())
 
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
         return held(columns, self.device, self.spec.device_cache)
@@ -222,8 +236,29 @@ class ModuleReplica(BaseReplica):
             for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
 
-    def _all_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        return [self.optimizer]
+    @cached_property
+    def optimizers(self) -> Optimizers:
+        if self.spec.loss is not None:
+            _ = self.loss  # on its device before an optimizer takes its parameters
+        optimizers, self._schedules = self._build_optimizers()
+        return optimizers
+
+    def _build_optimizers(self) -> tuple[Optimizers, Schedules | None]:
+        optimizers = build_optimizers(self.spec, self.model)
+        return optimizers, build_schedules(self.spec, optimizers)
+
+    @property
+    def optimizer(self) -> Any:
+        named = self.optimizers.named
+        return next(iter(named.values())) if len(named) == 1 else self.optimizers
+
+    def _step_schedules(self) -> None:
+        if self._schedules is not None and self.spec.scheduler_step == "step":
+            self._schedules.step()
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        if self._schedules is not None and self.spec.scheduler_step == "epoch":
+            self._schedules.end_epoch(logs)
 
     def join(self, collective: Collective) -> None:
         if self._collective is not None:
@@ -233,7 +268,7 @@ class ModuleReplica(BaseReplica):
             return
         if not self.spec.process_group and (complaints := synchronized(self.model)):
             raise ConfigError(complaints[0])
-        for optimizer in self._all_optimizers():
+        for optimizer in self.optimizers.named.values():
             refuse_several(optimizer)
         state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
         if collective.rank != 0:
@@ -264,13 +299,7 @@ class ModuleReplica(BaseReplica):
     def judge_through(self, around: Callable[[Judge], Judge]) -> None:
         self._judge = around(self._judge)  # type: ignore[method-assign]
 
-    def _judge(
-        self,
-        features: tuple[torch.Tensor, ...],
-        labels: tuple[torch.Tensor, ...],
-        rows: int,
-        source: LabelSource,
-    ) -> Judged:
+    def _judge(self, features: Tensors, labels: Tensors, rows: int, source: LabelSource) -> Judged:
         rule, weights = self.loss, None
         if self._row_weights is not None:
             trains, by_class = torch.is_grad_enabled(), rule.by_class
@@ -294,11 +323,7 @@ class ModuleReplica(BaseReplica):
         return judged
 
     def _gathering(
-        self,
-        outputs: Any,
-        labels: tuple[torch.Tensor, ...],
-        rows: int,
-        weights: torch.Tensor | None,
+        self, outputs: Any, labels: Tensors, rows: int, weights: torch.Tensor | None
     ) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -348,12 +373,6 @@ class ModuleReplica(BaseReplica):
         trained = enumerate(self.parameters.trained)
         return {known.get(id(p), f"parameter {place}"): p for place, p in trained}
 
-    def names(self) -> list[str]:
-        return list(self._trained())
-
-    def read(self) -> list[Array]:
-        return [to_array(parameter) for parameter in self._trained().values()]
-
     def write(self, arrays: Sequence[Array]) -> None:
         self._freezer.wait()
         with torch.no_grad():
@@ -367,17 +386,19 @@ class ModuleReplica(BaseReplica):
 
     def variables(self, *groups: str) -> Variables:
         """The optimizer's state is not all arrays, and is in `state`."""
-        found: Variables = {}
-        if not groups or "parameters" in groups:
-            found["parameters"] = {name: to_array(tensor) for name, tensor in self._trained().items()}
-        if not groups or "buffers" in groups:
-            buffers = enumerate(self.tracked.buffers())
-            found["buffers"] = {str(place): to_array(buffer) for place, buffer in buffers}
-        return found
+        tensors: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {
+            "parameters": self._trained,
+            "buffers": self._named_buffers,
+        }
+        wanted = [group for group in tensors if not groups or group in groups]
+        return {group: {n: to_array(t) for n, t in tensors[group]().items()} for group in wanted}
+
+    def _named_buffers(self) -> dict[str, torch.Tensor]:
+        return {str(place): buffer for place, buffer in enumerate(self.tracked.buffers())}
 
     def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
-        buffers = {str(place): buffer for place, buffer in enumerate(self.tracked.buffers())}
-        known = {"parameters": self._trained() if variables.get("parameters") else {}, "buffers": buffers}
+        trained = self._trained() if variables.get("parameters") else {}
+        known = {"parameters": trained, "buffers": self._named_buffers()}
         with torch.no_grad():
             for group, arrays_by_name in variables.items():
                 for name, array in arrays_by_name.items():
@@ -385,18 +406,18 @@ class ModuleReplica(BaseReplica):
                     target.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(target.shape))
 
     def _watch_buffers(self) -> None:
-        self._snapshot = snapshot(self.tracked) if self._others is not None else []
+        self._snapshot = self.tracked.copies() if self._others is not None else []
         self._changed = [False] * len(self._snapshot)
 
     def _buffer_changes(self) -> list[bool]:
         """Changes in this epoch, including those before an interruption."""
         if self._others is None:
             return []
-        now = changes(self.tracked, self._snapshot)
-        return [flag or before for flag, before in zip(now, self._changed, strict=True)]
+        kept = zip(self.tracked.buffers(), self._snapshot, self._changed, strict=True)
+        return [changed or not torch.equal(now, then) for now, then, changed in kept]
 
     def _means_of_variances(self) -> dict[str, str]:
-        places = {id(buffer): str(place) for place, buffer in enumerate(self.tracked.buffers())}
+        places = {id(buffer): name for name, buffer in self._named_buffers().items()}
         found = {}
         for module in self.tracked.modules():
             mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
@@ -406,13 +427,13 @@ class ModuleReplica(BaseReplica):
 
     def merge_buffers(self) -> None:
         self.tracked.refuse_new()
-        others, buffers = self._others, list(self.tracked.buffers())
+        others, buffers = self._others, self._named_buffers()
         if others is None or not buffers:
             return
         odd = self.tracked.reshaped(others, self._snapshot)
         changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
         [flags] = others.sum([np.array(changed, np.int64)])
-        moved = {str(n): to_array(buffer) for n, buffer in enumerate(buffers) if flags[n]}
+        moved = {name: to_array(buffers[name]) for name, flag in zip(buffers, flags, strict=True) if flag}
         self.assign({"buffers": merge_over_ranks(others, moved, self.epoch_rows, self._means_of_variances())})
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
@@ -453,7 +474,8 @@ class ModuleReplica(BaseReplica):
 
     def expected_bytes(self) -> int:
         """Includes what optimizers will add in their first step."""
-        return len(self.state()) + sum(map(bytes_to_come, self._all_optimizers() if self._optimizes else []))
+        optimizers = self.optimizers.named.values() if self._optimizes else ()
+        return len(self.state()) + sum(map(bytes_to_come, optimizers))
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
         fields = parse(data)
@@ -506,8 +528,8 @@ class ModuleReplica(BaseReplica):
         self.epoch_rows = sum(rows) // size
         if self._others is not None:
             # One rank alone had no reason to look which buffers it changes.
-            told = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
-            self._changed = [any(flags) for flags in zip(*told, strict=True)]
+            known = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
+            self._changed = [any(flags) for flags in zip(*known, strict=True)]
         seed_own(self.seed, self.epoch, self.rank, self.step)
         torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
 
@@ -581,7 +603,7 @@ class ModuleReplica(BaseReplica):
             inputs=self.spec.inputs,
         )
 
-    def _forward(self, features: tuple[torch.Tensor, ...]) -> Any:
+    def _forward(self, features: Tensors) -> Any:
         if self.spec.inputs == "positional":
             try:
                 return self._compiled(*features)
@@ -595,9 +617,7 @@ class ModuleReplica(BaseReplica):
     def _names_of(self, features: Sequence[Any]) -> tuple[str, ...]:
         return self._names if len(self._names) == len(features) else numbered("x", len(features))
 
-    def _inputs(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...] = ()
-    ) -> dict[str, torch.Tensor]:
+    def _inputs(self, features: Tensors, labels: Tensors = ()) -> dict[str, torch.Tensor]:
         named = dict(zip(self._names, features, strict=True))
         return named | dict(zip(self._label_arguments, labels, strict=False))
 
@@ -627,7 +647,7 @@ class ModuleReplica(BaseReplica):
         if self.spec.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.spec.clip_norm)
 
-    def _tensors(self, columns: tuple[Array, ...]) -> tuple[torch.Tensor, ...]:
+    def _tensors(self, columns: tuple[Array, ...]) -> Tensors:
         return tensors(columns, self.device)
 
 

@@ -1,10 +1,10 @@
-"""Builds the optimizer and its schedule, in their fast form."""
+"""Builds optimizers and their schedules, in their fast form; several by name look like one."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, keywords, title
-from kindler.frameworks.torch.fused_adam import step_fused_adam
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.spec import (
     CLOSURE,
     PLATEAU_STEP,
@@ -21,9 +21,11 @@ from kindler.frameworks.torch.spec import (
     is_optimizer_class,
     needs_closure,
 )
+from kindler.frameworks.torch.state import group_names, load_optimizer
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
+ONLY = "optimizer"  # the name of one that was given without a name
 
 
 def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -172,4 +174,155 @@ def _fusible(group: Mapping[str, Any], devices: tuple[str, ...]) -> bool:
         left_open
         and not special
         and all(p.device.type in devices and p.dtype in _FUSED_DTYPES for p in group["params"])
+    )
+
+
+def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """The same kernel with less Python, which takes longer for small models.
+
+    False if nothing was done: the step is not an ordinary fused one.
+    """
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or private.is_watched(optimizer):
+        return False
+    groups = [_tensors(group, optimizer.state) for group in optimizer.param_groups]
+    if None in groups:  # before any of them has moved
+        return False
+    with torch.no_grad():
+        for group, tensors in zip(optimizer.param_groups, groups, strict=True):
+            if tensors and tensors[0]:
+                _move(group, *tensors)
+    return True
+
+
+def _tensors(group: Mapping[str, Any], state: Mapping[Any, Any]) -> list[list[torch.Tensor]] | None:
+    """None if `step()` has more to decide."""
+    special = group["amsgrad"] or group["capturable"] or group["differentiable"]
+    numbers = (group["lr"], *group["betas"])
+    if not group["fused"] or special or not all(isinstance(number, float | int) for number in numbers):
+        return None
+    moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+    lists: list[list[torch.Tensor]] = [moved, [], [], [], []]
+    for parameter in moved:
+        known, grad, first = state.get(parameter), parameter.grad, moved[0]
+        if (
+            not known  # its first step
+            or grad.layout is not torch.strided
+            or not parameter.dtype is grad.dtype is first.dtype
+            or not parameter.dtype.is_floating_point
+            or parameter.device != first.device
+        ):
+            return None
+        for place, tensor in zip(
+            lists[1:], (grad, known["exp_avg"], known["exp_avg_sq"], known["step"]), strict=True
+        ):
+            place.append(tensor)
+    return lists
+
+
+def _move(
+    group: Mapping[str, Any],
+    moved: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    steps: list[torch.Tensor],
+) -> None:
+    private.foreach_add_(steps, 1)
+    kernel = private.fused_adamw_ if group["decoupled_weight_decay"] else private.fused_adam_
+    kernel(
+        moved,
+        grads,
+        means,
+        squares,
+        [],
+        steps,
+        amsgrad=False,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+        grad_scale=None,
+        found_inf=None,
+    )
+
+
+class Optimizers:
+    """Looks like one optimizer with the groups and state of all."""
+
+    def __init__(self, named: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.named = dict(named)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.named.values() for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """For a parameter that two of them move, the last one's."""
+        return {key: value for optimizer in self.named.values() for key, value in optimizer.state.items()}
+
+    def __getitem__(self, name: str) -> torch.optim.Optimizer:
+        return self.named[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.named)
+
+    def kept(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
+        """Includes the names of the parameters."""
+        return {
+            name: {"state": optimizer.state_dict(), "groups": group_names(optimizer, modules)}
+            for name, optimizer in self.named.items()
+        }
+
+    def load(self, kept: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]) -> None:
+        if kept.keys() != self.named.keys():
+            raise ConfigError(
+                f"the state is one of the optimizers {', '.join(map(repr, kept))}, and these are"
+                f" {', '.join(map(repr, self.named))}.\n"
+                "Hint: name them as they were named then; or take only the weights, with Estimator.load()."
+            )
+        for name, optimizer in self.named.items():
+            load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)
+
+
+class Schedules:
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self.named = dict(named)
+
+    def step(self) -> None:
+        for schedule in self.named.values():
+            schedule.step()
+
+    def end_epoch(self, logs: Mapping[str, float] | None) -> None:
+        for schedule in self.named.values():
+            step_scheduler(schedule, logs)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: schedule.state_dict() for name, schedule in self.named.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Schedules missing from the state start anew."""
+        for name in self.named.keys() & state.keys():
+            self.named[name].load_state_dict(state[name])
+
+
+def build_optimizers(spec: TorchSpec, model: torch.nn.Module) -> Optimizers:
+    given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {ONLY: spec.optimizer}
+    return Optimizers(
+        {str(name): build_optimizer(replace(spec, optimizer=one), model) for name, one in given.items()}
+    )
+
+
+def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None:
+    given = spec.scheduler_creator
+    if given is None:
+        return None
+    by_name = given if isinstance(given, Mapping) else dict.fromkeys(optimizers.named, given)
+    return Schedules(
+        {
+            str(name): build_scheduler(replace(spec, scheduler_creator=creator), optimizers[str(name)])
+            for name, creator in by_name.items()
+        }
     )

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
+from kindler.frameworks.torch import private
 from kindler.frameworks.torch.device import backward_on, preload, resolve_device
 from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
 from kindler.frameworks.torch.exchange_slices import (
@@ -33,13 +34,22 @@ from kindler.frameworks.torch.graphs import (
     set_capturable,
     why_not,
 )
-from kindler.frameworks.torch.loss_list import LossList
+from kindler.frameworks.torch.loss import Tensors
+from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
-from kindler.frameworks.torch.optim import build_optimizer, build_scheduler, step_optimizer, step_scheduler
+from kindler.frameworks.torch.optim import ONLY, step_optimizer
 from kindler.frameworks.torch.outputs import flat
-from kindler.frameworks.torch.parameters import agree_on, group_names, load_optimizer, unshared_change_error
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, dumps, loads, missing
-from kindler.frameworks.torch.state import dump, parse, parse_weights, to_array
+from kindler.frameworks.torch.state import (
+    agree_on,
+    dump,
+    group_names,
+    load_optimizer,
+    parse,
+    parse_weights,
+    to_array,
+    unshared_change_error,
+)
 from kindler.group import Group
 
 _MOST_BEGINS = 64
@@ -52,8 +62,6 @@ class TorchReplica(ModuleReplica):
 
     def __init__(self, spec: TorchSpec, **options: Any) -> None:
         super().__init__(spec, **options)
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._scheduler: Any = None
         self._exchange: GradientSync | None = None
         self._divided: DividedOptimizer | None = None
         self._fully: Any = None
@@ -64,17 +72,6 @@ class TorchReplica(ModuleReplica):
         self._now: Batch
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._gather: Gather | None = None
-
-    @property
-    def scheduler(self) -> Any:
-        return self._scheduler
-
-    @classmethod
-    def make_spec(cls, **options: Any) -> TorchSpec:
-        spec = TorchSpec(**{**options, "config": dict(options.get("config") or {})})
-        if complaints := check(spec):
-            raise ConfigError("\n".join(complaints))
-        return spec
 
     @classmethod
     def facts(cls, spec: TorchSpec) -> Facts:
@@ -93,15 +90,15 @@ class TorchReplica(ModuleReplica):
             return against_several(spec)
         return row_weight_complaints(spec) if use == "row_weights" else []
 
-    @property
+    @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        if self._optimizer is None:
-            if self.spec.loss is not None:
-                _ = self.loss  # on its device before an optimizer takes its parameters
-            self._optimizer = build_optimizer(self.spec, self.model)
-            self._set_capturable(self._optimizer)
-            self._scheduler = build_scheduler(self.spec, self._optimizer)
-        return self._optimizer
+        [optimizer] = self.optimizers.named.values()
+        self._set_capturable(optimizer)
+        return optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        return None if self._schedules is None else self._schedules.named[ONLY]
 
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
@@ -163,7 +160,7 @@ class TorchReplica(ModuleReplica):
         group = DefaultGroup(worker, self.device, timeout_s=settings.sync_timeout_s)
         self._meet_in_steps()
         self._fully = FullySharded(self.model, self.optimizer, group.mesh, self._collective, modules)
-        self._parameters = None
+        self.__dict__.pop("parameters", None)  # they are parts now
         return group
 
     def _refuse_scaling(self, sync: str) -> None:
@@ -175,16 +172,12 @@ class TorchReplica(ModuleReplica):
 
     def gather_state(self) -> None:
         """Collects a divided optimizer's state on the first rank, until the next step."""
-        if self._fully is not None:
-            self._fully.gather()
-        if self._divided is not None:
-            self._divided.gather()
+        if (division := self._fully or self._divided) is not None:
+            division.gather()
 
     def optimizer_bytes(self) -> int:
-        if self._divided is not None:
-            return self._divided.nbytes
-        if self._fully is not None:
-            return int(self._fully.nbytes)
+        if (division := self._fully or self._divided) is not None:
+            return int(division.nbytes)
         values = (value for state in self.optimizer.state.values() for value in state.values())
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
@@ -256,7 +249,7 @@ class TorchReplica(ModuleReplica):
         self.step += 1
         self._count_rows(batch)
 
-    def _whole_step(self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]) -> None:
+    def _whole_step(self, features: Tensors, labels: Tensors) -> None:
         for parameter in self.parameters.held:  # a recording that failed has left some
             parameter.grad = None
         self._backward(self._now, features, labels)
@@ -285,7 +278,7 @@ class TorchReplica(ModuleReplica):
             parameter.grad = (
                 None if array is None else torch.from_numpy(np.ascontiguousarray(array)).to(parameter)
             )
-        if self._scaler is not None and not self._all_finite():
+        if self._scaler is not None and not all(bool(torch.isfinite(g).all()) for g in self._grads()):
             self.step += 1  # as the scaler does: a gradient that was too large moves nothing
             return
         self._move(unscaled=True)
@@ -294,12 +287,8 @@ class TorchReplica(ModuleReplica):
         _ = self.optimizer  # which its schedule is made with
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of torch: the optimizer has not stepped before
-            self._step_schedule()
+            self._step_schedules()
         self.step += 1
-
-    def _step_schedule(self) -> None:
-        if self._scheduler is not None and self.spec.scheduler_step == "step":
-            self._scheduler.step()
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
         fields = [parse(data) for data in states]
@@ -348,12 +337,8 @@ class TorchReplica(ModuleReplica):
             self._clip(self.parameters.held)
             self._freezer.wait()
             step_optimizer(self.optimizer, scaler)
-        self._step_schedule()
+        self._step_schedules()
         self.step += 1
-
-    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        if self._scheduler is not None and self.spec.scheduler_step == "epoch":
-            step_scheduler(self._scheduler, logs)
 
     def _trained(self) -> dict[str, torch.Tensor]:
         return super()._trained() if self._fully is None else dict(self._fully.named())
@@ -365,24 +350,19 @@ class TorchReplica(ModuleReplica):
 
     def _optimizer_fields(self) -> dict[str, Any]:
         optimizer = self.optimizer
-        if self._fully is not None:
-            groups: list[Any] = [list(names) for names in self._fully.groups]
-            state = self._fully.state_dict()
-        else:
-            groups = group_names(optimizer, self._modules())
-            state = optimizer.state_dict() if self._divided is None else self._divided.state_dict()
+        names = group_names(optimizer, self._modules()) if self._fully is None else self._fully.groups
         fields = {
-            "groups": groups,
-            "optimizer": state,
-            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "groups": names,
+            "optimizer": (self._fully or self._divided or optimizer).state_dict(),
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
         }
         return fields if self._scaler is None else {**fields, "scaler": self._scaler.state_dict()}
 
     def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
         load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
         self._set_capturable(self.optimizer)
-        if fields["scheduler"] is not None and self._scheduler is not None:
-            self._scheduler.load_state_dict(fields["scheduler"])
+        if fields["scheduler"] is not None and self.scheduler is not None:
+            self.scheduler.load_state_dict(fields["scheduler"])
         if self._scaler is not None and fields.get("scaler"):
             self._scaler.load_state_dict(fields["scaler"])
 
@@ -401,8 +381,7 @@ class TorchReplica(ModuleReplica):
         """Announces them to the other ranks."""
         if not self.parameters.look() or self._exchange is None:
             return []
-        fresh = self.parameters.unexchanged()
-        if fresh:
+        if fresh := self.parameters.unexchanged():
             self._exchange.announce()
         return fresh
 
@@ -418,9 +397,7 @@ class TorchReplica(ModuleReplica):
             self._divided.take_in()
         self.parameters.exchange(fresh)
 
-    def _backward(
-        self, batch: Batch, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
-    ) -> float | torch.Tensor:
+    def _backward(self, batch: Batch, features: Tensors, labels: Tensors) -> float | torch.Tensor:
         """Returns the weight of this rank's mean; if fused, `grad` then holds the mean over all ranks."""
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
@@ -507,12 +484,10 @@ class TorchReplica(ModuleReplica):
             if label.shape[1:] != shape:
                 raise ConfigError(
                     f"rows of {self._label_names[place]!r} have shape {label.shape[1:]} in this batch and"
-                    f" {shape}"
-                    " in the first one, and the loss returns a mean: whether it is one over rows, over"
-                    " all values"
-                    " or over those that are not padding is not known, so workers cannot weigh theirs.\n"
-                    "Hint: let the loss return one loss for each row or value, not reduced; or use"
-                    " CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
+                    f" {shape} in the first one, and the loss returns a mean: whether it is one over rows,"
+                    " over all values or over those that are not padding is not known, so workers cannot"
+                    " weigh theirs.\nHint: let the loss return one loss for each row or value, not reduced;"
+                    " or use CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
                 )
 
     def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
@@ -520,8 +495,7 @@ class TorchReplica(ModuleReplica):
         if self._exchange is None:
             return nullcontext()
         if not last:
-            paused: AbstractContextManager[Any] = self._exchange.paused()
-            return paused
+            return self._exchange.paused()
         if self.loss.weighted:
             self._exchange.weigh(weight)
         return nullcontext()
@@ -531,18 +505,17 @@ class TorchReplica(ModuleReplica):
             if divisor == 1.0:
                 return
             divisor = divisor or 1.0  # nothing weighs anything, so all gradients are zero
-        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
-        torch._foreach_div_(grads, divisor)
+        private.foreach_div_(self._grads(), divisor)
+
+    def _grads(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
 
     def _gathering(
-        self,
-        outputs: Any,
-        labels: tuple[torch.Tensor, ...],
-        rows: int,
-        weights: torch.Tensor | None,
+        self, outputs: Any, labels: Tensors, rows: int, weights: torch.Tensor | None
     ) -> AbstractContextManager[None]:
         """Tries the user's own loss in the first training steps."""
-        if not self.loss.unknown or not torch.is_grad_enabled() or self._is_recorded():
+        recorded = self.on_gpu and torch.cuda.is_current_stream_capturing()
+        if not self.loss.unknown or not torch.is_grad_enabled() or recorded:
             return nullcontext()
         accumulates = self.spec.accumulation_steps > 1
         is_cut = (accumulates or self._others is not None) and not self.spec.process_group
@@ -554,12 +527,7 @@ class TorchReplica(ModuleReplica):
             return gathering(refuse_to_gather)
         return self._gather.step()
 
-    def _is_recorded(self) -> bool:
-        return self.on_gpu and torch.cuda.is_current_stream_capturing()
-
-    def _try_loss(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
-    ) -> None:
+    def _try_loss(self, features: Tensors, labels: Tensors, rows: int) -> None:
         """Must come before a step relies on the loss."""
         _ = self.loss
         if self._trial is None or self._fully is not None or self.spec.process_group:
@@ -568,10 +536,6 @@ class TorchReplica(ModuleReplica):
         with torch.no_grad(), self._precision():
             self._trial(partial(self._called, self.model), self._inputs(features, labels), rows)
         self._modes.train()
-
-    def _all_finite(self) -> bool:
-        grads = [parameter.grad for parameter in self.parameters.held if parameter.grad is not None]
-        return all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
 def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:

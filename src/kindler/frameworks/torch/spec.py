@@ -5,39 +5,46 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import cloudpickle
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
 from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.state_format import is_packed, unpack
+from kindler.frameworks.torch.named_metrics import known_name, unknown_name
 from kindler.frameworks.torch.state import TensorUnpickler
 
 CLOSURE = (
     "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
-    " gradient a"
-    " step, over all workers, and cannot train with it.\nHint: use an optimizer of one gradient a step,"
-    " as Adam or SGD."
+    " gradient a step, over all workers, and cannot train with it.\n"
+    "Hint: use an optimizer of one gradient a step, as Adam or SGD."
 )
 SPARSE = (
     "optimizer SparseAdam moves only the rows of an embedding that a gradient has; over several workers"
-    " gradients are"
-    " dense, and it cannot be used.\nHint: use Adam with Embedding(sparse=False), SGD or Adagrad, or"
-    " workers=1."
+    " gradients are dense, and it cannot be used.\n"
+    "Hint: use Adam with Embedding(sparse=False), SGD or Adagrad, or workers=1."
 )
 PLATEAU_STEP = (
     "ReduceLROnPlateau waits for a figure of each epoch, so it cannot move with scheduler_step='step'.\n"
     "Hint: scheduler_step='epoch' shows it the training loss of each epoch."
 )
-_COMPILE = ("auto", "default", "graphs", "reduce-overhead")
 _LAZY = (
     "the model has lazy layers whose sizes are not known yet.\n"
     "Hint: call the model once on a sample in its creator, or give the layers their sizes."
 )
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "inputs": ("positional", "dict", "kwargs"),
+    "scheduler_step": ("epoch", "step"),
+    "precision": (None, "bf16", "fp16"),
+    "tf32": (True, False),
+    "process_group": (True, False),
+    "device_cache": ("auto", True, False),
+    "compile": (None, "auto", "default", "graphs", "reduce-overhead"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,17 @@ class TorchSpec:
     device_cache: Literal["auto"] | bool = "auto"
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepSpec(TorchSpec):
+    """`train_step` and `eval_step` are called with (run, batch) and return the loss or a dict of numbers.
+
+    `optimizer` and `scheduler_creator` may also be dicts by optimizer name.
+    """
+
+    train_step: Any = None
+    eval_step: Any = None
+
+
 def dumps(spec: TorchSpec) -> bytes:
     """A model and an optimizer over its parameters stay together."""
     return pickle_for_workers(spec)
@@ -71,27 +89,21 @@ def dumps(spec: TorchSpec) -> bytes:
 def loads(data: bytes) -> TorchSpec:
     """A pickle of the user's objects, so it must come from our own channel."""
     # A scoring model has the memory of its tensors behind it.
-    spec = TensorUnpickler(*unpack(data)).load() if is_packed(data) else cloudpickle.loads(data)
+    spec = TensorUnpickler(*(unpack(data) if is_packed(data) else (data, []))).load()
     if not isinstance(spec, TorchSpec):
         raise ConfigError(f"expected the bytes of a TorchSpec, received {type(spec).__name__}.")
     return spec
 
 
-def check(spec: TorchSpec) -> list[str]:
-    """Must not run a creator."""
-    return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
-
-
 def against_several(spec: TorchSpec) -> list[str]:
     """Must not run a creator."""
-    complaints = [] if spec.process_group else _synchronized_instance(spec.model)
-    if issubclass(optimizer_kind(spec.optimizer), torch.optim.SparseAdam):
+    complaints = []
+    if isinstance(spec.model, torch.nn.Module) and not spec.process_group:
+        complaints = synchronized(spec.model)
+    optimizers = spec.optimizer.values() if isinstance(spec.optimizer, Mapping) else [spec.optimizer]
+    if any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in optimizers):
         complaints.append(SPARSE)
     return complaints
-
-
-def _synchronized_instance(model: Any) -> list[str]:
-    return synchronized(model) if isinstance(model, torch.nn.Module) else []
 
 
 def missing(spec: TorchSpec, *names: str) -> list[str]:
@@ -120,17 +132,14 @@ def synchronized(model: torch.nn.Module) -> list[str]:
 def is_creator(given: Any) -> bool:
     if isinstance(given, type):
         return True
-    if isinstance(given, torch.nn.Module) or not callable(given):
+    if isinstance(given, torch.nn.Module):
         return False
-    if not (inspect.isroutine(given) or isinstance(given, functools.partial)):
-        return False
-    return makes(given)
+    return (inspect.isroutine(given) or isinstance(given, functools.partial)) and makes(given)
 
 
 def is_optimizer_class(given: Any) -> bool:
     """Also true for a partial of a class."""
-    given = _inner(given)
-    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+    return _is_class(given, torch.optim.Optimizer)
 
 
 def needs_closure(optimizer: type[torch.optim.Optimizer]) -> bool:
@@ -142,6 +151,11 @@ def _inner(given: Any) -> Any:
     while isinstance(given, functools.partial):
         given = given.func
     return given
+
+
+def _is_class(given: Any, base: type) -> bool:
+    given = _inner(given)
+    return isinstance(given, type) and issubclass(given, base)
 
 
 def optimizer_kind(given: Any) -> type:
@@ -157,30 +171,27 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 def build_model(spec: TorchSpec) -> torch.nn.Module:
     model = spec.model
     if not isinstance(model, torch.nn.Module):
-        made = call(model, spec.config)
-        if not isinstance(made, torch.nn.Module):
-            raise ConfigError(f"{title(model)} must return a torch.nn.Module, it returned {made!r}.")
-        model = made
+        model = call(spec.model, spec.config)
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"{title(spec.model)} must return a torch.nn.Module, it returned {model!r}.")
     if _is_lazy(model):
         raise ConfigError(_LAZY)
     return model
 
 
 def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
-    """None if it can."""
+    """Why the model cannot be called with these columns."""
+    signature = inspect.signature(model.forward)
     try:
-        inspect.signature(model.forward).bind(*columns)
+        signature.bind(*columns)
     except TypeError as exc:
-        takes = ", ".join(inspect.signature(model.forward).parameters)
-        hint = (
-            "stack_features=True joins the columns to one matrix; else the model gets one tensor a column."
-            if len(columns) > 1
-            else "name the columns of all its inputs in feature_cols."
-        )
+        hint, s = "name the columns of all its inputs in feature_cols.", ""
+        if len(columns) > 1:
+            hint = "stack_features=True joins columns to one matrix; else the model gets one tensor a column."
+            s = "s"
         return (
-            f"{type(model).__qualname__}.forward({takes}) is called with {len(columns)}"
-            f" input{'s' if len(columns) > 1 else ''}, the column{'s' if len(columns) > 1 else ''}"
-            f" {', '.join(map(repr, columns))}: {exc}.\nHint: {hint}"
+            f"{type(model).__qualname__}.forward({', '.join(signature.parameters)}) is called with"
+            f" {len(columns)} input{s}, the column{s} {', '.join(map(repr, columns))}: {exc}.\nHint: {hint}"
         )
     return None
 
@@ -194,17 +205,47 @@ def build_loss(spec: TorchSpec) -> Any:
     return loss
 
 
+def no_metric(given: Any) -> str:
+    return (
+        "a metric must be a torchmetrics.Metric, a function of (outputs, targets) or a name such as"
+        f" 'accuracy'; received {title(given)}."
+    )
+
+
+def check(spec: TorchSpec) -> list[str]:
+    """Must not run a creator."""
+    if not isinstance(spec, StepSpec):
+        return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
+    complaints: list[str] = []
+    optimizers = spec.optimizer if isinstance(spec.optimizer, Mapping) else None
+    plain = {name: value for name, value in vars(spec).items() if name in TorchSpec.__dataclass_fields__}
+    alone = TorchSpec(**plain)
+    if optimizers is None:
+        complaints = check(alone)
+    else:  # each optimizer by itself, the rest once
+        alone = replace(alone, scheduler_creator=None)
+        complaints = check(replace(alone, optimizer=None))
+        for name, optimizer in optimizers.items():
+            own = [c for c in check(replace(alone, optimizer=optimizer)) if c not in complaints]
+            complaints += [f"optimizer[{name!r}]: {complaint}" for complaint in own]
+    return [*complaints, *_step_complaints(spec, optimizers)]
+
+
 def _model_complaints(spec: TorchSpec) -> Iterator[str]:
     if not callable(spec.model):
         yield f"model must be a torch.nn.Module or a function that returns one; received {spec.model!r}."
     if isinstance(spec.model, torch.nn.Module) and _is_lazy(spec.model):
         yield _LAZY
-    if spec.inputs not in ("positional", "dict", "kwargs"):
-        yield f"inputs must be 'positional', 'dict' or 'kwargs'; received {spec.inputs!r}."
+    for name, choices in _CHOICES.items():
+        if repr(getattr(spec, name)) not in (shown := [repr(choice) for choice in choices]):
+            yield (
+                f"{name} must be {', '.join(shown[:-1])} or {shown[-1]}; received {getattr(spec, name)!r}."
+            )
 
 
 def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
-    optimizer = spec.optimizer
+    optimizer, scheduler = spec.optimizer, spec.scheduler_creator
+    kind = optimizer_kind(optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
         yield from _instance_complaints(spec, optimizer)
     elif optimizer is not None and not callable(optimizer):
@@ -212,41 +253,25 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
             "optimizer must be a torch.optim.Optimizer, a class of one, or a function of (model, config);"
             f" received {optimizer!r}."
         )
-    elif isinstance(_inner(optimizer), type):
-        yield from _class_complaints(optimizer)
-    kind = optimizer_kind(optimizer)
-    if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
-        yield CLOSURE.format(name=kind.__name__)
-    if spec.scheduler_creator is not None and optimizer is None:
-        yield "scheduler_creator needs an optimizer to schedule; none was given."
-    if spec.scheduler_creator is not None and not callable(spec.scheduler_creator):
-        given = spec.scheduler_creator
-        yield f"scheduler_creator must be callable with (optimizer, config); received {given!r}."
-    if spec.scheduler_step not in ("epoch", "step"):
-        yield f"scheduler_step must be 'epoch' or 'step'; received {spec.scheduler_step!r}."
-    if spec.scheduler_step == "step" and _is_plateau(spec.scheduler_creator):
-        yield PLATEAU_STEP
-
-
-def _is_plateau(given: Any) -> bool:
-    given = _inner(given)
-    return isinstance(given, type) and issubclass(given, torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
-def _class_complaints(given: Any) -> Iterator[str]:
-    """A class is called with the model's parameters alone."""
-    name = _inner(given).__name__
-    if not is_optimizer_class(given):
+    elif isinstance(_inner(optimizer), type) and not is_optimizer_class(optimizer):
         yield (
-            f"optimizer is the class {name}, which is none of torch.optim.Optimizer."
+            f"optimizer is the class {kind.__name__}, which is none of torch.optim.Optimizer."
             " Pass a function of (model, config) that returns an Optimizer."
         )
-    elif missing := lacking(given, "params"):
+    elif is_optimizer_class(optimizer) and (needed := lacking(optimizer, "params")):
         yield (
-            f"optimizer {name} needs {', '.join(map(repr, missing))} besides the parameters."
-            f" Bind it, as in functools.partial({name}, {missing[0]}=...); or pass a function of (model,"
-            f" config)."
+            f"optimizer {kind.__name__} needs {', '.join(map(repr, needed))} besides the parameters. Bind"
+            f" it, as in functools.partial({kind.__name__}, {needed[0]}=...); or pass a function of (model,"
+            " config)."
         )
+    if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
+        yield CLOSURE.format(name=kind.__name__)
+    if scheduler is not None and optimizer is None:
+        yield "scheduler_creator needs an optimizer to schedule; none was given."
+    if scheduler is not None and not callable(scheduler):
+        yield f"scheduler_creator must be callable with (optimizer, config); received {scheduler!r}."
+    if spec.scheduler_step == "step" and _is_class(scheduler, ReduceLROnPlateau):
+        yield PLATEAU_STEP
 
 
 def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Iterator[str]:
@@ -260,51 +285,53 @@ def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> I
     losses = [spec.loss] if isinstance(spec.loss, torch.nn.Module) else []
     own = {id(parameter) for module in (model, *losses) for parameter in module.parameters()}
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = sum(id(parameter) not in own for parameter in held)
-    if foreign:
+    if foreign := sum(id(parameter) not in own for parameter in held):
         yield (
-            f"optimizer {name} holds {foreign} of {len(held)} parameters that are not the model's."
-            " Build it from model.parameters() of the same model, and perhaps loss.parameters() of the"
-            " same loss."
+            f"optimizer {name} holds {foreign} of {len(held)} parameters that are not the model's. Build it"
+            " from model.parameters() of the same model, and perhaps loss.parameters() of the same loss."
         )
 
 
-def no_metric(given: Any) -> str:
-    return (
-        "a metric must be a torchmetrics.Metric, a function of (outputs, targets) or a name such as"
-        f" 'accuracy'; received {title(given)}."
-    )
-
-
-def _metric_complaints(metrics: Any) -> Iterator[str]:
-    from kindler.frameworks.torch.named_metrics import known_name, unknown_name  # which knows of losses
-
+def _other_complaints(spec: TorchSpec) -> Iterator[str]:
+    metrics, loss = spec.metrics, spec.loss
     if isinstance(metrics, Mapping) and not isinstance(metrics, torch.nn.Module):
         metrics = list(metrics.values())
     for metric in metrics if isinstance(metrics, list | tuple | set) else [metrics]:
-        if isinstance(metric, str):
-            if not known_name(metric):
-                yield unknown_name(metric)
-        elif metric is not None and not callable(metric):
+        if isinstance(metric, str) and not known_name(metric):
+            yield unknown_name(metric)
+        elif metric is not None and not isinstance(metric, str) and not callable(metric):
             yield no_metric(metric)
-
-
-def _single_complaints(spec: TorchSpec) -> Iterator[str]:
-    if spec.loss_weights is not None:
+    if isinstance(loss, list | tuple | Mapping):
+        yield from _several_losses_complaints(spec)
+    elif loss is not None and loss != "model" and not callable(loss):
+        what = "a module, a function of (outputs, targets), a creator or 'model'"
+        yield f"loss must be {what}; received {loss!r}."
+    if spec.loss_weights is not None and not isinstance(loss, list | tuple | Mapping):
         yield "loss_weights belong to a list or dict of losses, one for each output of the model."
+    if loss == "model" and spec.inputs == "positional":
+        yield (
+            "loss='model' passes labels to the model by name, so it needs inputs='kwargs' (or 'dict');"
+            f" received inputs={spec.inputs!r}."
+        )
+    if not isinstance(spec.config, Mapping):
+        yield f"config must be a dict; received {spec.config!r}."
+    if not isinstance(spec.accumulation_steps, int) or spec.accumulation_steps < 1:
+        yield f"accumulation_steps must be a whole number from 1; received {spec.accumulation_steps!r}."
+    for name in ("clip_norm", "clip_value"):
+        limit = getattr(spec, name)
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            yield f"{name} must be a number above 0 or None; received {limit!r}."
 
 
-def _several_complaints(spec: TorchSpec) -> Iterator[str]:
+def _several_losses_complaints(spec: TorchSpec) -> Iterator[str]:
     named = isinstance(spec.loss, Mapping)
     losses = dict(spec.loss) if named else dict(enumerate(spec.loss))
     if not losses:
         yield f"loss={spec.loss!r}: there is no loss in it."
     for key, loss in losses.items():
         if not callable(loss):
-            yield (
-                f"loss[{key!r}] must be a module, a function of (output, target) or a creator; received"
-                f" {loss!r}."
-            )
+            what = "a module, a function of (output, target) or a creator"
+            yield f"loss[{key!r}] must be {what}; received {loss!r}."
         elif isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters()):
             yield f"loss[{key!r}] has parameters of its own; only a single loss may learn."
     if spec.accumulation_steps != 1:
@@ -326,34 +353,49 @@ def _several_complaints(spec: TorchSpec) -> Iterator[str]:
             yield f"loss_weights[{key!r}] must be a number; received {weight!r}."
 
 
-def _other_complaints(spec: TorchSpec) -> Iterator[str]:
-    yield from _metric_complaints(spec.metrics)
-    several = isinstance(spec.loss, list | tuple | Mapping)
-    yield from _several_complaints(spec) if several else _single_complaints(spec)
-    if spec.loss is not None and spec.loss != "model" and not callable(spec.loss) and not several:
+def _step_complaints(spec: StepSpec, optimizers: Mapping[str, Any] | None) -> Iterator[str]:
+    for name in ("train_step", "eval_step"):
+        given = getattr(spec, name)
+        if given is not None and not callable(given):
+            yield f"{name} must be a function of (run, batch); received {given!r}."
+    if spec.train_step is None and spec.eval_step is not None:
+        yield "eval_step belongs to a train_step; without one, give a loss and metrics."
+    if spec.eval_step is not None and spec.metrics:
+        yield "metrics and eval_step: eval_step returns all figures itself; pass one of them."
+    if optimizers is not None:
+        yield from _several_optimizers_complaints(spec.scheduler_creator, optimizers)
+    elif isinstance(spec.scheduler_creator, Mapping):
+        yield "scheduler_creator is a dict, but there is one optimizer, which has no name; pass a function."
+    if spec.loss == "model" and spec.train_step is not None:
+        yield "loss='model' and train_step: the step computes the loss itself; pass one of them."
+    if spec.accumulation_steps != 1:
         yield (
-            "loss must be a module, a function of (outputs, targets), a creator or 'model'; received"
-            f" {spec.loss!r}."
+            "accumulation_steps: train_step decides itself when it calls run.backward and run.update; leave"
+            f" accumulation_steps=1; received {spec.accumulation_steps!r}."
         )
-    if spec.loss == "model" and spec.inputs == "positional":
-        yield (
-            "loss='model' passes labels to the model by name, so it needs inputs='kwargs' (or 'dict');"
-            f" received inputs={spec.inputs!r}."
-        )
-    if not isinstance(spec.config, Mapping):
-        yield f"config must be a dict; received {spec.config!r}."
-    if spec.precision not in (None, "bf16", "fp16"):
-        yield f"precision must be None, 'bf16' or 'fp16'; received {spec.precision!r}."
-    for name in ("tf32", "process_group"):
-        if not isinstance(getattr(spec, name), bool):
-            yield f"{name} must be True or False; received {getattr(spec, name)!r}."
-    if spec.device_cache not in ("auto", True, False):
-        yield f"device_cache must be 'auto', True or False; received {spec.device_cache!r}."
-    if spec.compile not in (None, *_COMPILE):
-        yield f"compile must be None or one of {', '.join(map(repr, _COMPILE))}; received {spec.compile!r}."
-    if not isinstance(spec.accumulation_steps, int) or spec.accumulation_steps < 1:
-        yield f"accumulation_steps must be a whole number from 1; received {spec.accumulation_steps!r}."
-    for name in ("clip_norm", "clip_value"):
-        limit = getattr(spec, name)
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            yield f"{name} must be a number above 0 or None; received {limit!r}."
+    if spec.precision == "fp16":
+        yield "precision='fp16' scales losses, which train_step does not; use precision='bf16'."
+    if spec.compile is not None:
+        yield f"compile={spec.compile!r}: call torch.compile on the parts of the model in their creator."
+
+
+def _several_optimizers_complaints(schedules: Any, optimizers: Mapping[str, Any]) -> Iterator[str]:
+    if not optimizers or not all(isinstance(name, str) and name for name in optimizers):
+        yield f"optimizer must be an optimizer, or a dict of optimizers by name; received {optimizers!r}."
+    for name, optimizer in optimizers.items():
+        if optimizer is None:
+            yield f"optimizer[{name!r}] is None."
+        elif len(optimizers) > 1 and is_optimizer_class(optimizer):
+            yield (
+                f"optimizer[{name!r}] is a class, which would get all parameters of the model.\n"
+                "Hint: pass a function of (model, config) that returns an optimizer of some of them."
+            )
+    if isinstance(schedules, Mapping):
+        for name, creator in schedules.items():
+            if name not in optimizers:
+                known = list(optimizers)
+                yield f"scheduler_creator[{name!r}]: there is no optimizer of that name, only {known}."
+            elif not callable(creator):
+                yield f"scheduler_creator[{name!r}] must be callable with (optimizer, config)."
+    elif schedules is not None and not callable(schedules):
+        yield f"scheduler_creator must be callable with (optimizer, config); received {schedules!r}."

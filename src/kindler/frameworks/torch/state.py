@@ -1,30 +1,41 @@
-"""A replica's state as bytes that load without executing anything."""
+"""A replica's state as bytes that load without executing anything, and what belongs to it.
+
+The parameters that training moves, the buffers it changes and the modules that train may change meanwhile.
+"""
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import hashlib
 import io
+import json
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
 
-from kindler.collective import Array
+from kindler.collective import Array, Collective, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.state_format import Buffer, is_packed, pack, unpack
-from kindler.frameworks.torch.buffers import Tracked
+from kindler.frameworks.pickling import pickle_for_workers
+from kindler.frameworks.state_format import Buffer, ScoringModel, is_packed, pack, unpack
+from kindler.frameworks.torch import private
 
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
+_EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
+_MOVED = {"kindler.frameworks.torch.step_spec": "kindler.frameworks.torch.spec"}
 
-# Neither is annotated by torch.
-_typed_storage: Any = torch.storage.TypedStorage
-_untyped_storage: Any = torch.UntypedStorage
+Modules = Mapping[str, torch.nn.Module]  # by the prefix of their parameters' names
+_untyped_storage: Any = torch.UntypedStorage  # which torch does not annotate
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
@@ -114,8 +125,7 @@ def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any
         made = copy.copy(value)
         for name, part in value.items():
             made[name] = frozen(part, taken, memo)
-        if hasattr(value, "_metadata"):  # the versions of modules, which copying a state dict drops
-            made._metadata = value._metadata  # type: ignore[attr-defined]
+        private.copy_versions(value, made)
         return made
     if type(value) in (list, tuple):
         return type(value)(frozen(part, taken, memo) for part in value)
@@ -176,14 +186,6 @@ def fork_seed(seed: int, *path: int) -> int:
     return int(state[0]) << 31 | int(state[1]) >> 1
 
 
-def snapshot(tracked: Tracked) -> list[torch.Tensor]:
-    return [buffer.detach().clone() for buffer in tracked.buffers()]
-
-
-def changes(tracked: Tracked, before: Sequence[torch.Tensor]) -> list[bool]:
-    return [not torch.equal(now, then) for now, then in zip(tracked.buffers(), before, strict=True)]
-
-
 def to_array(tensor: torch.Tensor) -> Array:
     """As float32 where numpy lacks the dtype (bfloat16)."""
     whole = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
@@ -213,12 +215,9 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
-        if isinstance(obj, torch.storage.TypedStorage):
-            storage, dtype = obj._untyped_storage, obj.dtype  # its method for that is deprecated
-        elif isinstance(obj, torch.UntypedStorage):
-            storage, dtype = obj, None
-        else:
+        if (found := private.storage_of(obj)) is None:
             return None
+        storage, dtype = found
         place = self._places.setdefault(storage._cdata, len(self.storages))
         if place == len(self.storages):
             self.storages.append(storage)
@@ -226,6 +225,11 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class TensorUnpickler(pickle.Unpickler):
+    """Also reads files that name a class where it was before."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(_MOVED.get(module, module), name)
+
     def __init__(self, head: bytes, buffers: Sequence[memoryview]) -> None:
         super().__init__(io.BytesIO(head))
         self._storages = [_storage(buffer) for buffer in buffers]
@@ -233,12 +237,297 @@ class TensorUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: tuple[int, torch.dtype | None]) -> Any:
         place, dtype = pid
         storage = self._storages[place]
-        if dtype is None:
-            return storage
-        return _typed_storage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return storage if dtype is None else private.typed_storage(storage, dtype)
 
 
 def _storage(buffer: memoryview) -> Any:
     if not len(buffer):
         return _untyped_storage(0)
     return torch.frombuffer(bytearray(buffer), dtype=torch.uint8).untyped_storage()
+
+
+class Tracked:
+    """The buffers that modules had when training began; complex ones as pairs of reals.
+
+    Later ones are left out: a copy of the model made elsewhere would not have them.
+    """
+
+    def __init__(self, *modules: torch.nn.Module) -> None:
+        self._modules = modules
+        self._names = [name for name, _ in self._named()]
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        now = dict(self._named())
+        for name in self._names:
+            buffer = now.get(name)
+            if buffer is None:
+                raise ConfigError(
+                    f"the buffer {name[1]!r} has been taken from the model while it was trained."
+                )
+            yield torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+    def copies(self) -> list[torch.Tensor]:
+        return [buffer.detach().clone() for buffer in self.buffers()]
+
+    def put_back(self, copies: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers(), copies, strict=True):
+                buffer.copy_(value)
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        return (part for module in self._modules for part in module.modules())
+
+    def refuse_new(self) -> None:
+        known = set(self._names)
+        new = [name for name in self._lasting() if name not in known]
+        if new:
+            raise ConfigError(
+                f"the model has registered the buffer {new[0][1]!r} while it was trained; a copy of the"
+                " model made elsewhere does not have it, and could not load its weights.\n"
+                "Hint: register it in __init__, with its final shape; or with persistent=False, if it can be"
+                " computed anew."
+            )
+
+    def reshaped(self, collective: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
+        """True for buffers of another shape on some rank, which cannot be merged; every rank calls it."""
+        now = list(self.buffers())
+        if not now:
+            return []
+        mine = [buffer.shape != then.shape for buffer, then in zip(now, before, strict=True)]
+        found = [bool(flag) for flag in collective.sum([np.array(mine, np.int64)])[0]]
+        lasting = set(self._lasting())
+        for name, flag in zip(self._names, found, strict=True):
+            if flag and name in lasting:
+                raise ConfigError(
+                    f"the buffer {name[1]!r} got another shape while the model was trained, so it"
+                    " cannot be made the same on all workers.\n"
+                    "Hint: register it with its final shape, or with persistent=False."
+                )
+        return found
+
+    def _named(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
+        for number, module in enumerate(self._modules):
+            for name, buffer in module.named_buffers():
+                yield (number, name), buffer
+
+    def _lasting(self) -> Iterator[tuple[int, str]]:
+        for number, module in enumerate(self._modules):
+            yield from ((number, name) for name in private.persistent_buffers(module))
+
+
+def scoring_model(
+    spec: Any, live: torch.nn.Module | None, state: bytes, before: ScoringModel | None
+) -> ScoringModel:
+    """Without its tensors' memory, which follows as it is.
+
+    Changes are found by comparing memory: torch's own counters miss writes through `.data` or numpy.
+    """
+    own = "model" if spec.loss == "model" else None
+    slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler_creator=None)
+    if isinstance(spec.model, torch.nn.Module):  # which has its trained weights
+        return _packed_with_tensors(slim, before)
+    packed = pickle_for_workers(slim)
+    if live is not None:
+        return ScoringModel.of(packed, dump({"model": live.state_dict()}), before)
+    if not state:
+        return ScoringModel.of(packed, b"", before)
+    known = before is not None and before.of_state is state
+    weights = before.state if before is not None and known else dump({"model": parse(state)["model"]})
+    return ScoringModel.of(packed, weights, before, of_state=state)
+
+
+def _packed_with_tensors(spec: Any, before: ScoringModel | None) -> ScoringModel:
+    file = io.BytesIO()
+    pickler = TensorPickler(file)
+    try:
+        pickler.dump(spec)
+    except Exception:
+        pickle_for_workers(spec)  # says which part of it cannot be sent
+        raise
+    storages: list[Any] = [storage.cpu() for storage in pickler.storages]
+    head = file.getvalue()
+    if before is not None and _is_packed_in(before.spec, head, storages):
+        return before
+    buffers = [torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data for storage in storages]
+    return ScoringModel.of(b"".join(pack(head, buffers)), b"", before)
+
+
+def _is_packed_in(data: bytes, head: bytes, storages: Sequence[Any]) -> bool:
+    known, buffers = unpack(data)
+    if known != head or [len(buffer) for buffer in buffers] != [storage.nbytes() for storage in storages]:
+        return False
+    return not any(
+        _memcmp(np.frombuffer(buffer, np.uint8).ctypes.data, storage.data_ptr(), len(buffer))
+        for buffer, storage in zip(buffers, storages, strict=True)
+        if len(buffer)
+    )
+
+
+class Parameters:
+    """`held`: the optimizer's parameters and the model's others that get gradients, each once."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._seen: tuple[list[int], list[bool]] = ([], [])
+        self._exchanged: set[int] = set()
+        self.held: list[torch.nn.Parameter] = []
+        self.look()
+
+    def look(self) -> bool:
+        """Whether the optimizer's parameters or their `requires_grad` changed since the last call."""
+        moved = [p for group in self._optimizer.param_groups for p in group["params"]]
+        seen = ([id(p) for p in moved], [p.requires_grad for p in moved])
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        trained = (p for p in self._model.parameters() if p.requires_grad)
+        self.held = list({id(p): p for p in (*trained, *moved)}.values())
+        return True
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.held if p.requires_grad]
+
+    def unexchanged(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.held if p.requires_grad and id(p) not in self._exchanged]
+
+    def exchange(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._exchanged |= {id(p) for p in parameters}
+
+
+def agree_on(collective: Collective, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Raises unless all ranks add the same parameters with the same values."""
+    kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
+    told = share_bytes(collective, kinds.encode()).decode()
+    if _any(collective, told != kinds):
+        raise ConfigError(
+            "workers have begun to train different parameters: the first one those of (shape, dtype)"
+            f" {told}, this one {kinds}.\nHint: {_EVERY_WORKER}"
+        )
+    values = b"".join(hashlib.sha256(_bytes(parameter)).digest() for parameter in parameters)
+    if _any(collective, share_bytes(collective, values) != values):
+        raise ConfigError(
+            "a parameter that came in while training ran has other values on one worker than on another.\n"
+            "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
+        )
+
+
+def _bytes(parameter: torch.nn.Parameter) -> bytes:
+    return parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _any(collective: Collective, flag: bool) -> bool:
+    return bool(collective.sum([np.array([flag], np.int64)])[0][0])
+
+
+def unshared_change_error() -> ConfigError:
+    return ConfigError(
+        "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and others"
+        f" have not.\nHint: {_EVERY_WORKER}"
+    )
+
+
+def trained(modules: Modules) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in named_parameters(modules).items()}
+
+
+def recall_trained(flags: Mapping[str, bool], modules: Modules) -> None:
+    for name, parameter in named_parameters(modules).items():
+        if flags.get(name, parameter.requires_grad) is not parameter.requires_grad:
+            parameter.requires_grad_(flags[name])
+
+
+def group_names(optimizer: torch.optim.Optimizer, modules: Modules) -> list[list[str | None]]:
+    """None if no module has the parameter."""
+    names = {id(parameter): name for name, parameter in named_parameters(modules).items()}
+    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    groups: Sequence[Sequence[str | None]],
+    modules: Modules,
+) -> None:
+    """Works even if groups were added or layers unfrozen, before or after."""
+    named = named_parameters(modules)
+    if any(name not in named for group in groups for name in group):  # parameters of nobody: by their order
+        _load(optimizer, state)
+        return
+    built = optimizer.param_groups[:]
+    then = {id(named[name]) for group in groups for name in group if name is not None}
+    later = [[p for p in group["params"] if id(p) not in then] for group in built]
+    fresh = {p: optimizer.state[p] for params in later for p in params if p in optimizer.state}
+    optimizer.param_groups[len(groups) :] = []
+    for place, names in enumerate(groups):
+        params = [named[name] for name in names if name is not None]
+        if place < len(built):
+            optimizer.param_groups[place]["params"] = params
+        else:
+            optimizer.add_param_group({"params": params})
+    _load(optimizer, state)
+    optimizer.state.update(fresh)
+    for place, params in enumerate(later):
+        if place < len(groups):
+            optimizer.param_groups[place]["params"] += params
+        elif params:
+            optimizer.param_groups.append({**built[place], "params": params})
+
+
+def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    try:
+        optimizer.load_state_dict(dict(state))
+    except ValueError as exc:
+        raise ConfigError(
+            f"the state is one of another optimizer: {exc}\n"
+            "Hint: build the optimizer as it was built then; or take only the weights, with Estimator.load()."
+        ) from exc
+
+
+def named_parameters(modules: Modules) -> dict[str, torch.nn.Parameter]:
+    return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}
+
+
+class Modes:
+    """Modules in evaluation mode in a model in training mode rest for the whole run (a frozen BatchNorm).
+
+    All others train in every training step, whatever callbacks do in between. A model in evaluation mode as a
+    whole says nothing about its parts.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._said = model.training
+        self.resting = _resting(model)
+        self._expected: list[tuple[torch.nn.Module, bool]] = []
+        self._trains: bool | None = None
+        self._begun = False
+
+    def recall(self, resting: Iterable[str]) -> None:
+        """This model's own modes take precedence."""
+        if not self._said:
+            self.resting = set(resting)
+
+    def train(self) -> None:
+        if not self._begun:  # what `on_run_begin` has put to rest belongs to the beginning too
+            self._begun = True
+            self.resting |= _resting(self._model)
+        if self._trains and all(module.training is mode for module, mode in self._expected):
+            return
+        self._model.train()  # first: a model may have its own idea of it
+        modules = dict(self._model.named_modules())
+        for name in self.resting & modules.keys():
+            modules[name].training = False
+        self._expected = [(module, module.training) for module in modules.values()]
+        self._trains = True
+
+    def evaluate(self) -> None:
+        if self._trains is not False or self._model.training:
+            self._model.eval()
+            self._trains = False
+
+
+def _resting(model: torch.nn.Module) -> set[str]:
+    if not model.training:
+        return set()
+    return {name for name, module in model.named_modules() if not module.training}

@@ -1,8 +1,9 @@
-"""Reports steps whose loss is NaN or infinite, and skips them on request."""
+"""Reports steps whose loss is NaN or infinite, and skips them on request; undoes the user's own steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +11,16 @@ import torch
 
 from kindler.collective import Collective
 from kindler.frameworks.labels import LabelSource
-from kindler.frameworks.torch.buffers import Tracked
-from kindler.frameworks.torch.state import snapshot
+from kindler.frameworks.torch import private
+from kindler.frameworks.torch.metrics import is_metric, put_back_state, state_of
+from kindler.frameworks.torch.optim import Optimizers, Schedules
+from kindler.frameworks.torch.state import Tracked
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
 
 _SHOWN_ROWS = 8
+Undo = Callable[[], None]
 
 
 class StepGuard:
@@ -30,14 +34,11 @@ class StepGuard:
         """Skipping needs every loss at once."""
         return self._watch.skips
 
-    def begin_step(self, tracked: Tracked) -> None:
+    def begin_step(self, tracked: Tracked | None = None) -> None:
+        """Without buffers the caller undoes the step itself if it is `bad`."""
         if self.skips:
-            self.begin_own_step()
-            self._buffers = snapshot(tracked)
-
-    def begin_own_step(self) -> None:
-        """The caller undoes the step itself if it is `bad`."""
-        self._bad = False
+            self._bad = False
+            self._buffers = [] if tracked is None else tracked.copies()
 
     @property
     def bad(self) -> bool:
@@ -59,15 +60,15 @@ class StepGuard:
             if not torch.cuda.is_current_stream_capturing():
                 self.replayed(step, loss.detach(), source, rows)
             return True
-        if not self._watch.saw(
-            step, loss.item(), lambda: (_rows(source, rows), self._oddity(features, source))
-        ):
+        describe = lambda: (_first_rows(source, rows), self._oddity(features, source))  # noqa: E731
+        if not self._watch.saw(step, loss.item(), describe):
             self._bad = True
         return not (self._bad and self.skips)
 
     def replayed(self, step: int, loss: torch.Tensor, source: LabelSource, rows: int) -> None:
         """Looks at it soon, without waiting for the GPU."""
-        self._watch.note(step, loss, _Shown(source.where, rows), _brought)  # which does not keep the batch
+        where = LabelSource((), (), source.where)  # which does not keep the batch
+        self._watch.note(step, loss, lambda: (_first_rows(where, rows), ""), _brought)
 
     def left_out(
         self,
@@ -85,9 +86,7 @@ class StepGuard:
             [count] = others.sum([np.array([bad], np.int64)])
             bad = bool(count[0])
         if bad:
-            with torch.no_grad():
-                for buffer, before in zip(tracked.buffers(), self._buffers, strict=True):
-                    buffer.copy_(before)
+            tracked.put_back(self._buffers)
             self._watch.skip()
         self._buffers = []
         return bad
@@ -104,16 +103,8 @@ class StepGuard:
         return ""
 
 
-class _Shown:
-    def __init__(self, where: Any, rows: int) -> None:
-        self._where, self._rows = where, rows
-
-    def __call__(self) -> tuple[list[int | str], str]:
-        return [self._where(row) for row in range(min(self._rows, _SHOWN_ROWS))], ""
-
-
-def _rows(source: LabelSource, rows: int) -> list[int | str]:
-    return _Shown(source.where, rows)()[0]
+def _first_rows(source: LabelSource, rows: int) -> list[int | str]:
+    return [source.where(row) for row in range(min(rows, _SHOWN_ROWS))]
 
 
 def _brought(losses: Sequence[torch.Tensor]) -> list[float]:
@@ -123,5 +114,98 @@ def _brought(losses: Sequence[torch.Tensor]) -> list[float]:
 
 def _all_finite(gradients: list[torch.Tensor]) -> bool:
     return not gradients or bool(
-        torch.isfinite(torch.stack(torch._foreach_norm(gradients, float("inf")))).all()
+        torch.isfinite(torch.stack(private.foreach_norm(gradients, float("inf")))).all()
     )
+
+
+def undo_of(
+    parameters: Iterable[torch.nn.Parameter],
+    tracked: Tracked,
+    optimizers: Optimizers,
+    schedules: Schedules | None,
+) -> Undo:
+    """What the user's code keeps besides parameters, buffers and metrics is not covered."""
+    buffers = tracked.copies()
+    metrics = [(part, state_of(part)) for part in tracked.modules() if is_metric(part)]
+    steps = copy.deepcopy(schedules.state_dict()) if schedules is not None else {}
+    undo = [
+        *(_parameter(parameter) for parameter in {id(p): p for p in parameters}.values()),
+        *(_optimizer(optimizer) for optimizer in optimizers.named.values()),
+    ]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for each in undo:
+                each()
+            for metric, state in metrics:
+                put_back_state(metric, state)
+        tracked.put_back(buffers)
+        if schedules is not None:
+            schedules.load_state_dict(steps)
+
+    return put_back
+
+
+def attributes_of(modules: Iterable[torch.nn.Module]) -> Undo:
+    """Includes the lists, dicts and sets in modules' attributes."""
+    before = [(module, dict(module.__dict__)) for module in modules]
+    within = [
+        (value, copy.copy(value))
+        for _, attributes in before
+        for value in attributes.values()
+        if type(value) in (list, dict, set)
+    ]
+
+    def put_back() -> None:
+        for value, kept in within:
+            value.clear()
+            value.extend(kept) if isinstance(value, list) else value.update(kept)
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+    return put_back
+
+
+def _parameter(parameter: torch.nn.Parameter) -> Undo:
+    value, grad = parameter.detach().clone(), parameter.grad
+    held = None if grad is None else grad.detach().clone()
+
+    def put_back() -> None:
+        parameter.copy_(value)
+        parameter.grad = None if grad is None else _given_back(grad, held)
+
+    return put_back
+
+
+def _optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+    states = {p: {name: _kept(v) for name, v in state.items()} for p, state in optimizer.state.items()}
+    groups = [
+        {name: _kept(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+    def put_back() -> None:
+        for parameter in [p for p in optimizer.state if p not in states]:
+            del optimizer.state[parameter]
+        for parameter, state in states.items():
+            now = optimizer.state[parameter]
+            optimizer.state[parameter] = {name: _given_back(now.get(name), v) for name, v in state.items()}
+        del optimizer.param_groups[len(groups) :]
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            for name in [name for name in group if name != "params" and name not in values]:
+                del group[name]
+            group.update({name: _given_back(group.get(name), value) for name, value in values.items()})
+
+    return put_back
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _given_back(now: Any, kept: Any) -> Any:
+    """Restores into the current tensor: others may hold it."""
+    if isinstance(now, torch.Tensor) and isinstance(kept, torch.Tensor) and now.shape == kept.shape:
+        return now.copy_(kept)
+    return kept

@@ -8,35 +8,33 @@ gradients in the same order. A step to be skipped runs to its end on all ranks, 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from kindler.collective import Array, Batch, GradientExchange
+from kindler.collective import Array, Batch, GradientExchange, all_gather
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Facts, Use
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
-from kindler.frameworks.torch.export import numbered
 from kindler.frameworks.torch.gather import Gather
-from kindler.frameworks.torch.metrics import named_metrics
+from kindler.frameworks.torch.loss import Tensors
+from kindler.frameworks.torch.metrics import StepCounter
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import step_optimizer
-from kindler.frameworks.torch.optimizers import Optimizers, Schedules, build_optimizers, build_schedules
-from kindler.frameworks.torch.parameters import group_names
-from kindler.frameworks.torch.spec import SPARSE, against_several, optimizer_kind
-from kindler.frameworks.torch.state import parse, snapshot, to_array
-from kindler.frameworks.torch.step_copy import Undo, undo_of
-from kindler.frameworks.torch.step_counter import StepCounter
-from kindler.frameworks.torch.step_run import StepRun, logged
-from kindler.frameworks.torch.step_spec import StepSpec, check_step, missing_in_step
-from kindler.frameworks.torch.tried_step import TriedStep
+from kindler.frameworks.torch.outputs import numbered
+from kindler.frameworks.torch.spec import StepSpec, against_several, missing
+from kindler.frameworks.torch.state import group_names, parse, to_array
+from kindler.frameworks.torch.step_guard import Undo, undo_of
+from kindler.frameworks.torch.trials import TriedStep
 from kindler.group import Group
 
 _END = -1  # stands for the end of a step where ranks compare what they do
@@ -45,13 +43,11 @@ _MADE_UP_ROWS = 2  # BatchNorm needs more than one
 
 class StepReplica(ModuleReplica):
     spec: StepSpec
+    spec_type = StepSpec
 
     def __init__(self, spec: StepSpec, **options: Any) -> None:
         super().__init__(spec, **options)
-        self._optimizers: Optimizers | None = None
-        self._schedules: Schedules | None = None
         self._gather: Gather | None = None
-        self._run: StepRun | None = None
         self._shares = False
         self._exchanges = 0
         self._ours = False
@@ -59,15 +55,8 @@ class StepReplica(ModuleReplica):
         self._weight = (0.0, 0.0)
         self._made: dict[int, Any] = {}
         self._hooks: list[Any] = []
-        self._shown: tuple[tuple[torch.Tensor, ...], LabelSource, int] | None = None
+        self._shown: tuple[Tensors, LabelSource, int] | None = None
         self._step_trial: TriedStep | None = None
-
-    @classmethod
-    def make_spec(cls, **options: Any) -> StepSpec:
-        spec = StepSpec(**{**options, "config": dict(options.get("config") or {})})
-        if complaints := check_step(spec):
-            raise ConfigError("\n".join(complaints))
-        return spec
 
     @classmethod
     def facts(cls, spec: Any) -> Facts:
@@ -85,59 +74,33 @@ class StepReplica(ModuleReplica):
 
     @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
-        if use in ("train", "judge"):
-            return missing_in_step(spec, *(("optimizer", "loss") if use == "train" else ("loss",)))
+        if use == "train":
+            return missing(spec, "optimizer")
+        if use == "judge" and spec.loss is None and spec.eval_step is None:
+            complaint = (
+                "this needs to know how rows are judged; give Estimator.from_torch(eval_step=...), a function"
+                " of (run, batch) like train_step, or loss=..., a function of (outputs, targets)."
+            )
+            return [complaint]
         if use in ("server", "division"):
             return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
         if use == "several":
-            given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {"": spec.optimizer}
-            sparse = any(issubclass(optimizer_kind(one), torch.optim.SparseAdam) for one in given.values())
-            return [c for c in against_several(spec) if c != SPARSE] + ([SPARSE] if sparse else [])
+            return against_several(spec)
         if use == "row_weights":  # the step finds them in `run`; only a loss must know them itself
             return [] if spec.eval_step is not None else row_weight_complaints(spec)
         return super().complaints(spec, use, value)
 
-    @property
-    def optimizers(self) -> Optimizers:
-        if self._optimizers is None:
-            if self.spec.loss is not None:
-                _ = self.loss
-            self._optimizers = self._build_optimizers()
-            self._schedules = self._build_schedules(self._optimizers)
-        return self._optimizers
-
-    def _build_optimizers(self) -> Optimizers:
-        return build_optimizers(self.spec, self.model)
-
-    def _build_schedules(self, optimizers: Optimizers) -> Schedules | None:
-        return build_schedules(self.spec, optimizers)
-
-    @property
-    def optimizer(self) -> Any:
-        named = self.optimizers.named
-        return next(iter(named.values())) if len(named) == 1 else self.optimizers
-
-    @property
+    @cached_property
     def counter(self) -> StepCounter:
-        if self._counter is None:
-            loss = self.loss if self.spec.loss is not None else None
-            metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
-            self._counter = StepCounter(metrics, self.device, self.model.get_submodule)
-        assert isinstance(self._counter, StepCounter)
-        return self._counter
+        return StepCounter(self._named_metrics(), self.device, self.model)
 
-    @property
+    @cached_property
     def run(self) -> StepRun:
-        if self._run is None:
-            self._run = StepRun(self)
-        return self._run
+        return StepRun(self)
 
     @property
     def size(self) -> int:
         return 1 if self._collective is None else self._collective.size
-
-    def _all_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        return list(self.optimizers.named.values())
 
     def fuse(
         self, worker: Group, settings: RunSettings, strategy: str, **options: Any
@@ -161,11 +124,14 @@ class StepReplica(ModuleReplica):
         if not self._watches:
             self._watches = True
             for name, optimizer in self.optimizers.named.items():
-                optimizer.register_step_pre_hook(self._before_step(name))
+                optimizer.register_step_pre_hook(partial(self._before_step, name))
         self._modes.train()
         if self.parameters.look():
             self._watch_gradients()
-        undo = self._begin_watched()
+        undo = None
+        if self._guard is not None:
+            self._guard.begin_step()
+            undo = self.undo() if self._guard.skips else None
         self._begin(batch)
         if batch.rows:
             features, labels = self._tensors(batch.features), self._tensors(batch.labels)
@@ -175,28 +141,23 @@ class StepReplica(ModuleReplica):
             self._shown = features, self._label_source(batch), batch.rows
             self._step_on(features, labels, batch.rows)
         else:
-            self._step_on_nothing(batch)
+            buffers = self.tracked.copies()
+            self._step_on(self._tensors(_made_up(batch.features)), self._tensors(_made_up(batch.labels)), 0)
+            self.tracked.put_back(buffers)
         self._shown = None
         if undo is not None and not self._shares:  # gradients may have come about without `run.backward`
             self._look_at_gradients_of(self.parameters.held)
         bad = self._agree(_END, float(self._guard is not None and self._guard.bad)) > 0
-        if undo is not None and bad:
-            self._leave_out(undo)
+        if undo is not None and self._guard is not None and bad:
+            undo()
+            self._remember_gradients()
+            self._guard.skip()
             self.counter.count_rows(0)
         else:
-            if self._schedules is not None and self.spec.scheduler_step == "step":
-                self._schedules.step()
+            self._step_schedules()
             self.counter.count_rows(batch.rows)
         self.step += 1
         self._count_rows(batch)
-
-    def _begin_watched(self) -> Undo | None:
-        if self._guard is None:
-            return None
-        self._guard.begin_own_step()
-        if not self._guard.skips:
-            return None
-        return self.undo()
 
     def undo(self) -> Undo:
         """Covers the model, its optimizers and the tallies."""
@@ -210,21 +171,11 @@ class StepReplica(ModuleReplica):
 
         return both
 
-    def _leave_out(self, undo: Undo) -> None:
-        assert self._guard is not None, "who undoes steps watches losses"
-        undo()
+    def _remember_gradients(self) -> None:
+        """They are the same on all ranks."""
         for parameter in self.parameters.held:
             if parameter.grad is not None:
                 self._made[id(parameter)] = weakref.ref(parameter.grad)
-        self._guard.skip()
-
-    def _step_on_nothing(self, batch: Batch) -> None:
-        """Restores the buffers."""
-        before = snapshot(self.tracked)
-        self._step_on(self._tensors(_made_up(batch.features)), self._tensors(_made_up(batch.labels)), 0)
-        with torch.no_grad():
-            for buffer, value in zip(self.tracked.buffers(), before, strict=True):
-                buffer.copy_(value)
 
     def look_at_loss(self, loss: float | torch.Tensor) -> None:
         """Losses of made-up rows are ignored."""
@@ -251,9 +202,7 @@ class StepReplica(ModuleReplica):
         if self._gather is not None:
             self._gather.begin()
 
-    def losses_of(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
-    ) -> Any:
+    def losses_of(self, features: Tensors, labels: Tensors, rows: int) -> Any:
         labels = self._without_weights(labels, trains=True, made_up=not rows)
         with self._precision():
             return self.spec.train_step(self.run, self._by_name(features, labels))
@@ -261,12 +210,15 @@ class StepReplica(ModuleReplica):
     def _gathers_in_step(self, rows: int) -> AbstractContextManager[None]:
         return nullcontext() if self._gather is None else self._gather.step(idle=not rows)
 
-    def _step_on(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...], rows: int
-    ) -> None:
+    def _step_on(self, features: Tensors, labels: Tensors, rows: int) -> None:
         with self._gathers_in_step(rows):
             returned = self.losses_of(features, labels, rows)
-        self._refuse_unread_weights()
+        if self._row_weights is not None and not self.run.weights_read:
+            raise ConfigError(
+                "train_step has not read run.sample_weight, so class_weight and sample_weight_col have no"
+                " effect: a step of your own computes its loss itself.\nHint: multiply the loss of each row"
+                " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
+            )
         values = logged(returned, "train_step")
         self._look_at_losses(values)
         if not self._used:
@@ -303,14 +255,11 @@ class StepReplica(ModuleReplica):
         self._begin(batch)
         labels = self._without_weights(self._tensors(batch.labels), trains=False)
         with torch.no_grad(), self._precision():
-            given = self._by_name(self._tensors(batch.features), labels)
-            returned = self.spec.eval_step(self.run, given)
+            returned = self.spec.eval_step(self.run, self._by_name(self._tensors(batch.features), labels))
         self.counter.note(logged(returned, "eval_step"), batch.rows)
         self.counter.count_rows(batch.rows)
 
-    def _without_weights(
-        self, labels: tuple[torch.Tensor, ...], *, trains: bool, made_up: bool = False
-    ) -> tuple[torch.Tensor, ...]:
+    def _without_weights(self, labels: Tensors, *, trains: bool, made_up: bool = False) -> Tensors:
         """Row weights move to `run.sample_weight`."""
         weights = None
         if self._row_weights is not None:
@@ -320,17 +269,7 @@ class StepReplica(ModuleReplica):
         self.run.weigh(weights)
         return labels
 
-    def _refuse_unread_weights(self) -> None:
-        if self._row_weights is not None and not self.run.weights_read:
-            raise ConfigError(
-                "train_step has not read run.sample_weight, so class_weight and sample_weight_col have no"
-                " effect: a step of your own computes its loss itself.\nHint: multiply the loss of each row"
-                " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
-            )
-
-    def _by_name(
-        self, features: tuple[torch.Tensor, ...], labels: tuple[torch.Tensor, ...]
-    ) -> dict[str, torch.Tensor]:
+    def _by_name(self, features: Tensors, labels: Tensors) -> dict[str, torch.Tensor]:
         names = self._names_of(features)
         of_labels = self._label_names
         if self._row_weights is not None and self._row_weights.column:
@@ -363,8 +302,12 @@ class StepReplica(ModuleReplica):
             share = self._share(code, weight)
         if self._gather is not None:
             self._gather.share = share
-        with self._own(), torch.autocast(self.device.type, enabled=False), backward_on(self.device.type):
-            torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
+        self._ours = True
+        try:
+            with torch.autocast(self.device.type, enabled=False), backward_on(self.device.type):
+                torch.autograd.backward(loss, retain_graph=retain_graph, inputs=None if only else parameters)
+        finally:
+            self._ours = False
         grads = [parameter.grad for parameter in parameters]
         if self._gather is not None:
             self._gather.pending.clear()
@@ -381,21 +324,19 @@ class StepReplica(ModuleReplica):
     def _share(self, code: int, weight: float | torch.Tensor | None) -> float:
         """Checks that all ranks are at the same place of the step."""
         mine, total = self._weight
-        given = mine if weight is None else float(weight) if mine else 0.0
-        told = self._agree(code + 1, given)
-        total = total if weight is None else told
-        return given / total if total else 0.0
+        own = mine if weight is None else float(weight) if mine else 0.0
+        weights = self._agree(code + 1, own)
+        total = total if weight is None else weights
+        return own / total if total else 0.0
 
     def _exchanged(
         self, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], share: float
     ) -> list[torch.Tensor | None]:
         assert self._collective is not None, "join comes first"
-        arrays: list[Array] = []
-        for grad, parameter in zip(grads, parameters, strict=True):
-            if grad is None or not share:
-                arrays.append(np.zeros_like(to_array(parameter)))
-            else:
-                arrays.append(to_array(grad * share))
+        arrays = [
+            np.zeros_like(to_array(parameter)) if grad is None or not share else to_array(grad * share)
+            for grad, parameter in zip(grads, parameters, strict=True)
+        ]
         flags = np.array([grad is not None and share > 0 for grad in grads], np.int64)
         *sums, used = self._collective.sum([*arrays, flags])
         return [
@@ -424,24 +365,14 @@ class StepReplica(ModuleReplica):
     def update(self, name: str) -> None:
         if self._step_trial is not None and self._step_trial.running:
             return
-        optimizer = self.optimizers[name]
-        moved = self._parameters_of(name)
-        self._clip(moved)
-        step_optimizer(optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        self._clip(self._parameters_of(name))
+        step_optimizer(self.optimizers[name])
+        self.optimizers[name].zero_grad(set_to_none=True)
 
     def _parameters_of(self, name: str | None) -> list[torch.nn.Parameter]:
         if name is None:
             return self.parameters.held
         return [p for group in self.optimizers[name].param_groups for p in group["params"]]
-
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        self._ours = True
-        try:
-            yield
-        finally:
-            self._ours = False
 
     def _watch_gradients(self) -> None:
         """Other ranks do not have gradients computed without `run.backward`."""
@@ -458,26 +389,19 @@ class StepReplica(ModuleReplica):
                 " LightningModule, self.manual_backward(loss)."
             )
 
-    def _before_step(self, name: str) -> Callable[..., None]:
-        def look(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            self._used = True
-            if not self._shares:
-                self._look_at_gradients_of(p for group in optimizer.param_groups for p in group["params"])
-                return
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    known = self._made.get(id(parameter), lambda: None)()
-                    if parameter.grad is not None and parameter.grad is not known:
-                        raise ConfigError(
-                            f"the optimizer {name!r} is about to move parameters by gradients that other"
-                            " workers do not have.\nHint: compute them with run.backward(loss)."
-                        )
-
-        return look
-
-    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        if self._schedules is not None and self.spec.scheduler_step == "epoch":
-            self._schedules.end_epoch(logs)
+    def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._used = True
+        moved = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not self._shares:
+            self._look_at_gradients_of(moved)
+            return
+        for parameter in moved:
+            known = self._made.get(id(parameter), lambda: None)()
+            if parameter.grad is not None and parameter.grad is not known:
+                raise ConfigError(
+                    f"the optimizer {name!r} is about to move parameters by gradients that other workers do"
+                    " not have.\nHint: compute them with run.backward(loss)."
+                )
 
     def _optimizer_fields(self) -> dict[str, Any]:
         # Gradients that the next step adds to are the same on all ranks.
@@ -496,8 +420,7 @@ class StepReplica(ModuleReplica):
         grads = parse(data).get("gradients", {})
         for place, parameter in enumerate(self.parameters.held):
             parameter.grad = grads[place].to(parameter) if place in grads else None
-            if parameter.grad is not None:
-                self._made[id(parameter)] = weakref.ref(parameter.grad)
+        self._remember_gradients()
 
     def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
         kept = fields["optimizer"].get("named")
@@ -509,6 +432,160 @@ class StepReplica(ModuleReplica):
         self.optimizers.load(kept, self._modules())
         if fields["scheduler"] is not None and self._schedules is not None:
             self._schedules.load_state_dict(fields["scheduler"])
+
+
+class StepRun:
+    """The first argument of `train_step` and `eval_step`.
+
+    `backward` computes gradients of the mean over the rows of all workers, so a step does the same with one
+    worker or several. The loss passed to it is a mean over the rows of `batch`.
+
+    Attributes:
+        model: This worker's copy of the model.
+        config: The estimator's config.
+        rows: The number of rows this worker has in the step. If 0, the step is called with made-up rows, so
+            that all workers do the same; nothing of it counts.
+        global_rows: The number of rows all workers have in the step.
+        loss_sum: The sum of the losses passed to `backward` in this step; None before the first.
+        weights_read: Whether a step has read `sample_weight`.
+        epoch: The current epoch, counted from 1.
+        step: Steps since the model was created.
+        rank: This worker's number, from 0.
+        size: The number of workers.
+        device: The device of the model and the batches.
+    """
+
+    def __init__(self, replica: StepReplica) -> None:
+        self._replica = replica
+        self.model: Any = replica.model
+        self.config: Mapping[str, Any] = replica.spec.config
+        self.rows = self.global_rows = 0
+        self.weights_read = False
+        self._weights: torch.Tensor | None = None
+        self.loss_sum: torch.Tensor | None = None
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers by name; one given without a name is called "optimizer"."""
+        return dict(self._replica.optimizers.named)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, if there is only one."""
+        return self.optimizers[self._one(None)]
+
+    @property
+    def sample_weight(self) -> torch.Tensor | None:
+        """The weight of each row of the batch, from `fit(class_weight=..., sample_weight_col=...)`.
+
+        With both, it is their product; without them, None. In `eval_step` class weights do not apply. The
+        step multiplies the loss of each row by it, and still takes the mean over rows.
+        """
+        self.weights_read = True
+        return self._weights
+
+    def weigh(self, weights: torch.Tensor | None) -> None:
+        """Set the row weights of the next batch; called by the replica."""
+        self._weights = weights
+
+    epoch = property(attrgetter("_replica.epoch"))
+    step = property(attrgetter("_replica.step"))
+    rank = property(attrgetter("_replica.rank"))
+    size = property(attrgetter("_replica.size"))
+    device = property(attrgetter("_replica.device"))
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all workers, with gradients that flow back to each: `kindler.all_gather`."""
+        gathered: torch.Tensor = all_gather(tensor)
+        return gathered
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        optimizer: str | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Add the gradients of a loss over the rows of all workers to the existing ones.
+
+        Args:
+            loss: A mean over the rows of the batch, or over something else, given by `weight`.
+            optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
+            weight: What the mean was divided by on this worker, if not by its rows: tokens, for example. Only
+                a loss without a weight is tried on the first rows.
+            retain_graph: Whether another loss of the same outputs will be passed to `backward`.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigError(f"run.backward needs a loss that is one number; received {_shown(loss)}.")
+        name = None if optimizer is None else self._one(optimizer)
+        self._replica.look_at_loss(loss)
+        value = loss.detach().reshape(())
+        self.loss_sum = value if self.loss_sum is None else self.loss_sum + value
+        self._replica.backward(loss, name, weight=weight, retain_graph=retain_graph)
+
+    def update(self, optimizer: str | None = None) -> None:
+        """Clip gradients as the estimator says, let an optimizer move its parameters, and clear gradients.
+
+        Args:
+            optimizer: Its name; None if there is only one.
+        """
+        self._replica.update(self._one(optimizer))
+
+    def minimize(
+        self,
+        loss: torch.Tensor,
+        optimizer: str | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Clear the gradients of an optimizer's parameters, then `backward` and `update`."""
+        name = self._one(optimizer)
+        self.optimizers[name].zero_grad(set_to_none=True)
+        self.backward(
+            loss, name if len(self.optimizers) > 1 else None, weight=weight, retain_graph=retain_graph
+        )
+        self.update(name)
+
+    def _one(self, name: str | None) -> str:
+        names = list(self._replica.optimizers.named)
+        if name is None and len(names) == 1:
+            return names[0]
+        if name is None:
+            raise ConfigError(
+                f"there are the optimizers {', '.join(map(repr, names))}; say which, as in"
+                f" run.minimize(loss, {names[0]!r})."
+            )
+        if name not in names:
+            raise ConfigError(f"there is no optimizer {name!r}, only {', '.join(map(repr, names))}.")
+        return name
+
+
+def logged(returned: Any, who: str) -> dict[str, float | torch.Tensor]:
+    """The numbers that a step returned, by name; raises ConfigError for anything else."""
+    if returned is None:
+        return {}
+    given = returned if isinstance(returned, Mapping) else {"loss": returned}
+    values: dict[str, float | torch.Tensor] = {}
+    for name, value in given.items():
+        single = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if not single or not isinstance(name, str):
+            raise ConfigError(
+                f"{who} must return the loss, a tensor of one number, or a dict of numbers by name; received"
+                f" {_shown(returned if not isinstance(returned, Mapping) else value)}"
+                + (f" for {name!r}." if isinstance(returned, Mapping) else ".")
+            )
+        values[name] = value.detach().reshape(()) if isinstance(value, torch.Tensor) else float(value)
+    return values
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{value!r}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
 def _made_up(columns: tuple[Any, ...]) -> tuple[Array, ...]:

@@ -1,0 +1,203 @@
+"""Tries the user's own losses and training steps on the first rows; see `loss_trial.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kindler.errors import ConfigError
+from kindler.frameworks.loss_trial import Difference, LossTrial, refusal
+from kindler.frameworks.rng import Drawing
+from kindler.frameworks.torch import private
+from kindler.frameworks.torch.gather import join, take_rows
+from kindler.frameworks.torch.loss import LossRule, Tensors
+from kindler.frameworks.torch.step_guard import attributes_of
+
+if TYPE_CHECKING:
+    from kindler.frameworks.torch.step_replica import StepReplica
+
+_MOST_ROWS = 64
+_MOST_ROWS_OF_STEP = 16  # the model is called for them
+_EXACT, _OF_STEP, _HALF = 2e-5, 1e-4, 2e-2
+_HOW_TO_GATHER = (
+    "look at the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows;"
+    " or train with workers=1"
+)
+_STEP_HINT = (
+    f"{_HOW_TO_GATHER}. If it is a mean over something else than rows, say what it was divided by:"
+    " run.backward(loss, weight=...), or run.minimize(loss, weight=...). A loss with a weight is not tried."
+)
+
+
+class TriedLoss:
+    def __init__(self, rule: LossRule, device: torch.device, *, accumulates: bool) -> None:
+        self._rule, self._device, self._accumulates = rule, device, accumulates
+        self._trial = LossTrial(_MOST_ROWS, None if accumulates else join)
+
+    @property
+    def over(self) -> bool:
+        return self._trial.over
+
+    @property
+    def gathers(self) -> bool | None:
+        """None before a loss was called."""
+        return self._trial.gathers
+
+    def listen(self, outputs: Any, targets: Tensors) -> bool:
+        """On a made-up row, if the loss saw no others."""
+        if self.gathers is None:
+            with undrawn(self._device), torch.no_grad(), suppress(Exception):
+                self._trial.listen(lambda: self._rule.tried(outputs, targets, 1, None))
+        return bool(self.gathers)
+
+    def __call__(self, outputs: Any, targets: Tensors, rows: int, weights: torch.Tensor | None) -> None:
+        batch = (outputs, targets, weights)
+        halves = any(_is_half(leaf) for leaf in private.tree_leaves(batch))
+        try:
+            found = self._found(batch, rows, wide=True)
+        except Exception:  # noqa: BLE001 - the step itself shows what is wrong with the loss
+            found = None
+            undecided = True
+        else:
+            undecided = found is not None and bool(found.problem)
+        if undecided and halves:  # a loss that cannot do with numbers of another precision than its own
+            try:
+                found = self._found(batch, rows, wide=False)
+            except Exception:  # noqa: BLE001
+                found = None
+        if found is not None:
+            name = list(self._rule.unknown_parts())[found.place]
+            why, how = "several workers", _HOW_TO_GATHER
+            if self._accumulates:
+                why, how = "the passes of accumulation_steps", "train with accumulation_steps=1"
+            hint = (
+                f"{how}. If it is a mean over something else than rows, return one loss for each row or"
+                " value, not reduced, or give it an attribute loss_divisor, a function of the same arguments"
+                " that returns what it was divided by. A loss that has one is not tried."
+            )
+            raise refusal(found, name, why=why, hint=hint)
+
+    def _found(self, batch: tuple[Any, Any, Any], rows: int, *, wide: bool) -> Difference | None:
+        """`wide` is single precision: half precision is too coarse to compare."""
+
+        def judge(chosen: list[int]) -> Sequence[tuple[float, float]]:
+            taken = take_rows(batch, chosen, rows)
+            if wide:
+                taken = private.tree_map(_widened, taken)
+            outputs, targets, weights = taken
+            judged = self._rule.tried(outputs, targets, len(chosen), weights)
+            return [(float(one.total), float(one.weight)) for one in judged]
+
+        with ExitStack() as stack:
+            stack.enter_context(undrawn(self._device))
+            stack.enter_context(torch.no_grad())
+            try:
+                take_rows(batch, [], rows)
+            except TypeError:  # nothing can be compared
+                outputs, targets, weights = batch
+                self._trial.listen(lambda: self._rule.tried(outputs, targets, rows, weights))
+                return None
+            if wide:
+                stack.enter_context(torch.autocast(self._device.type, enabled=False))
+            return self._trial(judge, rows, _EXACT if wide else _HALF)
+
+
+@contextmanager
+def undrawn(device: torch.device) -> Iterator[None]:
+    drawn = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        with Drawing(0):
+            yield
+    finally:
+        if drawn is not None:
+            torch.cuda.set_rng_state(drawn, device)
+
+
+def _is_half(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.float() if _is_half(leaf) else leaf
+
+
+class TriedStep:
+    """The step is undone; what it minimizes is only noted.
+
+    Leaf modules (BatchNorm, Dropout) are in evaluation mode meanwhile, so that only the loss is tried.
+    `running`: the current step is a trial and must leave nothing behind.
+    """
+
+    def __init__(self, replica: StepReplica) -> None:
+        self._replica = replica
+        self._trial = LossTrial(_MOST_ROWS_OF_STEP, join, strict=False)
+        self._noted: list[tuple[float, float]] = []
+        self._declared = False
+        self._rows = 0
+        self.running = False
+
+    def notes(self, loss: torch.Tensor, weight: float | torch.Tensor | None) -> bool:
+        """A loss with a `weight` says what it is a mean over, and is not tried."""
+        if self.running and weight is None:
+            self._noted.append((float(loss.detach()) * self._rows, float(self._rows)))
+        self._declared = self._declared or weight is not None
+        return self.running
+
+    def __call__(self, features: Tensors, labels: Tensors, rows: int) -> None:
+        if self._trial.over:
+            return
+        undo = self._replica.undo()
+        self.running = True
+        try:
+            with undrawn(self._replica.device), _resting(self._replica.model):
+                half = self._replica.spec.precision is not None
+                found = self._trial(
+                    lambda chosen: self._losses(take_rows((features, labels), chosen, rows), len(chosen)),
+                    rows,
+                    _HALF if half else _OF_STEP,
+                )
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 - the step itself shows what is wrong with it
+            found = None
+        finally:
+            self.running = False
+            undo()
+        if found is not None:
+            loss = "the loss of the step" if found.place == 0 else f"loss {found.place + 1} of the step"
+            raise refusal(found, loss, why="several workers", hint=_STEP_HINT)
+
+    def _losses(self, batch: tuple[Any, Any], rows: int) -> Sequence[tuple[float, float]]:
+        replica = self._replica
+        self._noted, self._declared, self._rows = [], False, rows
+        replica.run.rows = replica.run.global_rows = rows
+        buffers = replica.tracked.copies()
+        attributes = attributes_of(replica.model.modules())
+        try:
+            returned = replica.losses_of(*batch, rows)
+        finally:
+            attributes()
+            replica.tracked.put_back(buffers)
+        loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+        if not self._noted and not self._declared and isinstance(loss, torch.Tensor):
+            self.notes(loss, None)
+        return self._noted
+
+
+@contextmanager
+def _resting(model: torch.nn.Module) -> Iterator[None]:
+    """Leaf modules in evaluation mode; restores `requires_grad` whatever is raised."""
+    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    awake = [part for part in model.modules() if part.training and next(part.children(), None) is None]
+    for part in awake:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in awake:
+            part.training = True
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
