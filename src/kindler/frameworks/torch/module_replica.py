@@ -50,6 +50,7 @@ from kindler.frameworks.torch.optim import (
 )
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
 from kindler.frameworks.torch.spec import (
+    StepSpec,
     TorchSpec,
     build_loss,
     build_model,
@@ -143,8 +144,10 @@ class ModuleReplica(BaseReplica):
 
     @classmethod
     def facts(cls, spec: TorchSpec) -> Facts:
+        """A model or step that computes its own loss may have labels among its inputs."""
         learns = isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
         return Facts(
+            labels="found" if isinstance(spec, StepSpec) or spec.loss == "model" else True,
             gpus=has_gpu_build(),
             process_group=spec.process_group,
             has_instance=learns or isinstance(spec.model, torch.nn.Module),
@@ -553,7 +556,10 @@ class ModuleReplica(BaseReplica):
 
     def load_weights(self, data: bytes) -> None:
         self._freezer.wait()
-        self.model.load_state_dict(parse_weights(data))
+        self._load_model(parse_weights(data))
+
+    def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.model.load_state_dict(state)
 
     def predict(self, features: tuple[Array, ...]) -> list[Array]:
         self._modes.evaluate()

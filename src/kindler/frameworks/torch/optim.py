@@ -53,6 +53,11 @@ def with_rate(given: Any, rate: float) -> Any:
     """Changes an instance in place."""
     if given is None:
         raise ConfigError(f"learning_rate={rate}: the estimator has no optimizer.")
+    if isinstance(given, Mapping):
+        raise ConfigError(
+            f"learning_rate={rate}: there are several optimizers, {', '.join(map(repr, given))}.\n"
+            "Hint: read their rates from the config in their creators, and give config={...}."
+        )
     if isinstance(given, torch.optim.Optimizer):
         return _rated(given, rate)
     return functools.partial(given, lr=rate) if is_optimizer_class(given) else _Rated(given, rate)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from kindler.collective import Array, Batch, GradientExchange, Gradients, gathering
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Facts, Use
+from kindler.frameworks.contract import Use
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.torch import private
 from kindler.frameworks.torch.device import backward_on, preload, resolve_device
@@ -46,7 +45,6 @@ from kindler.frameworks.torch.state import (
     group_names,
     load_optimizer,
     parse,
-    parse_weights,
     to_array,
     unshared_change_error,
 )
@@ -72,11 +70,6 @@ class TorchReplica(ModuleReplica):
         self._now: Batch
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._gather: Gather | None = None
-
-    @classmethod
-    def facts(cls, spec: TorchSpec) -> Facts:
-        """A model that computes its own loss may have labels among its inputs."""
-        return replace(super().facts(spec), labels="found" if spec.loss == "model" else True)
 
     @classmethod
     def complaints(cls, spec: TorchSpec, use: Use, value: Any = None) -> list[str]:
@@ -370,12 +363,8 @@ class TorchReplica(ModuleReplica):
         state: dict[str, Any] = self.model.state_dict() if self._fully is None else self._fully.model_state()
         return state
 
-    def load_weights(self, data: bytes) -> None:
-        self._freezer.wait()
-        if self._fully is not None:
-            self._fully.load_model(parse_weights(data))
-        else:
-            self.model.load_state_dict(parse_weights(data))
+    def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
+        (self.model.load_state_dict if self._fully is None else self._fully.load_model)(state)
 
     def _fresh_parameters(self) -> list[torch.nn.Parameter]:
         """Announces them to the other ranks."""
@@ -405,10 +394,11 @@ class TorchReplica(ModuleReplica):
             self._try_loss(features, labels, batch.rows)
         weight: float | torch.Tensor = 0.0
         unit = 1.0
-        for number, (start, stop) in enumerate(_cuts(batch.rows, passes), start=1):
+        for number in range(passes):
             if passes == 1:
                 judged = self._judge(features, labels, batch.rows, source)
             else:
+                start, stop = (batch.rows * place // passes for place in (number, number + 1))
                 parts = [tuple(t[start:stop] for t in tensors) for tensors in (features, labels)]
                 judged = self._judge(parts[0], parts[1], stop - start, source.part(start, stop))
             if judged.opaque and self._others is not None:
@@ -417,7 +407,7 @@ class TorchReplica(ModuleReplica):
             unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
             weight = weight + judged.weight
             share = 1.0 if self.loss.sums else judged.scale / unit
-            with self._collecting(last=number == passes, weight=weight / unit):
+            with self._collecting(last=number + 1 == passes, weight=weight / unit):
                 self._descend(judged.loss, share)
         if self._exchange is not None:
             self._exchange.finish()
@@ -428,19 +418,13 @@ class TorchReplica(ModuleReplica):
 
     def _descend(self, loss: torch.Tensor, share: float) -> None:
         """Starting backward with the share saves a kernel each way, which counts for small models on GPUs."""
+        begin: torch.Tensor | None = None
         if self._scaler is not None:
-            scaled = self._scaler.scale(loss if share == 1.0 else loss * share)
-            self._back_from(scaled, None)
-            return
-        key = (share, loss.dtype)
-        begin = self._begins.get(key)
-        if begin is None:
+            loss = self._scaler.scale(loss if share == 1.0 else loss * share)
+        elif (begin := self._begins.get((share, loss.dtype))) is None:
             begin = torch.full((), share, dtype=loss.dtype, device=loss.device)
             if len(self._begins) < _MOST_BEGINS:  # none is let go: a recorded step uses the one it has seen
-                self._begins[key] = begin
-        self._back_from(loss, begin)
-
-    def _back_from(self, loss: torch.Tensor, begin: torch.Tensor | None) -> None:
+                self._begins[share, loss.dtype] = begin
         with backward_on(self.device.type):
             if self._gather is not None and self._gather.pending:
                 self._gather.backward(loss, begin)
@@ -514,8 +498,9 @@ class TorchReplica(ModuleReplica):
         self, outputs: Any, labels: Tensors, rows: int, weights: torch.Tensor | None
     ) -> AbstractContextManager[None]:
         """Tries the user's own loss in the first training steps."""
-        recorded = self.on_gpu and torch.cuda.is_current_stream_capturing()
-        if not self.loss.unknown or not torch.is_grad_enabled() or recorded:
+        if not self.loss.unknown or not torch.is_grad_enabled():
+            return nullcontext()
+        if self.on_gpu and torch.cuda.is_current_stream_capturing():
             return nullcontext()
         accumulates = self.spec.accumulation_steps > 1
         is_cut = (accumulates or self._others is not None) and not self.spec.process_group
@@ -547,7 +532,3 @@ def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
         return np.zeros_like(to_array(parameter))
     array = to_array(parameter.grad)
     return array if scale == 1.0 else array * array.dtype.type(scale)
-
-
-def _cuts(rows: int, passes: int) -> Iterator[tuple[int, int]]:
-    return ((rows * i // passes, rows * (i + 1) // passes) for i in range(passes))

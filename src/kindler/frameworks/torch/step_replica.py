@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from kindler.collective import Array, Batch, GradientExchange, all_gather
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
-from kindler.frameworks.contract import Facts, Use
+from kindler.frameworks.contract import Use
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
@@ -57,20 +56,6 @@ class StepReplica(ModuleReplica):
         self._hooks: list[Any] = []
         self._shown: tuple[Tensors, LabelSource, int] | None = None
         self._step_trial: TriedStep | None = None
-
-    @classmethod
-    def facts(cls, spec: Any) -> Facts:
-        return replace(super().facts(spec), labels="found")
-
-    @classmethod
-    def changed(cls, spec: Any, *, config: Mapping[str, Any], learning_rate: float | None) -> Any:
-        if learning_rate is not None and isinstance(spec.optimizer, Mapping):
-            raise ConfigError(
-                f"learning_rate={learning_rate}: there are several optimizers,"
-                f" {', '.join(map(repr, spec.optimizer))}.\n"
-                "Hint: read their rates from the config in their creators, and give config={...}."
-            )
-        return super().changed(spec, config=config, learning_rate=learning_rate)
 
     @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
