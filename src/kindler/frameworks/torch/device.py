@@ -87,7 +87,8 @@ def tensors(columns: tuple[Any, ...], device: torch.device) -> tuple[torch.Tenso
 
 def arrays(outputs: Any) -> list[Array]:
     """Widens half precision."""
-    return [_array(output) for output in flat(outputs)]
+    wide = (output.float() if output.dtype in _HALF else output for output in flat(outputs))
+    return [np.asarray(output.cpu().numpy()) for output in wide]
 
 
 def held(
@@ -273,9 +274,3 @@ class PendingOutputs:
     def wait(self) -> list[Array]:
         self._copied.synchronize()
         return [np.array(here.numpy()) for here in self._here]
-
-
-def _array(output: torch.Tensor) -> Array:
-    if output.dtype in _HALF:
-        output = output.float()
-    return np.asarray(output.cpu().numpy())

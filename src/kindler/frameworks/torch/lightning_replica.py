@@ -159,7 +159,7 @@ class LightningReplica(StepReplica):
         if self._call("on_train_batch_start", batch, number) == -1:
             raise ConfigError("on_train_batch_start returned -1, which would skip the epoch: not supported.")
         with self._gathers_in_step(rows), self._precision():
-            returned = self._called_step("training_step", batch, number)
+            returned = self._call("training_step", batch, number)
         values = logged(_loss_of(returned), "training_step")
         self._look_at_losses(values)
         if self._automatic and returned is not None:
@@ -174,7 +174,7 @@ class LightningReplica(StepReplica):
 
     def losses_of(self, features: Tensors, labels: Tensors, rows: int) -> Any:
         with self._precision():
-            return self._called_step("training_step", self._formed(features, labels), self.counter.batches)
+            return self._call("training_step", self._formed(features, labels), self.counter.batches)
 
     def _automatic_step(self, loss: torch.Tensor) -> None:
         named = self.optimizers.named
@@ -210,7 +210,7 @@ class LightningReplica(StepReplica):
         number, weighed = self.counter.batches, self.counter.weight_of("loss")
         self._call("on_validation_batch_start", given, number)
         with torch.no_grad(), self._precision():
-            returned = self._called_step("validation_step", given, number)
+            returned = self._call("validation_step", given, number)
         if self.counter.weight_of("loss") == weighed:  # not logged by the module
             self.counter.note(logged(_loss_of(returned), "validation_step"), batch.rows)
         self._call("on_validation_batch_end", returned, given, number)
@@ -251,7 +251,7 @@ class LightningReplica(StepReplica):
         self._attach()
         given = self._formed(self._tensors(features), ())
         self._predicted += 1
-        return self._called_step("predict_step", given, self._predicted - 1)
+        return self._call("predict_step", given, self._predicted - 1)
 
     def lightning_file(self, *, whole: bool) -> bytes:
         """For Lightning's `load_from_checkpoint`; `whole` includes the optimizers."""
@@ -291,11 +291,6 @@ class LightningReplica(StepReplica):
             return self._by_name(features, labels)
         several = (*features, *labels)
         return several[0] if len(several) == 1 else several
-
-    def _called_step(self, name: str, batch: Any, number: int) -> Any:
-        step = getattr(self.model, name)
-        takes = inspect.signature(step).parameters
-        return step(batch, number) if len(takes) > 1 else step(batch)
 
     def _call(self, hook: str, *args: Any) -> Any:
         if not overrides(type(self.model), hook):

@@ -340,8 +340,11 @@ class RowWeights:
         """None if all rows weigh the same."""
         weights: torch.Tensor | None = None
         if self.column:
-            *own, given = labels
-            labels, weights = tuple(own), _one_per_row(given)
+            labels, weights = labels[:-1], labels[-1]
+            if weights[:1].numel() > 1:
+                shape = tuple(weights.shape[1:])
+                raise ConfigError(f"sample_weight_col needs one number a row; its rows have shape {shape}.")
+            weights = weights.reshape(len(weights))
         if trains and self._classes:
             if len(labels) != 1:
                 raise ConfigError(f"class_weight needs one label column; there are {len(labels)}.")
@@ -356,14 +359,6 @@ class RowWeights:
         others = len(self._table) - 1
         inside = (numbers >= 0) & (numbers < others)
         return self._table[torch.where(inside, numbers, others)]
-
-
-def _one_per_row(weights: torch.Tensor) -> torch.Tensor:
-    if weights[:1].numel() > 1:
-        raise ConfigError(
-            f"sample_weight_col needs one number a row; its rows have shape {tuple(weights.shape[1:])}."
-        )
-    return weights.reshape(len(weights))
 
 
 def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:

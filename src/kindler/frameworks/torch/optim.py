@@ -36,7 +36,8 @@ def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Opti
     if isinstance(given, torch.optim.Optimizer):
         optimizer = given
     elif is_optimizer_class(given):
-        optimizer = _made_of_class(given, model)
+        by_name = "params" in keywords(given)
+        optimizer = given(params=model.parameters()) if by_name else given(model.parameters())
     else:
         optimizer = call(given, model, spec.config)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -155,11 +156,6 @@ def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
     if logs is None or "loss" not in logs:
         raise ConfigError('ReduceLROnPlateau needs the loss of the epoch: end_epoch(logs={"loss": ...}).')
     scheduler.step(logs["loss"])
-
-
-def _made_of_class(given: Any, model: torch.nn.Module) -> Any:
-    by_name = "params" in keywords(given)
-    return given(params=model.parameters()) if by_name else given(model.parameters())
 
 
 def _fuse(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
