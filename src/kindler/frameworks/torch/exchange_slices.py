@@ -231,126 +231,6 @@ class SummedSlices:
         copy_all((piece.flat, self.result[piece.span]) for piece in self._others)
 
 
-class SlicedGradients(GradientSync):
-    """`whole` cuts between parameters only; `one_copy` needs ranks that all share memory."""
-
-    def __init__(
-        self,
-        parameters: Iterable[torch.nn.Parameter],
-        exchange: TorchExchange,
-        *,
-        whole: bool,
-        one_copy: bool = False,
-        **options: int,
-    ) -> None:
-        self.parameters: list[torch.nn.Parameter] = []
-        self.pieces: list[Piece] = []
-        self._one_copy = one_copy and exchange.device.type == "cpu" and exchange.where.one_host
-        self._whole = whole
-        self._totals = [0] * exchange.size
-        self._all_pieces: list[Piece] = []
-        self._memory: list[int] = []
-        self._own: dict[Load, list[tuple[int, Piece]]] = {}
-        super().__init__(parameters, exchange, **options)
-
-    def spread(self) -> None:
-        buckets = [load.bucket for load in self._loads if load.members]
-        for bucket in buckets:
-            bucket.publish()
-        for bucket in buckets:
-            bucket.collect()
-
-    def finish(self) -> None:
-        memory = [parameter.data_ptr() for parameter in self.parameters]
-        if memory != self._memory:  # user code has given a parameter other memory since the last step
-            if self._one_copy:
-                raise ConfigError(
-                    "sync='sharded': the model or a callback has given a parameter other memory, but workers"
-                    " share one copy of the parameters.\nHint: leave one_copy out of sync_options."
-                )
-            self._find_memory()
-        super().finish()
-
-    def _buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Any]:
-        exchange = self.exchange
-
-        def make(elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
-            if exchange.staged or (self._whole and not exchange.where.one_host):
-                return SummedSlices(exchange.bucket(elements, dtype, channel), exchange.rank)
-            return SliceBucket(elements, dtype, exchange.device, exchange.where, channel, exchange.network)
-
-        return exchange.buckets(layouts, make)
-
-    def _made(
-        self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
-    ) -> list[Load]:
-        loads = super()._made(parameters, first_bytes, weigher=weigher)
-        for load in loads:
-            if load.members:
-                self._divide(load)
-        self._find_memory()
-        return loads
-
-    def _divide(self, load: Load) -> None:
-        sizes = [member.parameter.numel() for member in load.members]
-        exchange = self.exchange
-        shares: list[list[Share]] = [[] for _ in range(exchange.size)]
-        if self._whole:
-            shares = by_parameters(sizes, self._totals)
-        else:  # those of one host side by side
-            order = sorted(range(exchange.size), key=lambda rank: (exchange.where.leader_of[rank], rank))
-            for rank, own in zip(order, by_elements(sizes, exchange.size), strict=True):
-                shares[rank] = own
-        begins = [0]
-        for member in load.members:
-            begins.append(begins[-1] + reals(member.parameter))
-        by_rank = [
-            [Piece.of(load.members[share.place], share, begins[share.place]) for share in own]
-            for own in shares
-        ]
-        mine = by_rank[exchange.rank]
-        self._own[load] = [
-            (share.place, piece) for share, piece in zip(shares[exchange.rank], mine, strict=True)
-        ]
-        self.parameters += [member.parameter for member in load.members]
-        self.pieces += mine
-        self._all_pieces += [piece for pieces in by_rank for piece in pieces]
-        load.bucket.divide(by_rank, load.flags.start)
-        if self._one_copy:
-            self._share(load, begins)
-
-    def _share(self, load: Load, begins: Sequence[int]) -> None:
-        """The parameters must be equal on all ranks."""
-        exchange, dtype = self.exchange, load.bucket.fill.dtype
-        nbytes = begins[-1] * dtype.itemsize
-        memory, meeting = shared_array(exchange.worker, exchange.where, nbytes, dtype, TORCH)
-        for member, begin in zip(load.members, begins, strict=False):
-            parameter = member.parameter
-            part = memory[begin : begin + reals(parameter)].view(parameter.dtype)
-            place = laid_out_as(parameter, part)
-            if exchange.rank == 0:
-                place.copy_(parameter.detach())
-            parameter.data = place
-        meeting.post()
-        meeting.await_all()
-        load.bucket.meeting = meeting
-
-    def _find_memory(self) -> None:
-        for piece in self._all_pieces:
-            piece.find()
-        self._memory = [parameter.data_ptr() for parameter in self.parameters]
-
-    def _hand_over(self, load: Load) -> None:
-        if own := self._own.get(load, []):
-            has_gradient = load.has_gradient()
-            for place, piece in own:
-                piece.part.grad = piece.result if has_gradient[place] else None
-            if self._factor is not None:
-                private.foreach_mul_([piece.result for _, piece in own], self._factor)
-        for member in load.members:
-            member.parameter.grad = None
-
-
 def joined(spans: Iterable[slice]) -> list[slice]:
     """Spans in their order, those that touch as one.
 
@@ -415,31 +295,135 @@ def _known(kind: type[torch.optim.Optimizer]) -> str | None:
     return None
 
 
-class DividedOptimizer:
-    """Takes over the optimizer's state of divided parameters."""
+class DividedOptimizer(GradientSync):
+    """Sums gradients, and takes over the optimizer's state of the parameters that it divides.
+
+    `whole` cuts between parameters only; `one_copy` needs ranks that all share memory.
+    """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, exchange: SlicedGradients, collective: Collective
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        exchange: TorchExchange,
+        optimizer: torch.optim.Optimizer,
+        collective: Collective,
+        *,
+        whole: bool,
+        one_copy: bool = False,
     ) -> None:
-        self._optimizer, self._exchange, self._collective = optimizer, exchange, collective
+        self._optimizer, self._collective = optimizer, collective
         self._parts: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         self._state: defaultdict[Any, Any] = defaultdict(dict)
-        self._taken: set[torch.nn.Parameter] = set()
         self._gathered: dict[torch.nn.Parameter, dict[str, Any]] | None = None
         self._unseen = True
-        self.take_in()
+        self._parameters: list[torch.nn.Parameter] = []
+        self._pieces: list[Piece] = []
+        self._one_copy = one_copy and exchange.device.type == "cpu" and exchange.where.one_host
+        self._whole = whole
+        self._totals = [0] * exchange.size
+        self._all_pieces: list[Piece] = []
+        self._memory: list[int] = []
+        self._own: dict[Load, list[tuple[int, Piece]]] = {}
+        super().__init__(parameters, exchange)
 
-    def take_in(self) -> None:
-        for piece in self._exchange.pieces:
-            if piece.parameter not in self._taken:
-                self._parts[piece.parameter] = piece.part
-                if whole := self._optimizer.state.get(piece.parameter):
-                    self._state[piece.part] = self._cut(whole, piece)
-        for parameter in self._exchange.parameters:
-            if parameter not in self._taken:
-                self._taken.add(parameter)
-                self._optimizer.state.pop(parameter, None)
+    def finish(self) -> None:
+        memory = [parameter.data_ptr() for parameter in self._parameters]
+        if memory != self._memory:  # user code has given a parameter other memory since the last step
+            if self._one_copy:
+                raise ConfigError(
+                    "sync='sharded': the model or a callback has given a parameter other memory, but workers"
+                    " share one copy of the parameters.\nHint: leave one_copy out of sync_options."
+                )
+            self._find_memory()
+        super().finish()
+
+    def _buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Any]:
+        exchange = self.exchange
+
+        def make(elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
+            if exchange.staged or (self._whole and not exchange.where.one_host):
+                return SummedSlices(exchange.bucket(elements, dtype, channel), exchange.rank)
+            return SliceBucket(elements, dtype, exchange.device, exchange.where, channel, exchange.network)
+
+        return exchange.buckets(layouts, make)
+
+    def _made(
+        self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
+    ) -> list[Load]:
+        loads = super()._made(parameters, first_bytes, weigher=weigher)
+        known = len(self._pieces)
+        for load in loads:
+            if load.members:
+                self._divide(load)
+        self._find_memory()
+        for piece in self._pieces[known:]:
+            self._parts[piece.parameter] = piece.part
+            if whole := self._optimizer.state.get(piece.parameter):
+                self._state[piece.part] = self._cut(whole, piece)
+        for load in loads:
+            for member in load.members:
+                self._optimizer.state.pop(member.parameter, None)
         self._gathered = None
+        return loads
+
+    def _divide(self, load: Load) -> None:
+        sizes = [member.parameter.numel() for member in load.members]
+        exchange = self.exchange
+        shares: list[list[Share]] = [[] for _ in range(exchange.size)]
+        if self._whole:
+            shares = by_parameters(sizes, self._totals)
+        else:  # those of one host side by side
+            order = sorted(range(exchange.size), key=lambda rank: (exchange.where.leader_of[rank], rank))
+            for rank, own in zip(order, by_elements(sizes, exchange.size), strict=True):
+                shares[rank] = own
+        begins = [0]
+        for member in load.members:
+            begins.append(begins[-1] + reals(member.parameter))
+        by_rank = [
+            [Piece.of(load.members[share.place], share, begins[share.place]) for share in own]
+            for own in shares
+        ]
+        mine = by_rank[exchange.rank]
+        self._own[load] = [
+            (share.place, piece) for share, piece in zip(shares[exchange.rank], mine, strict=True)
+        ]
+        self._parameters += [member.parameter for member in load.members]
+        self._pieces += mine
+        self._all_pieces += [piece for pieces in by_rank for piece in pieces]
+        load.bucket.divide(by_rank, load.flags.start)
+        if self._one_copy:
+            self._share(load, begins)
+
+    def _share(self, load: Load, begins: Sequence[int]) -> None:
+        """The parameters must be equal on all ranks."""
+        exchange, dtype = self.exchange, load.bucket.fill.dtype
+        nbytes = begins[-1] * dtype.itemsize
+        memory, meeting = shared_array(exchange.worker, exchange.where, nbytes, dtype, TORCH)
+        for member, begin in zip(load.members, begins, strict=False):
+            parameter = member.parameter
+            part = memory[begin : begin + reals(parameter)].view(parameter.dtype)
+            place = laid_out_as(parameter, part)
+            if exchange.rank == 0:
+                place.copy_(parameter.detach())
+            parameter.data = place
+        meeting.post()
+        meeting.await_all()
+        load.bucket.meeting = meeting
+
+    def _find_memory(self) -> None:
+        for piece in self._all_pieces:
+            piece.find()
+        self._memory = [parameter.data_ptr() for parameter in self._parameters]
+
+    def _hand_over(self, load: Load) -> None:
+        if own := self._own.get(load, []):
+            has_gradient = load.has_gradient()
+            for place, piece in own:
+                piece.part.grad = piece.result if has_gradient[place] else None
+            if self._factor is not None:
+                private.foreach_mul_([piece.result for _, piece in own], self._factor)
+        for member in load.members:
+            member.parameter.grad = None
 
     def update(
         self,
@@ -449,7 +433,7 @@ class DividedOptimizer:
         clip_value: float | None,
     ) -> None:
         self._gathered = None
-        grads = [piece.part.grad for piece in self._exchange.pieces if piece.part.grad is not None]
+        grads = [piece.part.grad for piece in self._pieces if piece.part.grad is not None]
         if clip_value is not None and grads:
             private.foreach_clamp_min_(grads, -clip_value)
             private.foreach_clamp_max_(grads, clip_value)
@@ -457,12 +441,16 @@ class DividedOptimizer:
             self._clip_norm(grads, clip_norm)
         with self._on_parts():
             step(self._optimizer)
-        for piece in self._exchange.pieces:
+        for piece in self._pieces:
             piece.part.grad = None
         if self._unseen:
             self._refuse_shapes()
             self._unseen = False
-        self._exchange.spread()
+        buckets = [load.bucket for load in self._loads if load.members]
+        for bucket in buckets:
+            bucket.publish()
+        for bucket in buckets:
+            bucket.collect()
 
     @property
     def nbytes(self) -> int:
@@ -552,10 +540,10 @@ class DividedOptimizer:
 
     def _chunks(self) -> Iterator[list[Any]]:
         self._refuse_shapes()
-        numbers = {parameter: number for number, parameter in enumerate(self._exchange.parameters)}
+        numbers = {parameter: number for number, parameter in enumerate(self._parameters)}
         chunk: list[Any] = []
         size = 0
-        for piece in self._exchange.pieces:
+        for piece in self._pieces:
             if not (state := self._state.get(piece.part)):
                 continue
             chunk.append([numbers[piece.parameter], piece.start, piece.stop, dict(state)])
@@ -574,7 +562,7 @@ class DividedOptimizer:
         stop: int,
         state: dict[str, Any],
     ) -> None:
-        parameter = self._exchange.parameters[number]
+        parameter = self._parameters[number]
         if stop - start == parameter.numel():
             whole[parameter] = state
             return
@@ -588,7 +576,7 @@ class DividedOptimizer:
                 state_of[key] = value
 
     def _refuse_shapes(self) -> None:
-        for piece in self._exchange.pieces:
+        for piece in self._pieces:
             if piece.is_whole:
                 continue
             count = piece.stop - piece.start

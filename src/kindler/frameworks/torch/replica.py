@@ -21,7 +21,6 @@ from kindler.frameworks.torch.device import backward_on, preload, resolve_device
 from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
 from kindler.frameworks.torch.exchange_slices import (
     DividedOptimizer,
-    SlicedGradients,
     against_division,
     division_of,
 )
@@ -108,10 +107,10 @@ class TorchReplica(ModuleReplica):
         )
         wanted = self.parameters.unexchanged()
         if strategy == "sharded":
-            sliced = SlicedGradients(wanted, exchange, whole=whole, one_copy=options["one_copy"])
-            self._exchange = sliced
             assert self._collective is not None, "join comes first"
-            self._divided = DividedOptimizer(self.optimizer, sliced, self._collective)
+            self._exchange = self._divided = DividedOptimizer(
+                wanted, exchange, self.optimizer, self._collective, whole=whole, one_copy=options["one_copy"]
+            )
         else:
             self._exchange = GradientSync(wanted, exchange)
         self.parameters.exchange(wanted)
@@ -382,8 +381,6 @@ class TorchReplica(ModuleReplica):
             raise unshared_change_error()
         agree_on(self._collective, fresh)
         self._exchange.extend(fresh)
-        if self._divided is not None:
-            self._divided.take_in()
         self.parameters.exchange(fresh)
 
     def _backward(self, batch: Batch, features: Tensors, labels: Tensors) -> float | torch.Tensor:
