@@ -19,19 +19,9 @@ from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.torch import private
 from kindler.frameworks.torch.device import backward_on, preload, resolve_device
 from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
-from kindler.frameworks.torch.exchange_slices import (
-    DividedOptimizer,
-    against_division,
-    division_of,
-)
+from kindler.frameworks.torch.exchange_slices import DividedOptimizer, against_division, division_of
 from kindler.frameworks.torch.gather import Gather
-from kindler.frameworks.torch.graphs import (
-    GraphedStep,
-    facts_of,
-    numbers_in_python,
-    set_capturable,
-    why_not,
-)
+from kindler.frameworks.torch.graphs import GraphedStep, facts_of, numbers_in_python, set_capturable, why_not
 from kindler.frameworks.torch.loss import Tensors
 from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints

@@ -51,7 +51,6 @@ class StepReplica(ModuleReplica):
         self._exchanges = 0
         self._ours = False
         self._used = self._watches = False
-        self._weight = (0.0, 0.0)
         self._made: dict[int, Any] = {}
         self._hooks: list[Any] = []
         self._shown: tuple[Tensors, LabelSource, int] | None = None
@@ -183,7 +182,6 @@ class StepReplica(ModuleReplica):
     def _begin(self, batch: Batch) -> None:
         self.run.rows, self.run.global_rows, self.run.loss_sum = batch.rows, batch.global_rows, None
         self._exchanges, self._used = 0, False
-        self._weight = (float(batch.rows), float(batch.global_rows))
         if self._gather is not None:
             self._gather.begin()
 
@@ -264,12 +262,7 @@ class StepReplica(ModuleReplica):
         return dict(zip((*names, *of_labels), (*features, *labels), strict=True))
 
     def backward(
-        self,
-        loss: torch.Tensor,
-        name: str | None,
-        *,
-        weight: float | torch.Tensor | None,
-        retain_graph: bool,
+        self, loss: torch.Tensor, name: str | None, *, weight: float | torch.Tensor | None, retain_graph: bool
     ) -> None:
         self._used = True
         if self._step_trial is not None and self._step_trial.notes(loss, weight):
@@ -308,10 +301,9 @@ class StepReplica(ModuleReplica):
 
     def _share(self, code: int, weight: float | torch.Tensor | None) -> float:
         """Checks that all ranks are at the same place of the step."""
-        mine, total = self._weight
-        own = mine if weight is None else float(weight) if mine else 0.0
+        own = float(self.run.rows if weight is None or not self.run.rows else weight)
         weights = self._agree(code + 1, own)
-        total = total if weight is None else weights
+        total = self.run.global_rows if weight is None else weights
         return own / total if total else 0.0
 
     def _exchanged(
