@@ -218,11 +218,11 @@ def _has_distributed_sampler(loader: DataLoader[Any]) -> bool:
 
 
 def _nested(sampler: Any) -> list[Any]:
-    found = []
+    samplers = []
     while sampler is not None:
-        found.append(sampler)
+        samplers.append(sampler)
         sampler = getattr(sampler, "sampler", None)
-    return found
+    return samplers
 
 
 def _of_torch(sampler: Any) -> bool:

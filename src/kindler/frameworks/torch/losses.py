@@ -145,19 +145,19 @@ class LossList(LossRule):
                     f"loss[{missing[0]!r}]: the model returns no output of that name, only"
                     f" {', '.join(map(repr, outputs))}."
                 )
-            found = [outputs[name] for name in names]
+            parts = [outputs[name] for name in names]
         else:
             values = outputs.values() if isinstance(outputs, Mapping) else outputs
-            found = [outputs] if isinstance(outputs, torch.Tensor) else list(values)
-        if len(found) != len(names):
+            parts = [outputs] if isinstance(outputs, torch.Tensor) else list(values)
+        if len(parts) != len(names):
             raise ConfigError(
-                f"there are {len(names)} losses, and the model returns {len(found)} outputs.\n"
+                f"there are {len(names)} losses, and the model returns {len(parts)} outputs.\n"
                 "Hint: a dict of losses by the names of outputs leaves others out, if the model returns a"
                 " dict."
             )
         own = set(names) <= set(self._labels)
         places = [self._labels.index(name) if own else place for place, name in enumerate(names)]
-        return dict(zip(names, zip(found, places, strict=True), strict=True))
+        return dict(zip(names, zip(parts, places, strict=True), strict=True))
 
 
 def label_arguments(
@@ -244,8 +244,8 @@ class ModelLoss(LossRule):
 
     def _counts(self, inputs: Inputs) -> list[torch.Tensor]:
         """Empty if rows are counted."""
-        found = [inputs[name] for name in self._labels or _LABELS if name in inputs]
-        return found if len(found) == 1 and not found[0].is_floating_point() and found[0].dim() else []
+        labels = [inputs[name] for name in self._labels or _LABELS if name in inputs]
+        return labels if len(labels) == 1 and not labels[0].is_floating_point() and labels[0].dim() else []
 
     def _kept(self, label: torch.Tensor) -> torch.Tensor:
         kept: torch.Tensor = label != _IGNORED

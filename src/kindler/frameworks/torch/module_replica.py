@@ -421,12 +421,12 @@ class ModuleReplica(BaseReplica):
 
     def _means_of_variances(self) -> dict[str, str]:
         places = {id(buffer): name for name, buffer in self._named_buffers().items()}
-        found = {}
+        mean_of = {}
         for module in self.tracked.modules():
             mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
             if id(mean) in places and id(variance) in places:
-                found[places[id(variance)]] = places[id(mean)]
-        return found
+                mean_of[places[id(variance)]] = places[id(mean)]
+        return mean_of
 
     def merge_buffers(self) -> None:
         self.tracked.refuse_new()

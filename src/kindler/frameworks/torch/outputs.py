@@ -42,14 +42,14 @@ def names_of(outputs: Any) -> tuple[str, ...] | None:
 def own_loss(outputs: Any) -> torch.Tensor | None:
     """Under "loss", first in a tuple, or all that the model returned."""
     if isinstance(outputs, Mapping):
-        found = outputs.get(_LOSS)
+        loss = outputs.get(_LOSS)
     elif isinstance(outputs, torch.Tensor):
-        found = outputs
+        loss = outputs
     elif hasattr(outputs, _LOSS):
-        found = outputs.loss
+        loss = outputs.loss
     else:
-        found = outputs[0] if isinstance(outputs, tuple | list) and outputs else None
-    return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
+        loss = outputs[0] if isinstance(outputs, tuple | list) and outputs else None
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
 
 
 def without_loss(outputs: Any) -> Any:

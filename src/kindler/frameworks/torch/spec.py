@@ -116,11 +116,11 @@ def missing(spec: TorchSpec, *names: str) -> list[str]:
 
 
 def synchronized(model: torch.nn.Module) -> list[str]:
-    found = [name for name, part in model.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
-    if not found:
+    layers = [name for name, part in model.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
+    if not layers:
         return []
     complaint = (
-        f"the model has SyncBatchNorm ({', '.join(map(repr, found[:3]))}), whose statistics would have to be"
+        f"the model has SyncBatchNorm ({', '.join(map(repr, layers[:3]))}), whose statistics would have to be"
         " those of all workers' rows in every step; workers exchange gradients alone.\n"
         "Hint: use BatchNorm, which normalises by each worker's own rows of the step (a random sample of"
         " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm,"

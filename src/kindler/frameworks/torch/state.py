@@ -138,15 +138,15 @@ def parse(data: bytes) -> dict[str, Any]:
     if not is_packed(data):
         raise ConfigError(f"this is not a replica's state of format {_FORMAT}.")
     head, buffers = unpack(data)
-    told = _loaded(head)
-    found = told.get("format") if isinstance(told, dict) else None
-    if found != _FORMAT:
-        raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {found!r}.")
+    stored = _loaded(head)
+    version = stored.get("format") if isinstance(stored, dict) else None
+    if version != _FORMAT:
+        raise ConfigError(f"this is not a replica's state of format {_FORMAT}; its format is {version!r}.")
     tensors = [
         torch.frombuffer(bytearray(buffer), dtype=getattr(torch, dtype)).reshape(shape)
-        for buffer, (dtype, shape) in zip(buffers, told["layout"], strict=True)
+        for buffer, (dtype, shape) in zip(buffers, stored["layout"], strict=True)
     ]
-    return {name: _with_tensors(value, tensors) for name, value in told["fields"].items()}
+    return {name: _with_tensors(value, tensors) for name, value in stored["fields"].items()}
 
 
 def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -215,9 +215,9 @@ class TensorPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> tuple[int, torch.dtype | None] | None:
-        if (found := private.storage_of(obj)) is None:
+        if (memory := private.storage_of(obj)) is None:
             return None
-        storage, dtype = found
+        storage, dtype = memory
         place = self._places.setdefault(storage._cdata, len(self.storages))
         if place == len(self.storages):
             self.storages.append(storage)
@@ -294,16 +294,16 @@ class Tracked:
         if not now:
             return []
         mine = [buffer.shape != then.shape for buffer, then in zip(now, before, strict=True)]
-        found = [bool(flag) for flag in collective.sum([np.array(mine, np.int64)])[0]]
+        odd = [bool(flag) for flag in collective.sum([np.array(mine, np.int64)])[0]]
         lasting = set(self._lasting())
-        for name, flag in zip(self._names, found, strict=True):
+        for name, flag in zip(self._names, odd, strict=True):
             if flag and name in lasting:
                 raise ConfigError(
                     f"the buffer {name[1]!r} got another shape while the model was trained, so it"
                     " cannot be made the same on all workers.\n"
                     "Hint: register it with its final shape, or with persistent=False."
                 )
-        return found
+        return odd
 
     def _named(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
         for number, module in enumerate(self._modules):
@@ -398,11 +398,11 @@ class Parameters:
 def agree_on(collective: Collective, parameters: Sequence[torch.nn.Parameter]) -> None:
     """Raises unless all ranks add the same parameters with the same values."""
     kinds = json.dumps([[list(p.shape), str(p.dtype)] for p in parameters])
-    told = share_bytes(collective, kinds.encode()).decode()
-    if _any(collective, told != kinds):
+    first = share_bytes(collective, kinds.encode()).decode()
+    if _any(collective, first != kinds):
         raise ConfigError(
             "workers have begun to train different parameters: the first one those of (shape, dtype)"
-            f" {told}, this one {kinds}.\nHint: {_EVERY_WORKER}"
+            f" {first}, this one {kinds}.\nHint: {_EVERY_WORKER}"
         )
     values = b"".join(hashlib.sha256(_bytes(parameter)).digest() for parameter in parameters)
     if _any(collective, share_bytes(collective, values) != values):

@@ -57,19 +57,19 @@ class TriedLoss:
         batch = (outputs, targets, weights)
         halves = any(_is_half(leaf) for leaf in private.tree_leaves(batch))
         try:
-            found = self._found(batch, rows, wide=True)
+            difference = self._difference(batch, rows, wide=True)
         except Exception:  # noqa: BLE001 - the step itself shows what is wrong with the loss
-            found = None
+            difference = None
             undecided = True
         else:
-            undecided = found is not None and bool(found.problem)
+            undecided = difference is not None and bool(difference.problem)
         if undecided and halves:  # a loss that cannot do with numbers of another precision than its own
             try:
-                found = self._found(batch, rows, wide=False)
+                difference = self._difference(batch, rows, wide=False)
             except Exception:  # noqa: BLE001
-                found = None
-        if found is not None:
-            name = list(self._rule.unknown_parts())[found.place]
+                difference = None
+        if difference is not None:
+            name = list(self._rule.unknown_parts())[difference.place]
             why, how = "several workers", _HOW_TO_GATHER
             if self._accumulates:
                 why, how = "the passes of accumulation_steps", "train with accumulation_steps=1"
@@ -78,9 +78,9 @@ class TriedLoss:
                 " value, not reduced, or give it an attribute loss_divisor, a function of the same arguments"
                 " that returns what it was divided by. A loss that has one is not tried."
             )
-            raise refusal(found, name, why=why, hint=hint)
+            raise refusal(difference, name, why=why, hint=hint)
 
-    def _found(self, batch: tuple[Any, Any, Any], rows: int, *, wide: bool) -> Difference | None:
+    def _difference(self, batch: tuple[Any, Any, Any], rows: int, *, wide: bool) -> Difference | None:
         """`wide` is single precision: half precision is too coarse to compare."""
 
         def judge(chosen: list[int]) -> Sequence[tuple[float, float]]:
@@ -154,7 +154,7 @@ class TriedStep:
         try:
             with undrawn(self._replica.device), _resting(self._replica.model):
                 half = self._replica.spec.precision is not None
-                found = self._trial(
+                difference = self._trial(
                     lambda chosen: self._losses(take_rows((features, labels), chosen, rows), len(chosen)),
                     rows,
                     _HALF if half else _OF_STEP,
@@ -162,13 +162,14 @@ class TriedStep:
         except ConfigError:
             raise
         except Exception:  # noqa: BLE001 - the step itself shows what is wrong with it
-            found = None
+            difference = None
         finally:
             self.running = False
             undo()
-        if found is not None:
-            loss = "the loss of the step" if found.place == 0 else f"loss {found.place + 1} of the step"
-            raise refusal(found, loss, why="several workers", hint=_STEP_HINT)
+        if difference is not None:
+            place = difference.place
+            loss = "the loss of the step" if place == 0 else f"loss {place + 1} of the step"
+            raise refusal(difference, loss, why="several workers", hint=_STEP_HINT)
 
     def _losses(self, batch: tuple[Any, Any], rows: int) -> Sequence[tuple[float, float]]:
         replica = self._replica
