@@ -16,7 +16,7 @@ from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, dumps, loads, resolve_device
+from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, loads, resolve_device
 
 pytestmark = pytest.mark.torch
 
@@ -51,7 +51,7 @@ class Head(nn.Module):
 def test_models_optimizers_and_losses_come_in_every_form(model: Any, optimizer: Any, loss: Any) -> None:
     spec = TorchSpec(model=model, optimizer=optimizer, loss=loss, config={"lr": 0.1})
     assert check(spec) == []
-    replica = TorchReplica(loads(dumps(spec)), device="cpu")
+    replica = TorchReplica(loads(TorchReplica.dumps(spec)), device="cpu")
     before = replica.predict((X,))[0]
     replica.train_step(batch(X, Y))
 
@@ -65,7 +65,8 @@ def test_an_optimizer_instance_keeps_its_models_parameters_through_pickling() ->
     model(torch.from_numpy(X)).sum().backward()
     optimizer.step()
     replica = TorchReplica(
-        loads(dumps(TorchSpec(model=model, optimizer=optimizer, loss=nn.MSELoss()))), device="cpu"
+        loads(TorchReplica.dumps(TorchSpec(model=model, optimizer=optimizer, loss=nn.MSELoss()))),
+        device="cpu",
     )
 
     held = [parameter for group in replica.optimizer.param_groups for parameter in group["params"]]

@@ -55,7 +55,6 @@ from kindler.frameworks.torch.spec import (
     build_loss,
     build_model,
     check,
-    dumps,
     loads,
     synchronized,
     unfit_inputs,
@@ -139,7 +138,6 @@ class ModuleReplica(BaseReplica):
             raise ConfigError("\n".join(complaints))
         return spec
 
-    dumps = staticmethod(dumps)
     loads = staticmethod(loads)
 
     @classmethod

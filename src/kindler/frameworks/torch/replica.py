@@ -27,7 +27,7 @@ from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import ONLY, step_optimizer
 from kindler.frameworks.torch.outputs import flat
-from kindler.frameworks.torch.spec import TorchSpec, against_several, check, dumps, loads, missing
+from kindler.frameworks.torch.spec import TorchSpec, against_several, check, loads, missing
 from kindler.frameworks.torch.state import (
     agree_on,
     dump,
@@ -41,7 +41,7 @@ from kindler.group import Group
 
 _MOST_BEGINS = 64
 
-__all__ = ["TorchReplica", "TorchSpec", "check", "dumps", "loads", "preload", "resolve_device"]
+__all__ = ["TorchReplica", "TorchSpec", "check", "loads", "preload", "resolve_device"]
 
 
 class TorchReplica(ModuleReplica):

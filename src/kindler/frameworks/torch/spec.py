@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, lacking, makes, title
-from kindler.frameworks.pickling import pickle_for_workers
 from kindler.frameworks.state_format import is_packed, unpack
 from kindler.frameworks.torch.named_metrics import known_name, unknown_name
 from kindler.frameworks.torch.state import TensorUnpickler
@@ -79,11 +78,6 @@ class StepSpec(TorchSpec):
 
     train_step: Any = None
     eval_step: Any = None
-
-
-def dumps(spec: TorchSpec) -> bytes:
-    """A model and an optimizer over its parameters stay together."""
-    return pickle_for_workers(spec)
 
 
 def loads(data: bytes) -> TorchSpec:
