@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ from torch import nn
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, loads, resolve_device
+from kindler.frameworks.torch.spec import StepSpec
 
 pytestmark = pytest.mark.torch
 
@@ -39,6 +41,14 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(x)
+
+
+def test_a_spec_that_names_its_class_where_it_was_before_is_read() -> None:
+    data = pickle.dumps(StepSpec(model=nn.Linear, train_step=print), protocol=0)
+    moved = data.replace(b"frameworks.torch.spec\n", b"frameworks.torch.step_spec\n")
+
+    assert moved != data
+    assert loads(moved) == StepSpec(model=nn.Linear, train_step=print)
 
 
 @pytest.mark.parametrize(
