@@ -126,7 +126,7 @@ class LightningReplica(StepReplica):
 
     def _build_optimizers(self) -> tuple[Optimizers, Schedules | None]:
         self.set_up("fit")
-        optimizers, schedules = configured(self.model.configure_optimizers())
+        optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
         return optimizers, LightningSchedules(schedules)
 
     @property

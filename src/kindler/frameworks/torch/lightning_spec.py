@@ -65,7 +65,7 @@ def overrides(cls: type, name: str) -> bool:
     return getattr(cls, name, None) is not getattr(base, name, None)
 
 
-def check_lightning(spec: LightningSpec) -> list[str]:
+def check_lightning(spec: Any) -> list[str]:
     own = ("model", "config", "precision", "tf32", "clip_norm", "clip_value", "device_cache")
     return [*check(TorchSpec(**{name: getattr(spec, name) for name in own})), *_complaints(spec)]
 

@@ -156,8 +156,9 @@ class Counter:
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
         """Curves become lists."""
-        load = lambda data: torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # noqa: E731
-        return self._figures(self._joined([load(data) for data in tallies]))
+        files = map(io.BytesIO, tallies)
+        parts = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+        return self._figures(self._joined(parts))
 
     def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """As if one rank had seen all rows."""
@@ -488,7 +489,7 @@ def joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, 
     for path, part in _parts(metric):
         # A rank without rows holds initial values; a mean or a stack must not count them.
         seen = [rank[path] for rank in ranks if rank[path]["updates"]] or [ranks[0][path]]
-        state = {}
+        state: dict[str, Any] = {}
         for name, reduce in part._reductions.items():
             values = [rank["state"][name] for rank in seen]
             if not isinstance(values[0], torch.Tensor):

@@ -209,7 +209,7 @@ def _ratio(name: str, state: State) -> float:
     """Averaged over the classes that occurred or were predicted."""
     hits = [part.double().cpu() for part in state]
     weighted = [weight * part for weight, part in zip(_RATIOS[name], hits, strict=True)]
-    seen, lower = sum(hits) > 0, sum(weighted)
+    seen, lower = torch.stack(hits).sum(dim=0) > 0, torch.stack(weighted).sum(dim=0)
     ratios = torch.where(lower > 0, weighted[0] / lower.clamp(min=1e-300), torch.zeros_like(lower))
     if len(ratios) == 1:
         return float(ratios[0])
