@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kindler import cluster
-from kindler.cluster.blocks import encode_batches, numbered, row_count
-from kindler.cluster.feed_server import TRAIN
+from kindler.cluster.blocks import TRAIN, encode_batches, numbered, row_count
 from kindler.cluster.feeder import _Links
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
 from tests.cluster import programs

@@ -28,8 +28,11 @@ def test_what_the_session_knows_of_its_jvm(spark: Any) -> None:
 def test_a_launch_of_the_jvm_can_be_watched() -> None:
     import pyspark.java_gateway as java_gateway
 
-    with versions.jvm_launched_by(lambda launch: lambda *args, **options: (launch, args)):
-        assert java_gateway.Popen("java") == (subprocess.Popen, ("java",))  # type: ignore[attr-defined]
+    launched: list[subprocess.Popen[bytes]] = []
+    with versions.noting_jvms(launched):
+        process = java_gateway.Popen(["true"])  # type: ignore[attr-defined]
+    assert launched == [process]
+    assert process.wait() == 0
     assert java_gateway.Popen is subprocess.Popen  # type: ignore[attr-defined]
 
 

@@ -10,7 +10,9 @@ import pickle
 import struct
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from functools import cache
+from itertools import islice
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -21,7 +23,8 @@ from kindler.data.columns import Column, complaint, to_numpy
 from kindler.errors import DataError
 from kindler.frame import Piece
 
-ARROW, PICKLE = "arrow", "pickle"
+TRAIN, INFER, SPOOL = "train", "infer", "spool"  # what rows are for; those of SPOOL are kept on disk
+DEFAULT_NAME = "result"
 _BLOCK_BYTES = 1 << 20
 _LEAST_ROWS = 16
 _SHARE = 16
@@ -29,18 +32,6 @@ _ITEMS = 1024  # of a pickled block, at most
 _HEADER = struct.Struct("!QQ")
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
-
-
-class Block(Protocol):
-    """Decoded rows."""
-
-    size: int
-
-    def rows(self, start: int, stop: int) -> list[Any]:
-        """Some rows as Python objects."""
-
-    def arrays(self, names: Mapping[str, str], start: int, stop: int) -> Arrays:
-        """Some rows as one array per column in `names`, under the name given there."""
 
 
 def encode_batches(batches: Iterable[pa.RecordBatch], *, evenly: bool = True) -> Iterator[tuple[int, Piece]]:
@@ -54,26 +45,23 @@ def encode_batches(batches: Iterable[pa.RecordBatch], *, evenly: bool = True) ->
         rows, start = batch.num_rows, 0
         fitting = max(1, rows * _BLOCK_BYTES // max(1, batch.nbytes))
         while start < rows:
-            part = batch.slice(start, min(_share(sent), fitting) if evenly else fitting)
+            part = batch.slice(start, min(max(_LEAST_ROWS, sent // _SHARE), fitting) if evenly else fitting)
             yield part.num_rows, memoryview(part.serialize())
             start += part.num_rows
             sent += part.num_rows
 
 
-def _share(sent: int) -> int:
-    return max(_LEAST_ROWS, sent // _SHARE)
-
-
 def encode_items(items: Iterator[Any]) -> Iterator[tuple[int, Piece]]:
     step, sent = 1, 0
     while True:
-        chunk = [item for _, item in zip(range(step), items, strict=False)]
+        chunk = list(islice(items, step))
         if not chunk:
             return
         data = cloudpickle.dumps(chunk, protocol=5)
         yield len(chunk), data
         sent += len(chunk)
-        step = max(1, min(_ITEMS, _share(sent), len(chunk) * _BLOCK_BYTES // max(1, len(data))))
+        fitting = len(chunk) * _BLOCK_BYTES // max(1, len(data))
+        step = max(1, min(_ITEMS, max(_LEAST_ROWS, sent // _SHARE), fitting))
 
 
 def numbered(parts: Iterable[tuple[int, Piece]]) -> Iterator[tuple[Piece, Piece]]:
@@ -94,15 +82,13 @@ def block_number(block: Sequence[Piece]) -> int:
 
 def decode(buffers: Sequence[bytes], schema: pa.Schema | None) -> Block:
     if schema is None:
-        return _Items(pickle.loads(buffers[1]))
-    return _Batch(pa.ipc.read_record_batch(pa.py_buffer(buffers[1]), schema))
+        return ItemBlock(pickle.loads(buffers[1]))
+    return BatchBlock(pa.ipc.read_record_batch(pa.py_buffer(buffers[1]), schema))
 
 
-def block_of(batch: pa.RecordBatch) -> Block:
-    return _Batch(batch)
+class BatchBlock:
+    """Decoded rows of a frame or table."""
 
-
-class _Batch:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.size: int = batch.num_rows
         self._batch = batch
@@ -111,7 +97,7 @@ class _Batch:
 
     def rows(self, start: int, stop: int) -> list[Any]:
         if self._rows is None:
-            kind = _row_type(tuple(self._batch.schema.names))
+            kind = _row_type(*self._batch.schema.names)
             columns = [column.to_pylist() for column in self._batch.columns]
             self._rows = list(map(kind._make, zip(*columns, strict=True)))
         return self._rows[start:stop]
@@ -134,7 +120,7 @@ class _Batch:
         return self._arrays[column]
 
 
-class _Items:
+class ItemBlock:
     def __init__(self, items: list[Any]) -> None:
         self.size = len(items)
         self._items = items
@@ -175,17 +161,13 @@ def _own_dtype(kind: pa.DataType) -> str | None:
     return np.dtype(kind.to_pandas_dtype()).name if pa.types.is_floating(kind) else None
 
 
-_row_types: dict[tuple[str, ...], Any] = {}
-
-
-def _row_type(names: tuple[str, ...]) -> Any:
+@cache
+def _row_type(*names: str) -> Any:
     """A named tuple type; names that Python does not allow are numbered."""
-    if names not in _row_types:
-        _row_types[names] = namedtuple("Row", names, rename=True)
-    return _row_types[names]
+    return namedtuple("Row", names, rename=True)
 
 
-DEFAULT_NAME = "result"
+Block: TypeAlias = BatchBlock | ItemBlock
 
 
 def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> pa.Array:
@@ -195,7 +177,7 @@ def to_arrow(results: Any, fields: Sequence[pa.Field] | None, *, flat: bool) -> 
         kind = pa.list_(kind)
     try:
         if isinstance(results, np.ndarray) and not flat:
-            array = _from_numpy(results)
+            array = _column(results, fixed=False)
             return array if kind is None else array.cast(kind)
         several = fields is not None and len(fields) > 1
         values = [_plain(value, fields if several else None, flat) for value in results]
@@ -220,16 +202,6 @@ def columns_of(
     if len(fields) == 1:
         return [*own, values.cast(fields[0].type)]
     return [*own, *(values.field(number).cast(field.type) for number, field in enumerate(fields))]
-
-
-def _from_numpy(array: np.ndarray[Any, Any]) -> pa.Array:
-    if array.ndim == 1:
-        return pa.array(array)
-    inner = _from_numpy(np.ascontiguousarray(array).reshape(-1, *array.shape[2:]))
-    offsets = np.arange(0, array.shape[0] * array.shape[1] + 1, max(1, array.shape[1]), dtype=np.int32)
-    if array.shape[1] == 0:
-        offsets = np.zeros(array.shape[0] + 1, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner)
 
 
 def _plain(value: Any, fields: Sequence[pa.Field] | None, flat: bool) -> Any:
@@ -266,22 +238,22 @@ def table_of(data: Any) -> pa.Table | None:
     return None
 
 
-def like(data: Any, table: pa.Table) -> Any:
-    return table.to_pandas() if type(data).__module__.partition(".")[0] == "pandas" else table
-
-
 def _of_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> pa.Table:
     sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
         raise DataError(f"arrays of one data set have the same length; received {sizes}.")
-    return pa.table({name: _column(array) for name, array in arrays.items()})
+    return pa.table({name: _column(array, fixed=True) for name, array in arrays.items()})
 
 
-def _column(array: np.ndarray[Any, Any]) -> pa.Array:
+def _column(array: np.ndarray[Any, Any], *, fixed: bool) -> pa.Array:
+    """Of more than one dimension, lists of lists; Spark has no type for those of a fixed size."""
     if array.ndim <= 1:
         return pa.array(array)
-    inner = _column(np.ascontiguousarray(array).reshape(-1, *array.shape[2:]))
-    return pa.FixedSizeListArray.from_arrays(inner, array.shape[1])
+    inner = _column(np.ascontiguousarray(array).reshape(-1, *array.shape[2:]), fixed=fixed)
+    if fixed:
+        return pa.FixedSizeListArray.from_arrays(inner, array.shape[1])
+    offsets = np.arange(array.shape[0] + 1, dtype=np.int32) * np.int32(array.shape[1])
+    return pa.ListArray.from_arrays(pa.array(offsets), inner)
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:

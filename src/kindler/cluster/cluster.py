@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +22,11 @@ import cloudpickle
 import pyarrow as pa
 
 from kindler import limits
-from kindler.cluster.blocks import DEFAULT_NAME, like, table_of
-from kindler.cluster.failures import Failures, FailureServer
+from kindler.cluster.blocks import DEFAULT_NAME, INFER, SPOOL, TRAIN, table_of
+from kindler.cluster.failures import Failures
 from kindler.cluster.feed import VALIDATION
-from kindler.cluster.feed_server import CONTROL, INFER, SPOOL, TRAIN
-from kindler.cluster.feeder import Feeder, FeedingJob, LocalJob, NodeAddress, NodeGoneError, answers_of
+from kindler.cluster.feed_server import CONTROL
+from kindler.cluster.feeder import Feeder, FeedJob, NodeAddress, NodeGoneError, answers_of, push_local
 from kindler.cluster.layout import FRAMEWORKS, TRAINING, Layout
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
@@ -164,13 +165,16 @@ class Cluster:
         self._fed = fed
         self._tensorboard = tensorboard
         self._changed = threading.Condition()
-        self._ready: set[int] = set()
         self._passes: dict[str, int] = {}
-        self._closed: dict[str, set[int]] = {}
-        self._committed: dict[tuple[str, int], set[int]] = {}
+        # What nodes have reported: rank, "ready", "feed_closed" or "committed", which feed, which pass.
+        self._reports: set[tuple[int, str, str | None, int | None]] = set()
         self._validates = False
         self._failures = Failures(gang)
-        self._failure_server = self._tell_failures(spark) if fed and spark is not None else None
+        if fed and spark is not None:
+            from kindler.spark.executors import driver_hosts
+
+            self._failures.serve(*driver_hosts(spark))
+            weakref.finalize(self, self._failures.close)
         self._feeding = threading.Lock()
         self._printer = threading.Thread(target=self._follow, name="kindler-cluster-events", daemon=True)
         self._printer.start()
@@ -268,7 +272,6 @@ class Cluster:
         self._check_fed("train_stream")
         if not getattr(frame, "isStreaming", False):
             raise ConfigError("train_stream takes a streaming DataFrame.\nHint: train(data) takes any other.")
-        from kindler.spark.feeding import stream_batches
         from kindler.spark.versions import is_connect
 
         if self._spark is None or is_connect(self._spark):
@@ -283,7 +286,8 @@ class Cluster:
                 self._feed_pass(batch, feed, columns, kind=TRAIN, micro_batch=number)
                 self._await_commit(feed, self._passes[feed] - 1)
 
-        return stream_batches(frame, each, checkpoint=checkpoint, trigger=trigger)
+        writer = frame.writeStream.foreachBatch(each).option("checkpointLocation", checkpoint)
+        return (writer.trigger(**trigger) if trigger else writer).start()
 
     def inference(
         self,
@@ -317,16 +321,16 @@ class Cluster:
         if self._spark is not None:
             from kindler.spark import feeding
 
-            if feeding.is_rdd(data):
-                return feeding.answered_items(data, self._for_tasks(feeder))
             if is_spark_frame(data):
-                fields = self._result_fields(data, schema, feeder)
-                return feeding.answered(data, self._for_tasks(replace(feeder, fields=fields)), fields)
+                feeder = replace(feeder, fields=self._result_fields(data, schema, feeder))
+            if is_spark_frame(data) or feeding.is_rdd(data):
+                return feeding.answered(data, self._for_tasks(feeder))
         if schema is not None and not isinstance(schema, pa.Schema):
             raise ConfigError(f"schema={schema!r}: for data of the driver's own it is a pyarrow.Schema.")
         with self._naming_the_cause():
             answers = answers_of(data, replace(feeder, fields=schema))
-        return answers if isinstance(answers, list) else like(data, answers)
+        is_pandas = type(data).__module__.partition(".")[0] == "pandas"
+        return answers.to_pandas() if is_pandas and isinstance(answers, pa.Table) else answers
 
     def wait(self, timeout_s: float | None = None) -> list[Any]:
         """Wait until all programs have returned, and return their `return_values`.
@@ -394,13 +398,11 @@ class Cluster:
                 return  # the nodes are out of reach; `wait` tells how they end
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while not self._ready >= self._training and self._gang.is_running:
-                if time.monotonic() > deadline:
-                    break
+            while self._missing("ready") and self._gang.is_running and time.monotonic() <= deadline:
                 self._changed.wait(limits.TICK_S)
-        missing = [self._name(rank) for rank in sorted(self._training - self._ready)]
+        missing = [self._name(rank) for rank in self._missing("ready")]
         if not self._gang.is_running:
-            if not self._ready:
+            if not self._reports:
                 self._ended()  # no program has begun: this is why
         elif missing:
             self.stop()
@@ -414,26 +416,22 @@ class Cluster:
             if event.kind == "log":
                 print_line(f"[{self._name(event.rank)}] {event.fields['line']}")
             elif event.kind == "report":
-                self._reported(event.rank, event.fields)
+                name, feed, number = map(event.fields.get, ("name", "feed", "number"))
+                with self._changed:
+                    self._reports.add((event.rank, str(name), feed, number))
+                    self._changed.notify_all()
             elif event.kind == "done":
                 self._failures.returned(event.rank)
-        self._failures.ended()
-        with self._changed:
-            self._changed.notify_all()
+        self._failures.returned()
+        self._notify()
 
     def _name(self, rank: int) -> str:
         roles = self._layout.roles
         return f"{roles[rank]} {roles[:rank].count(roles[rank])}"
 
-    def _reported(self, rank: int, fields: Mapping[str, Any]) -> None:
-        with self._changed:
-            if fields.get("name") == "ready":
-                self._ready.add(rank)
-            elif fields.get("name") == "feed_closed":
-                self._closed.setdefault(fields["feed"], set()).add(rank)
-            elif fields.get("name") == "committed":
-                self._committed.setdefault((fields["feed"], fields["number"]), set()).add(rank)
-            self._changed.notify_all()
+    def _missing(self, report: str, feed: str | None = None, number: int | None = None) -> list[int]:
+        """The training nodes that have not reported it."""
+        return [rank for rank in sorted(self._training) if (rank, report, feed, number) not in self._reports]
 
     @property
     def _training(self) -> set[int]:
@@ -468,7 +466,6 @@ class Cluster:
             pass_number=pass_number,
             flat=flat,
             columns=None if columns is None else tuple(columns),
-            copies=kind == SPOOL,
         )
 
     def _feed_validation(self, data: Any, columns: Sequence[str] | None) -> None:
@@ -480,9 +477,8 @@ class Cluster:
             return
         self._validates = True
         if data is None:
-            self._tell(
-                {"do": "pass_end", "feed": VALIDATION, "pass": 0}
-            )  # there is none: nobody waits for it
+            # There is none: nobody waits for it.
+            self._tell({"do": "pass_end", "feed": VALIDATION, "pass": 0})
         else:
             self._feed_pass(data, VALIDATION, columns, kind=SPOOL)
 
@@ -520,35 +516,40 @@ class Cluster:
         self._tell({"do": "pass_end", "feed": feed, "pass": number})
         return True
 
-    def _job_of(self, data: Any, feeder: Feeder) -> FeedingJob:
-        def done() -> None:
-            with self._changed:
-                self._changed.notify_all()
-
+    def _job_of(self, data: Any, feeder: Feeder) -> FeedJob:
         if self._spark is not None:
             from kindler.spark import feeding
 
             if is_spark_frame(data) or feeding.is_rdd(data):
                 tag = f"kindler-feed-{feeder.job}"
-                return feeding.FeedJob(self._spark, data, self._for_tasks(feeder), tag=tag, done=done)
+                return FeedJob(
+                    partial(feeding.push, self._spark, data, self._for_tasks(feeder), tag),
+                    stop=partial(feeding.stop, self._spark, data, tag),
+                    done=self._notify,
+                )
         if table_of(data) is None and not hasattr(data, "__iter__"):
             raise ConfigError(
                 f"cannot feed {type(data).__name__!r} objects to this cluster.\n"
                 "Hint: a Spark DataFrame needs run(..., spark=session); else pandas, Arrow, arrays, a list."
             )
-        return LocalJob(data, feeder, done=done)
+        # It stops by itself when no node takes rows any more.
+        return FeedJob(partial(push_local, data, feeder), stop=lambda: None, done=self._notify)
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _is_closed(self, feed: str) -> bool:
-        return self._closed.get(feed, set()) >= self._training
+        return not self._missing("feed_closed", feed)
 
     def _await_commit(self, feed: str, number: int) -> None:
         with self._changed:
-            while not self._committed.get((feed, number), set()) >= self._training:
+            while self._missing("committed", feed, number):
                 if not self._gang.is_running or self._is_closed(feed):
                     break
                 self._changed.wait(limits.TICK_S)
             else:
-                self._committed.pop((feed, number))
+                self._reports -= {(rank, "committed", feed, number) for rank in self._training}
                 return
         self._raise_failure()
         raise FeedError(
@@ -560,8 +561,8 @@ class Cluster:
         try:
             return self._gang.wait(timeout_s)
         finally:
-            if self._failure_server is not None and not self._gang.is_running:
-                self._failure_server.close()
+            if not self._gang.is_running:
+                self._failures.close()
 
     def _raise_failure(self) -> None:
         if not self._gang.is_running:
@@ -584,20 +585,10 @@ class Cluster:
             self._raise_failure()
             raise
 
-    def _tell_failures(self, spark: SparkSession) -> FailureServer:
-        from kindler.spark.executors import driver_hosts
-
-        job = self._gang.job
-        server = FailureServer(driver_hosts(spark), job.secret, self._failures, ports=job.settings.port_range)
-        weakref.finalize(self, server.close)
-        return server
-
     def _for_tasks(self, feeder: Feeder) -> Feeder:
         """A feeder for other processes, which ask the driver why a node is gone."""
-        assert self._failure_server is not None
-        return replace(
-            feeder, failures=self._failure_server.address, failure_timeout_s=2 * self._failures.limit_s
-        )
+        failures = self._failures
+        return replace(feeder, failures=failures.address, failure_timeout_s=2 * failures.limit_s)
 
     def _tell(self, order: Mapping[str, Any]) -> None:
         words = json.dumps(order).encode()

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kindler import limits
-from kindler.cluster.blocks import Block
-from kindler.cluster.feed_server import END, INFER, PASS_END, FeedServer, Inbound
+from kindler.cluster.blocks import INFER, Block
+from kindler.cluster.feed_server import END, PASS_END, FeedServer, Inbound
 from kindler.errors import ConfigError, DataError
 from kindler.files import beside
 
@@ -28,16 +27,10 @@ if TYPE_CHECKING:
     import torch
 
 InputMapping = Mapping[str, str] | Sequence[str]
+_Pieces = list[tuple[Block, int, int]]  # rows of a block, from one up to another
 
 VALIDATION = "validation"
 _SKIP_ROWS = 1 << 16
-
-
-@dataclass(slots=True)
-class _Piece:
-    block: Block
-    start: int
-    stop: int
 
 
 class DataFeed:
@@ -108,7 +101,7 @@ class DataFeed:
         while True:
             with self._lock:
                 pieces = self._pieces(batch_size, within_pass=True)
-                rows = sum(piece.stop - piece.start for piece in pieces)
+                rows = _count(pieces)
                 if not rows or (drop_last and rows < batch_size):
                     return
                 batch = self._assembled(pieces)
@@ -139,17 +132,13 @@ class DataFeed:
             number, micro_batch = current
             if micro_batch > self._restored:
                 yield micro_batch
-            while self._inbox.pass_number == number and not self._ended:  # what the program has left
-                with self._lock:
-                    self._pieces(_SKIP_ROWS, within_pass=True)
+            self._skip_pass(number)  # what the program has left
             if micro_batch <= self._restored:
                 self._server.committed(self.name, number)
 
     def commit(self) -> None:
         """Mark the current micro-batch as processed by this node; the stream waits for all nodes."""
-        while self._inbox.pass_number == self._current and not self._ended:
-            with self._lock:
-                self._pieces(_SKIP_ROWS, within_pass=True)
+        self._skip_pass(self._current)
         self._server.committed(self.name, self._current)
 
     def restore(self, folder: str) -> str | None:
@@ -282,44 +271,43 @@ class DataFeed:
             self._current = self._inbox.pass_number
             return self._current, self._inbox.micro_batches[self._current]
 
+    def _skip_pass(self, number: int) -> None:
+        while self._inbox.pass_number == number and not self._ended:
+            with self._lock:
+                self._pieces(_SKIP_ROWS, within_pass=True)
+
     def _check_size(self, batch_size: int) -> None:
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise ConfigError(f"batch_size={batch_size!r}: it must be a whole number, 1 or more.")
 
-    def _pieces(self, wanted: int, *, within_pass: bool) -> list[_Piece]:
-        pieces: list[_Piece] = []
+    def _pieces(self, wanted: int, *, within_pass: bool) -> _Pieces:
+        pieces: _Pieces = []
         source: Inbound | None = None
         while wanted and self._has_rows(within_pass=within_pass, only=source):
             assert self._block is not None
             stop = min(self._block.size, self._offset + wanted)
-            pieces.append(_Piece(self._block, self._offset, stop))
+            pieces.append((self._block, self._offset, stop))
             wanted -= stop - self._offset
             self._offset = stop
             if self._source is not None and self._source.kind == INFER:
                 source = self._source
         if source is not None:
-            count = sum(piece.stop - piece.start for piece in pieces)
-            source.unanswered += count
-            self._unanswered.append((source, count))
+            source.unanswered += _count(pieces)
+            self._unanswered.append((source, _count(pieces)))
         return pieces
 
     def _has_rows(self, *, within_pass: bool, only: Inbound | None = None) -> bool:
         """Whether there is a row at the cursor; waits for one. False at an end, which is passed once."""
         while self._block is None or self._offset >= self._block.size:
             self._block = None
-            if self._ended:
-                return False
-            if not self._open_next(within_pass=within_pass, only=only):
+            if self._ended or not self._open_next(within_pass=within_pass, only=only):
                 return False
         return True
 
     def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
-        if only is not None:
-            source: Inbound | str = only if self._inbox.more_of(only) else END
-            if source == END:
-                return False
-        else:
-            source = self._next()
+        if only is not None and not self._inbox.more_of(only):
+            return False
+        source = only or self._next()
         if isinstance(source, str):
             self._ended = self._ended or source == END
             return source == PASS_END and not within_pass
@@ -349,10 +337,10 @@ class DataFeed:
         here = self._source is source and self._block is not None and self._offset < self._block.size
         return here or source.reader.has_batch
 
-    def _assembled(self, pieces: Sequence[_Piece]) -> Any:
+    def _assembled(self, pieces: _Pieces) -> Any:
         if self._mapping is None:
-            return [row for piece in pieces for row in piece.block.rows(piece.start, piece.stop)]
-        parts = [piece.block.arrays(self._mapping, piece.start, piece.stop) for piece in pieces]
+            return [row for block, start, stop in pieces for row in block.rows(start, stop)]
+        parts = [block.arrays(self._mapping, start, stop) for block, start, stop in pieces]
         if len(parts) == 1:
             return parts[0]
         names = self._mapping.values()
@@ -387,6 +375,10 @@ class KeptFeed(DataFeed):
         self._block, self._offset = next(self._blocks, None), 0
         self._ended = self._block is None
         return not self._ended
+
+
+def _count(pieces: _Pieces) -> int:
+    return sum(stop - start for _, start, stop in pieces)
 
 
 def _mapping(columns: InputMapping | None) -> dict[str, str] | None:

@@ -8,10 +8,10 @@ reads slowly and bounds memory by the number of tasks.
 from __future__ import annotations
 
 import json
-import struct
+import pickle
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,18 @@ import cloudpickle
 import pyarrow as pa
 
 from kindler import limits
-from kindler.cluster.blocks import ARROW, Block, block_number, decode, to_arrow
+from kindler.cluster.blocks import INFER, SPOOL, TRAIN, Block, block_number, decode, to_arrow
 from kindler.data.arrow import stream
 from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.server import Handler, Peer, Server, listen_on
 from kindler.engine.worker import Worker
 from kindler.errors import FeedError, naming_full_disk
-from kindler.frame import Frame, Piece
+from kindler.frame import Frame
 
-TRAIN, INFER, SPOOL = "train", "infer", "spool"
 PASS_END, END = "the end of a pass over the data", "the end of the feed"
 CONTROL = "kindler.cluster"  # the feed on which the driver speaks about feeds
 _RESULT_ROWS = 1024
 _EXPECTED = 256
-_SIZES = struct.Struct("!QQ")
 
 
 class Inbound:
@@ -51,7 +49,7 @@ class Inbound:
         self.numbers: set[int] = set()  # the blocks that it has sent
         self.unanswered = 0  # of an inference: how many rows the program has read and not answered yet
         schema, declared = opened.buffers
-        self.schema = pa.ipc.read_schema(pa.py_buffer(schema)) if fields["format"] == ARROW else None
+        self.schema = None if fields["items"] else pa.ipc.read_schema(pa.py_buffer(schema))
         self._declared = list(pa.ipc.read_schema(pa.py_buffer(declared))) if declared else None
         self._flat = bool(fields["flat"])
         self._complete = False
@@ -117,7 +115,7 @@ class Inbox:
         self.finished: set[int] = set()  # the passes of which everything has been sent
         self.micro_batches: dict[int, int] = {}  # the number of a stream's micro-batch, by pass
         self._tick = tick
-        self._spool = _BlockFile(folder / f"feed-{name.replace('/', '_')}.blocks")
+        self._spool = folder / f"feed-{name.replace('/', '_')}.blocks"
         self._schema: pa.Schema | None = None
         self._connections: deque[Inbound] = deque()
         self._fed: dict[tuple[str, int], set[int]] = {}  # blocks of attempts that are over, by partition
@@ -136,15 +134,17 @@ class Inbox:
     def keep(self, inbound: Inbound) -> None:
         while inbound.reader.has_batch:
             buffers = inbound.reader.get()
-            assert buffers is not None
-            self._spool.append(buffers)
+            with naming_full_disk(self._spool), self._spool.open("ab") as file:
+                pickle.dump(buffers, file, protocol=5)
 
     def kept(self) -> Iterator[Block]:
         with self.changed:
             while not (self.finished or self.ended or self.closed):
                 self.wait()
-        for buffers in self._spool:
-            yield decode(buffers, self._schema)
+        if self._spool.exists():
+            with self._spool.open("rb") as file, suppress(EOFError):
+                while True:
+                    yield decode(pickle.load(file), self._schema)
 
     def resume(self, partition: tuple[str, int], attempt: int) -> set[int]:
         """Supersede a task's earlier attempts; return the blocks that they brought."""
@@ -300,23 +300,3 @@ class FeedServer(Handler):
                 else:
                     self.inbox(order["feed"]).finished.add(order["pass"])
                 self._changed.notify_all()
-
-
-class _BlockFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def append(self, block: Sequence[Piece]) -> None:
-        head, body = (memoryview(buffer).cast("B") for buffer in block)
-        with naming_full_disk(self._path, head.nbytes + body.nbytes), self._path.open("ab") as file:
-            file.write(_SIZES.pack(head.nbytes, body.nbytes))
-            file.write(head)
-            file.write(body)
-
-    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            while sizes := file.read(_SIZES.size):
-                first, second = _SIZES.unpack(sizes)
-                yield file.read(first), file.read(second)

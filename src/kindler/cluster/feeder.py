@@ -13,18 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from kindler import limits
 from kindler.cluster.blocks import (
-    ARROW,
     DEFAULT_NAME,
-    PICKLE,
+    SPOOL,
     block_number,
     columns_of,
     encode_batches,
@@ -64,92 +64,64 @@ class NodeGoneError(FeedError):
 
 @dataclass(frozen=True, kw_only=True)
 class Feeder:
-    """What tasks push, and to whom. Built on the driver, pickled with the job."""
+    """What tasks push, and to whom. Built on the driver, pickled with the job.
+
+    Rows are record batches, or any objects if `items`.
+    """
 
     nodes: tuple[NodeAddress, ...]  # those that are fed
     secret: bytes  # what the tasks prove themselves with
     job: str  # a name for the job
     feed: str  # the feed's name
-    kind: str  # TRAIN, INFER or SPOOL
+    kind: str  # TRAIN, INFER, or SPOOL, of which every node gets all rows
+    items: bool = False
     pass_number: int | None = None  # which pass over the data it is; None for an inference
     fields: pa.Schema | None = None  # the columns of an inference's results
     flat: bool = False  # whether each row has a list of results
     columns: tuple[str, ...] | None = None  # the columns that are sent to nodes; None is all
-    copies: bool = False  # whether every node gets all rows, rather than its part
     # Where tasks ask why a node is gone; None on the driver, which knows by itself.
     failures: Address | None = None
     failure_timeout_s: float = 0.0  # how long that may take
 
-    def push(self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0) -> int:
-        batches = iter(batches)
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
+    def push(self, rows: Iterable[Any], *, partition: int, attempt: int = 0) -> int:
+        """Returns how many rows were sent: those that earlier attempts brought are not sent again."""
+        rows, schema = self._with_schema(rows)
+        if schema is None and not self.items:
             return 0
-        all_batches = map(self._chosen, chain([first], batches))
-        schema = self._chosen(first).schema
-        blocks = numbered(encode_batches(all_batches, evenly=not self.copies))
-        return self._push(blocks, schema, partition, attempt)
-
-    def push_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> int:
-        return self._push(numbered(encode_items(iter(items))), None, partition, attempt)
-
-    def infer(
-        self, batches: Iterable[pa.RecordBatch], *, partition: int, attempt: int = 0
-    ) -> Iterator[pa.RecordBatch]:
-        batches = iter(batches)
-        first = next((batch for batch in batches if batch.num_rows), None)
-        if first is None:
-            return
-        rejoin = _Rejoin(self.fields, self.flat)
-
-        def blocks() -> Iterator[tuple[Piece, Piece]]:
-            for batch in chain([first], batches):
-                if batch.num_rows:
-                    rejoin.sent(batch)
-                    yield from numbered(encode_batches([self._chosen(batch)], evenly=False))
-
-        schema = self._chosen(first).schema
-        for data in self._answers(blocks(), schema, partition, attempt, lambda: rejoin.waits):
-            yield from rejoin.joined(pa.ipc.open_stream(pa.py_buffer(data)).read_all().column(0))
-
-    def infer_items(self, items: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]:
-        parts = numbered(encode_items(iter(items)))
-        first = next(parts, None)
-        if first is None:
-            return
-        rows = {"sent": 0, "answered": 0}
-
-        def blocks() -> Iterator[tuple[Piece, Piece]]:
-            for block in chain([first], parts):
-                rows["sent"] += row_count(block)
-                yield block
-
-        def waits() -> bool:
-            return rows["answered"] < rows["sent"]
-
-        for data in self._answers(blocks(), None, partition, attempt, waits):
-            results = pickle.loads(data)
-            rows["answered"] += len(results)
-            yield from results
-
-    def _answers(
-        self,
-        blocks: Iterator[tuple[Piece, Piece]],
-        schema: pa.Schema | None,
-        partition: int,
-        attempt: int,
-        waits: Callable[[], bool],
-    ) -> Iterator[bytes]:
-        node = nearest(self.nodes, partition)[0][0]
-        with self._naming_the_cause(), _Link(self, node, schema, partition, attempt) as link:
+        if self.items:
+            blocks = numbered(encode_items(rows))
+        else:
+            blocks = numbered(encode_batches(map(self._chosen, rows), evenly=self.kind != SPOOL))
+        before = self.blocks_before(partition, attempt) if attempt and self.kind != SPOOL else ()
+        pushed = 0
+        with self._naming_the_cause(), _Links(self, schema, partition, attempt) as links:
             for block in blocks:
-                while not link.has_room(block):
-                    yield from link.answers(wait=True)
-                link.put(block)
-                yield from link.answers(wait=False)
-            link.end()
-            while waits():
-                yield from link.answers(wait=True)
+                if block_number(block) in before:
+                    continue
+                if not links.put(block):
+                    break
+                pushed += row_count(block)
+            links.finish()
+        return pushed
+
+    def infer(self, rows: Iterable[Any], *, partition: int, attempt: int = 0) -> Iterator[Any]:
+        """Record batches with the columns of their results; of items, the results alone."""
+        rows, schema = self._with_schema(rows)
+        waiting: deque[pa.RecordBatch] = deque()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in rows:
+                if batch.num_rows:
+                    waiting.append(batch)
+                    yield self._chosen(batch)
+
+        parts = encode_items(rows) if self.items else encode_batches(batches(), evenly=False)
+        for results in self._answers(numbered(parts), schema, partition, attempt):
+            if self.items:
+                yield from results
+            else:
+                for chunk in results.chunks:
+                    yield from self._joined(waiting, chunk)
 
     def blocks_before(self, partition: int, attempt: int) -> set[int]:
         numbers: set[int] = set()
@@ -164,6 +136,51 @@ class Feeder:
                 channel.close()
         return numbers
 
+    def _with_schema(self, rows: Iterable[Any]) -> tuple[Iterator[Any], pa.Schema | None]:
+        rows = iter(rows)
+        if self.items:
+            return rows, None
+        first = next((batch for batch in rows if batch.num_rows), None)
+        if first is None:
+            return iter(()), None
+        return chain([first], rows), self._chosen(first).schema
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self.columns is None else batch.select(list(self.columns))
+
+    def _answers(
+        self,
+        blocks: Iterator[tuple[Piece, Piece]],
+        schema: pa.Schema | None,
+        partition: int,
+        attempt: int,
+    ) -> Iterator[Any]:
+        first = next(blocks, None)
+        if first is None:
+            return
+        node = nearest(self.nodes, partition)[0][0]
+        with self._naming_the_cause(), _Link(self, node, schema, partition, attempt) as link:
+            for block in chain([first], blocks):
+                while not link.has_room(block):
+                    yield from link.answers(wait=True)
+                link.put(block)
+                yield from link.answers(wait=False)
+            link.end()
+            while link.answered < link.rows:
+                yield from link.answers(wait=True)
+
+    def _joined(self, waiting: deque[pa.RecordBatch], values: pa.Array) -> Iterator[pa.RecordBatch]:
+        kind = values.type.value_type if self.flat else values.type
+        fields = pa.schema([pa.field(DEFAULT_NAME, kind)]) if self.fields is None else self.fields
+        while len(values):
+            rows = waiting.popleft()
+            if rows.num_rows > len(values):
+                waiting.appendleft(rows.slice(len(values)))
+                rows = rows.slice(0, len(values))
+            arrays = columns_of(values.slice(0, rows.num_rows), list(fields), rows, flat=self.flat)
+            yield pa.RecordBatch.from_arrays(arrays, [*rows.schema.names, *fields.names])
+            values = values.slice(rows.num_rows)
+
     @contextmanager
     def _naming_the_cause(self) -> Iterator[None]:
         """Replace what a task sees of a node's end by its cause."""
@@ -176,48 +193,6 @@ class Feeder:
             if cause is None:
                 raise
             raise FeedError(cause) from None
-
-    def _push(
-        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
-    ) -> int:
-        with self._naming_the_cause():
-            if self.copies:
-                return self._push_copies(blocks, schema, partition, attempt)
-            return self._push_shares(blocks, schema, partition, attempt)
-
-    def _push_shares(
-        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
-    ) -> int:
-        before = self.blocks_before(partition, attempt) if attempt else ()
-        pushed = 0
-        with _Links(self, schema, partition, attempt) as links:
-            for block in blocks:
-                if block_number(block) in before:
-                    continue
-                if not links.put(block):
-                    return pushed
-                pushed += row_count(block)
-            links.finish()
-        return pushed
-
-    def _push_copies(
-        self, blocks: Iterator[tuple[Piece, Piece]], schema: pa.Schema | None, partition: int, attempt: int
-    ) -> int:
-        with ExitStack() as stack:
-            links = [
-                stack.enter_context(_Link(self, node, schema, partition, attempt)) for node in self.nodes
-            ]
-            rows = 0
-            for block in blocks:
-                rows += row_count(block)
-                for link in links:
-                    link.put(block)
-            for link in links:
-                link.finish()
-        return rows
-
-    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch if self.columns is None else batch.select(list(self.columns))
 
 
 def nearest(
@@ -269,15 +244,16 @@ class _Link:
         attempt: int,
         changed: threading.Condition | None = None,
     ) -> None:
-        self.node = node
-        self.stopped: str | None = None  # why the node takes no more, once it has said so
-        self._failed = False
-        self._lost: str | None = None
-        self._received = False
+        self.stopped = False  # whether the node has said that it takes no more
         self.rows = 0  # how many rows it has got
+        self.answered = 0  # and how many results have come back
+        self._node = node
+        self._items = schema is None
+        self._error: FeedError | None = None  # why it takes no more, or is gone
+        self._received = False  # whether it has got everything
         self._channel = _connected(node, feeder.secret)
         self._feeds = Feeds(f"node {node.rank}", self._channel.send, changed=changed)
-        self.changed = self._feeds.changed
+        self._changed = self._feeds.changed
         try:
             self._channel.send(
                 "open",
@@ -289,7 +265,7 @@ class _Link:
                 partition=partition,
                 attempt=attempt,
                 flat=feeder.flat,
-                format=PICKLE if schema is None else ARROW,
+                items=self._items,
                 **{"pass": feeder.pass_number},
             )
             self._writer = self._feeds.writer("rows", WINDOW_BYTES)
@@ -311,86 +287,90 @@ class _Link:
         return self._writer.ahead
 
     def has_room(self, block: Sequence[Piece]) -> bool:
-        return self.stopped is not None or self._lost is not None or self._writer.has_room(*block)
+        return self._error is not None or self._writer.has_room(*block)
 
     def put(self, block: Sequence[Piece]) -> None:
-        self.check()
+        self._check()
         try:
             self._writer.put(*block)
         except (FeedError, ChannelClosed) as exc:
             self._thread.join(limits.WAKE_S)  # it may be reading the node's last words
-            self.check()
-            raise NodeGoneError(str(exc), rank=self.node.rank) from exc
+            self._check()
+            raise NodeGoneError(str(exc), rank=self._node.rank) from exc
         self.rows += row_count(block)
 
     def end(self) -> None:
-        with suppress(ChannelClosed):  # `check` says so
+        with suppress(ChannelClosed):  # `_check` says so
             self._writer.end()
 
     def finish(self) -> None:
         self.end()
-        with self.changed:
-            while not (self._received or self.stopped is not None or self._lost is not None):
-                self.changed.wait(limits.WAKE_S)
-        if not self._received and self.stopped is None:
-            self.check()
+        with self._changed:
+            while not self._received and self._error is None:
+                self._changed.wait(limits.WAKE_S)
+        if not self._received and not self.stopped:
+            self._check()
 
-    def answers(self, *, wait: bool) -> Iterator[bytes]:
+    def answers(self, *, wait: bool) -> Iterator[Any]:
         """Yield the results so far; with `wait`, wait for one or for room to send more rows."""
-        with self.changed:
-            while wait and not self._results.has_batch and self.stopped is None and self._lost is None:
+        with self._changed:
+            while wait and not self._results.has_batch and self._error is None:
                 if self._writer.ahead < WINDOW_BYTES // 2 and not self._writer.has_ended:
                     break
-                self.changed.wait(limits.WAKE_S)
+                self._changed.wait(limits.WAKE_S)
         while self._results.has_batch:
             buffers = self._results.get()
             assert buffers is not None
-            yield buffers[0]
-        if not self._results.has_batch:
-            self.check()
-
-    def check(self) -> None:
-        if self.stopped is not None:
-            message = f"{self.node} takes no more rows: {self.stopped}"
-            raise NodeGoneError(message, rank=self.node.rank) if self._failed else FeedError(message)
-        if self._lost is not None:
-            raise NodeGoneError(
-                f"{self.node} went away ({self._lost}).\n"
-                "Hint: it failed, or was stopped because another one did; the cluster's shutdown() says why.",
-                rank=self.node.rank,
-            )
+            if self._items:
+                results = pickle.loads(buffers[0])
+            else:
+                results = pa.ipc.open_stream(pa.py_buffer(buffers[0])).read_all().column(0)
+            self.answered += len(results)
+            yield results
+        if self.answered < self.rows:
+            self._check()
 
     def close(self) -> None:
         self._channel.close()
         self._thread.join(limits.WAKE_S)
 
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def _listen(self) -> None:
+        rank = self._node.rank
         try:
             while True:
                 frame = self._channel.receive()
                 if is_feed(frame.kind):
                     self._feeds.received(frame)
                     continue
-                with self.changed:
-                    if frame.kind == "received":
-                        self._received = True
-                    elif frame.kind == "stopped":
-                        self._failed = bool(frame.fields["failed"])
-                        self.stopped = str(frame.fields["reason"])
-                        self._feeds.close(self.stopped)
-                    self.changed.notify_all()
+                with self._changed:
+                    self._received = self._received or frame.kind == "received"
+                    if frame.kind == "stopped":
+                        reason = f"{self._node} takes no more rows: {frame.fields['reason']}"
+                        failed = frame.fields["failed"]
+                        self._error = NodeGoneError(reason, rank=rank) if failed else FeedError(reason)
+                        self.stopped = True
+                        self._feeds.close(frame.fields["reason"])
+                    self._changed.notify_all()
         except ChannelClosed as exc:
-            with self.changed:
-                self._lost = str(exc)
-                self._feeds.close(self._lost)
-                self.changed.notify_all()
+            with self._changed:
+                self._error = self._error or NodeGoneError(
+                    f"{self._node} went away ({exc}).\nHint: it failed, or was stopped because another one"
+                    " did; the cluster's shutdown() says why.",
+                    rank=rank,
+                )
+                self._feeds.close(str(exc))
+                self._changed.notify_all()
 
 
 class _Links:
     """Connections of one task to several nodes.
 
     Each block goes to the node with the fewest rows among those with room: nodes that train in step need
-    equal shares, and a slow reader has no room.
+    equal shares, and a slow reader has no room. Of kind SPOOL, each goes to all of them.
     """
 
     def __init__(self, feeder: Feeder, schema: pa.Schema | None, partition: int, attempt: int) -> None:
@@ -398,6 +378,7 @@ class _Links:
         self._open: Callable[[NodeAddress], _Link] = lambda node: _Link(
             feeder, node, schema, partition, attempt, self._changed
         )
+        self._nodes = feeder.nodes if feeder.kind == SPOOL else ()  # each of which gets everything
         self._groups = deque(nearest(feeder.nodes, partition))
         self._links: list[_Link] = []
         self._tried: list[list[NodeAddress]] = []
@@ -412,16 +393,21 @@ class _Links:
             link.close()
 
     def put(self, block: Sequence[Piece]) -> bool:
-        while True:
-            link = self._free(block)
-            if link is None:
-                return False
-            try:
+        """Returns whether any node takes rows."""
+        if self._nodes:
+            for node in self._nodes[len(self._links) :]:
+                self._links.append(self._open(node))
+            for link in self._links:
                 link.put(block)
+            return True
+        while (free := self._free(block)) is not None:
+            try:
+                free.put(block)
                 return True
             except FeedError:
-                if link.stopped is None:
+                if not free.stopped:
                     raise
+        return False
 
     def finish(self) -> None:
         for link in self._links:
@@ -429,7 +415,7 @@ class _Links:
 
     def _free(self, block: Sequence[Piece]) -> _Link | None:
         while True:
-            active = [link for link in self._links if link.stopped is None]
+            active = [link for link in self._links if not link.stopped]
             if not active:
                 if not self._open_more():
                     return None
@@ -449,9 +435,8 @@ class _Links:
                 raise NodeGoneError(
                     f"no node can be reached: {self._unreached}", rank=self._tried[-1][-1].rank
                 )
-            time.sleep(
-                limits.RETRY_NODES_S
-            )  # programs that have all returned: the driver is about to stop this job
+            # Programs that have all returned: the driver is about to stop this job.
+            time.sleep(limits.RETRY_NODES_S)
             self._groups.extend(self._tried)
             self._tried.clear()
             return True
@@ -465,94 +450,48 @@ class _Links:
         return True
 
 
-class _Rejoin:
-    def __init__(self, fields: pa.Schema | None, flat: bool) -> None:
-        self._fields = fields
-        self._flat = flat
-        self._rows: deque[pa.RecordBatch] = deque()
+class FeedJob(threading.Thread):
+    """Runs `work`, which feeds; `done` is called at its end, and `error` says how it failed."""
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._rows)
-
-    def sent(self, batch: pa.RecordBatch) -> None:
-        self._rows.append(batch)
-
-    def joined(self, results: pa.ChunkedArray) -> Iterator[pa.RecordBatch]:
-        for chunk in results.chunks:
-            yield from self._chunk(chunk)
-
-    def _chunk(self, values: pa.Array) -> Iterator[pa.RecordBatch]:
-        done = 0
-        while done < len(values):
-            rows = self._rows[0]
-            count = min(rows.num_rows, len(values) - done)
-            yield self._batch(rows.slice(0, count), values.slice(done, count))
-            done += count
-            if count == rows.num_rows:
-                self._rows.popleft()
-            else:
-                self._rows[0] = rows.slice(count)
-
-    def _batch(self, rows: pa.RecordBatch, values: pa.Array) -> pa.RecordBatch:
-        kind = values.type.value_type if self._flat else values.type
-        fields = pa.schema([pa.field(DEFAULT_NAME, kind)]) if self._fields is None else self._fields
-        arrays = columns_of(values, list(fields), rows, flat=self._flat)
-        return pa.RecordBatch.from_arrays(arrays, [*rows.schema.names, *fields.names])
-
-
-class FeedingJob(Protocol):
-    error: BaseException | None
-
-    def start(self) -> None: ...
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
-    def stop(self) -> None: ...
-
-
-class LocalJob(threading.Thread):
-    def __init__(self, data: Any, feeder: Feeder, *, done: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Callable[[], object], *, stop: Callable[[], None], done: Callable[[], None]
+    ) -> None:
         super().__init__(name="kindler-feed-job", daemon=True)
         self.error: BaseException | None = None
-        self._data, self._feeder, self._done = data, feeder, done
+        self.stop = stop
+        self._work, self._done = work, done
 
     def run(self) -> None:
         try:
-            table = table_of(self._data)
-            if table is None:
-                self._feeder.push_items(self._data, partition=0)
-            else:
-                self._feeder.push(table.to_batches(), partition=0)
+            self._work()
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self.error = exc
         finally:
             self._done()
 
-    def stop(self) -> None:
-        """It stops by itself when no node takes rows any more."""
+
+def push_local(data: Any, feeder: Feeder) -> None:
+    table = table_of(data)
+    if table is None:
+        replace(feeder, items=True).push(data, partition=0)
+    else:
+        feeder.push(table.to_batches(), partition=0)
 
 
 def answers_of(data: Any, feeder: Feeder) -> pa.Table | list[Any]:
     table = table_of(data)
     if table is None:
-        return list(feeder.infer_items(data, partition=0))
+        return list(replace(feeder, items=True).infer(data, partition=0))
     step = max(1, -(-table.num_rows // len(feeder.nodes)))
-    parts = [table.slice(start, step) for start in range(0, table.num_rows, step)]
-    answers: dict[int, list[pa.RecordBatch]] = {}
-    errors: list[BaseException] = []
+    starts = range(0, table.num_rows, step)
 
-    def work(number: int) -> None:
-        try:
-            answers[number] = list(feeder.infer(parts[number].to_batches(), partition=number))
-        except BaseException as exc:  # noqa: BLE001 - raised again below
-            errors.append(exc)
+    def answered(number: int) -> list[pa.RecordBatch]:
+        part = table.slice(starts[number], step)
+        return list(feeder.infer(part.to_batches(), partition=number))
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    tables = [pa.Table.from_batches(answers[n]) for n in range(len(parts)) if answers[n]]
+    pool = ThreadPoolExecutor(max(1, len(starts)), "kindler-inference")
+    try:
+        tables = [pa.Table.from_batches(batches) for batches in pool.map(answered, range(len(starts)))]
+    finally:
+        pool.shutdown(wait=False)
     return pa.concat_tables(tables, promote_options="permissive") if tables else table

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kindler.engine.job import GangMember, RankSpec, cluster_spec
 from kindler.errors import ConfigError
 
+FRAMEWORKS = ("tensorflow", "torch", "jax")
 TRAINING = ("chief", "worker")  # the roles that train, and are fed
 _TARGET = "kindler.cluster.node:run_node"
 
@@ -71,7 +72,26 @@ Members = Sequence[GangMember]
 
 
 def variables(members: Members, rank: int, framework: str | None) -> dict[str, str]:
-    return {} if framework is None else _VARIABLES[framework](members, rank)
+    if framework is None:
+        return {}
+    if framework == "tensorflow":
+        return {"TF_CONFIG": tf_config(members, rank)}
+    training = [member.rank for member in members if member.role in TRAINING]
+    first, host, size = members[0], members[rank].host, str(len(training))
+    if framework == "jax":
+        meeting = {"JAX_COORDINATOR_ADDRESS": coordinator(members), "JAX_NUM_PROCESSES": size}
+        return {**meeting, "JAX_PROCESS_ID": str(rank)} if rank in training else meeting
+    meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.ports[0])}
+    if rank not in training:
+        return meeting
+    neighbours = [other for other in training if members[other].host == host]
+    return {
+        **meeting,
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(neighbours.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(neighbours)),
+    }
 
 
 def tf_config(members: Members, rank: int) -> str:
@@ -88,41 +108,3 @@ def tf_config(members: Members, rank: int) -> str:
 
 def coordinator(members: Members) -> str:
     return members[0].endpoints[0]
-
-
-def _of_tensorflow(members: Members, rank: int) -> dict[str, str]:
-    return {"TF_CONFIG": tf_config(members, rank)}
-
-
-def _of_torch(members: Members, rank: int) -> dict[str, str]:
-    training = _training(members)
-    first = members[0]
-    meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.ports[0])}
-    if rank not in training:
-        return meeting
-    neighbours = [other for other in training if members[other].host == members[rank].host]
-    return {
-        **meeting,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(len(training)),
-        "LOCAL_RANK": str(neighbours.index(rank)),
-        "LOCAL_WORLD_SIZE": str(len(neighbours)),
-    }
-
-
-def _of_jax(members: Members, rank: int) -> dict[str, str]:
-    training = _training(members)
-    meeting = {"JAX_COORDINATOR_ADDRESS": coordinator(members), "JAX_NUM_PROCESSES": str(len(training))}
-    return {**meeting, "JAX_PROCESS_ID": str(rank)} if rank in training else meeting
-
-
-def _training(members: Members) -> list[int]:
-    return [member.rank for member in members if member.role in TRAINING]
-
-
-_VARIABLES: dict[str, Callable[[Members, int], dict[str, str]]] = {
-    "tensorflow": _of_tensorflow,
-    "torch": _of_torch,
-    "jax": _of_jax,
-}
-FRAMEWORKS = tuple(_VARIABLES)

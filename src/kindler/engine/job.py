@@ -57,7 +57,6 @@ class Job:
     # The driver's folder, for user modules that are found relative to it.
     cwd: str = field(default_factory=os.getcwd)
     sys_path: tuple[str, ...] = field(default_factory=program_path)  # the driver's module search path
-    sizes: tuple[int, ...] = ()  # the sizes of the buffers, where those travel separately
     # Whether all ranks must be started at once and end together. On Spark, others are plain tasks, which it
     # starts when there are slots and starts again when they fail.
     together: bool = True

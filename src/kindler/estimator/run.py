@@ -169,8 +169,8 @@ def _limit(
 ) -> StateLimit | None:
     if spark is None or config.model_dir is not None or not isinstance(options, FitOptions):
         return None
+    from kindler.spark.engine import MOST_BYTES, NO_WAY_BACK
     from kindler.spark.executors import meets_at_driver
-    from kindler.spark.large_buffers import MOST_BYTES, NO_WAY_BACK
 
     return None if meets_at_driver(spark, config.settings) else StateLimit(MOST_BYTES, NO_WAY_BACK)
 

@@ -6,7 +6,7 @@ normally even if the run fails: the failure travels as an Outcome, and Spark has
 plain task whose worker can be replaced fails when that dies, so that Spark runs it again.
 
 Large buffers and results bypass the JVM, over the workers' connections to the driver. Where workers cannot
-reach it, they travel with the task and its rows, or through a shared folder (`large_buffers.py`).
+reach it, they travel with the task and its rows, or through a shared folder (`BufferFiles`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from kindler.engine.supervisor import Aborted, BesideRanks, Supervisor
 from kindler.engine.wire import Address
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost, first_line
+from kindler.files import Folder as SharedFolder
+from kindler.frame import Frame, encode_again, from_bytes
 from kindler.spark.executors import driver_hosts, is_dynamic, meets_at_driver, never_retries
 from kindler.spark.frames import (
     FEED,
@@ -52,7 +54,6 @@ from kindler.spark.frames import (
     own_columns,
 )
 from kindler.spark.ingest import ComputedRows, ReceivedRows, Staging, can_stage, staged_batches
-from kindler.spark.large_buffers import BufferFiles, SharedFolder
 from kindler.spark.session import setting
 from kindler.spark.tasks import task_gpus
 from kindler.spark.versions import add_tag, interrupt_tag, is_connect, to_arrow
@@ -61,6 +62,12 @@ from kindler.temporary import Folder
 _RESULT = "rank int, part int, payload binary"
 _RESULT_SCHEMA = pa.schema({"rank": pa.int32(), "part": pa.int32(), "payload": pa.binary()})
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
+MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
+_HINT = (
+    "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can"
+    ' reach the driver, RunSettings(rendezvous="driver").'
+)
+NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot reach the driver.\n{_HINT}"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
 _running: set[_SparkLaunch] = set()  # the gangs of this process
 
@@ -144,6 +151,8 @@ def _launch(
 
 
 class _SparkLaunch:
+    """Runs the Spark job on a thread, so that the driver can listen and interrupt."""
+
     after_first = True
 
     def __init__(self, job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed]) -> None:
@@ -151,20 +160,39 @@ class _SparkLaunch:
         self._spark = spark
         self._frame = frame
         self._feeds = feeds
+        self._tag = f"kindler-{job.run_id}"
         self._hub: Hub | None = None
         self._staging: Staging | None = None
-        self._call: _SparkJob
+        self._ending = threading.Event()
+        self._ends: list[Outcome] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread
 
     def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
         stack.enter_context(small_batches(self._spark))
         if self._feeds and can_stage(self._spark):
             self._staging = stack.enter_context(Staging(self._spark, self._job.run_id, self._job.crew))
-        self._tag = f"kindler-{self._job.run_id}"
-        self._call = _SparkJob(
-            self._spark, self._frame, task, tag=self._tag, barrier=self._job.together, staging=self._staging
-        )
-        self._call.start()
+        self._thread = threading.Thread(target=self._run, args=(task,), name="kindler-spark-job", daemon=True)
+        self._thread.start()
         _running.add(self)
+
+    def _run(self, task: _SupervisorTask) -> None:
+        frame = self._frame
+        try:
+            add_tag(self._spark, self._tag)
+            if not is_connect(self._spark):
+                self._spark.sparkContext.setJobGroup(
+                    self._tag, "rows for the workers of Kindler, and the run"
+                )
+            if self._staging is not None:  # a first job writes the rows
+                task = replace(task, staged=self._staging.write(frame))
+                frame = _ranks(self._spark, self._job.crew)
+                if not task.staged or self._ending.is_set():
+                    return
+            table = to_arrow(frame.mapInArrow(task, _RESULT, barrier=self._job.together))
+            self._ends = _outcomes(table)
+        except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
+            self._error = exc
 
     def _columns(self) -> tuple[tuple[str, Columns], ...]:
         return tuple((feed.name, feed.columns) for feed in self._feeds)
@@ -178,14 +206,19 @@ class _SparkLaunch:
         return self._hub is None or not self._hub.missing()
 
     def is_alive(self) -> bool:
-        return self._call.is_alive()
+        return self._thread.is_alive()
 
     def end(self) -> None:
-        self._call.end(self._job.settings.stop_timeout_s)
+        timeout_s = self._job.settings.stop_timeout_s
+        self._ending.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            interrupt_tag(self._spark, self._tag)
+            self._thread.join(timeout_s)
         _running.discard(self)
 
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
-        if (error := self._call.error) is not None:
+        if (error := self._error) is not None:
             if started:
                 reason = f"Spark gave up on its task ({first_line(error)})"
                 return WorkerLost(reason, rank=None, host="the cluster")
@@ -226,7 +259,7 @@ class _LaunchAtDriver(_SparkLaunch):
                 ComputedRows(
                     self._spark.sparkContext,
                     self._tag,
-                    over=lambda: hub.joined > 0 or not self._call.is_alive(),
+                    over=lambda: hub.joined > 0 or not self._thread.is_alive(),
                     report=hub.announce,
                     written=self._staging.written if self._staging is not None else None,
                 )
@@ -236,7 +269,7 @@ class _LaunchAtDriver(_SparkLaunch):
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
         assert hub is not None
         results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
-        ends = [*self._call.outcomes, *self._beside.outcomes]
+        ends = [*self._ends, *self._beside.outcomes]
         return [o for o in ends if o.kind not in ("result", "detached")] + results
 
 
@@ -247,9 +280,9 @@ class _DetachedLaunch(_LaunchAtDriver):
 
     def is_alive(self) -> bool:
         assert self._hub is not None
-        if self._call.is_alive():
+        if super().is_alive():
             return True
-        started = self._call.error is None and all(o.kind == "detached" for o in self._call.outcomes)
+        started = self._error is None and all(o.kind == "detached" for o in self._ends)
         return started and not self._hub.finished
 
     def end(self) -> None:
@@ -271,7 +304,6 @@ class _LaunchAmongWorkers(_SparkLaunch):
     ) -> None:
         super().__init__(job, spark, frame, feeds)
         self._files = BufferFiles(folder, job.run_id)
-        self._outcomes: list[Outcome] = []
 
     def open(self, stack: ExitStack) -> None:
         files = stack.enter_context(self._files)
@@ -280,63 +312,78 @@ class _LaunchAmongWorkers(_SparkLaunch):
 
     def end(self) -> None:
         super().end()
-        self._outcomes = [self._files.incoming(outcome) for outcome in self._call.outcomes]
+        self._ends = [self._files.incoming(outcome) for outcome in self._ends]
 
     def outcomes(self, hub: Hub | None) -> list[Outcome]:
-        return self._outcomes
+        return self._ends
 
 
-class _SparkJob(threading.Thread):
-    """On a thread, so that the driver can listen and interrupt; with `staging`, a first job writes the
-    rows."""
+@dataclass(frozen=True)
+class BufferFiles:
+    """Large buffers between the driver and workers that cannot reach it, through a shared folder.
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        frame: DataFrame,
-        task: _SupervisorTask,
-        *,
-        tag: str,
-        barrier: bool,
-        staging: Staging | None,
-    ) -> None:
-        super().__init__(name="kindler-spark-job", daemon=True)
-        self._barrier = barrier
-        self._staging = staging
-        self._ending = threading.Event()
-        self._spark = spark
-        self._frame = frame
-        self._task = task
-        self._tag = tag
-        self.outcomes: list[Outcome] = []
-        self.error: BaseException | None = None
+    Without one they travel with the task and its result rows, which Spark carries up to a limit.
+    """
 
-    def run(self) -> None:
-        try:
-            add_tag(self._spark, self._tag)
-            if not is_connect(self._spark):
-                self._spark.sparkContext.setJobGroup(
-                    self._tag, "rows for the workers of Kindler, and the run"
-                )
-            if self._staging is not None and not self._stage(self._staging):
-                return
-            table = to_arrow(self._frame.mapInArrow(self._task, _RESULT, barrier=self._barrier))
-            self.outcomes = _outcomes(table)
-        except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
-            self.error = exc
+    folder: SharedFolder | None
+    run_id: str
 
-    def _stage(self, staging: Staging) -> bool:
-        places = staging.write(self._frame)
-        self._frame = _ranks(self._spark, self._task.job.crew)
-        self._task = replace(self._task, staged=places)
-        return bool(places) and not self._ending.is_set()
+    def __enter__(self) -> BufferFiles:
+        return self
 
-    def end(self, timeout_s: float) -> None:
-        self._ending.set()
-        self.join(timeout_s)
-        if self.is_alive():
-            interrupt_tag(self._spark, self._tag)
-            self.join(timeout_s)
+    def __exit__(self, *exc: object) -> None:
+        if self.folder is not None:
+            for kind in ("job", "result"):
+                self.folder.remove(self._name(kind))
+
+    def outgoing(self, job: Job) -> Job:
+        """On the driver: the job as it travels with the task."""
+        size = sum(map(len, job.buffers))
+        if size <= _IN_TASK_BYTES:
+            return job
+        if self.folder is not None:
+            self._write("job", job.buffers)
+            return replace(job, buffers=())
+        if size > MOST_BYTES:
+            raise ConfigError(
+                f"the model and its state have {size:,} bytes, and {MOST_BYTES:,} can travel with a Spark"
+                f" task to workers that cannot reach the driver.\n{_HINT}"
+            )
+        return job
+
+    def received(self, job: Job) -> Job:
+        """On a worker: the job with its buffers."""
+        return job if job.buffers or self.folder is None else replace(job, buffers=self._read("job"))
+
+    def sent(self, outcome: Outcome) -> Outcome:
+        """On a worker: the outcome as it travels in result rows."""
+        size = sum(map(len, outcome.buffers))
+        if size <= _IN_TASK_BYTES:
+            return outcome
+        if self.folder is not None and outcome.rank == 0:
+            self._write("result", outcome.buffers)
+            return replace(outcome, buffers=(), fields={**outcome.fields, "in_folder": True})
+        if size > MOST_BYTES:
+            error = TrainingError(
+                f"the trained state is lost: it has {size:,} bytes, and {MOST_BYTES:,} {NO_WAY_BACK}"
+            )
+            return Outcome(outcome.rank, "error", {**describe(error), "host": socket.gethostname()})
+        return outcome
+
+    def incoming(self, outcome: Outcome) -> Outcome:
+        """On the driver: the outcome with its buffers."""
+        return replace(outcome, buffers=self._read("result")) if "in_folder" in outcome.fields else outcome
+
+    def _name(self, kind: str) -> str:
+        return f"kindler-{self.run_id}.{kind}"
+
+    def _write(self, kind: str, buffers: tuple[bytes, ...]) -> None:
+        assert self.folder is not None
+        self.folder.write(self._name(kind), encode_again(Frame(kind, {}, buffers)))
+
+    def _read(self, kind: str) -> tuple[bytes, ...]:
+        assert self.folder is not None
+        return from_bytes(self.folder.read(self._name(kind))).buffers
 
 
 def _outcomes(table: pa.Table) -> list[Outcome]:

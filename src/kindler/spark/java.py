@@ -8,14 +8,15 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kindler.errors import JavaNotFoundError
+from kindler.errors import ConfigError, JavaNotFoundError
+from kindler.files import beside
+from kindler.temporary import private_folder
 
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
@@ -146,54 +147,19 @@ def _lacks_vector(home: Path) -> bool:
 
 def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
     script = _WITHOUT_VECTOR.format(module=_VECTOR, java=shlex.quote(str(command)))
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    for folder in _private_folders(env):
-        with contextlib.suppress(OSError):
-            home = _install(folder, name, script)
-            if os.access(home / "bin" / "java", os.X_OK):  # fails on a noexec mount
+    cache = env.get("XDG_CACHE_HOME") or (Path(env["HOME"], ".cache") if env.get("HOME") else None)
+    for parent in filter(None, (cache, tempfile.gettempdir())):
+        with contextlib.suppress(OSError, ConfigError):  # nobody else may write to the folder
+            Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+            home = private_folder(Path(parent)) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+            java = home / "bin" / "java"
+            if not java.exists() or java.read_text(errors="replace") != script:
+                with beside(java) as unfinished:
+                    unfinished.write_text(script, encoding="utf-8")
+                    unfinished.chmod(0o755)
+            if os.access(java, os.X_OK):  # fails on a noexec mount
                 return home
     raise JavaNotFoundError(
         f"Spark can use {command} only through a small script, and no folder was suitable for it.\n"
         "Hint: set XDG_CACHE_HOME to a private folder that allows executables."
     )
-
-
-def _private_folders(env: Mapping[str, str]) -> Iterator[Path]:
-    """Where to keep the script, best first; nobody else may write there."""
-    cache = env.get("XDG_CACHE_HOME") or (Path(env["HOME"], ".cache") if env.get("HOME") else None)
-    shared = Path(tempfile.gettempdir(), f"kindler-{os.getuid()}")
-    for folder in ([Path(cache, "kindler")] if cache else []) + [shared]:
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.lstat()
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if ours and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                yield folder
-
-
-def _install(folder: Path, name: str, script: str) -> Path:
-    home = folder / name
-    if _holds(home, script):
-        return home
-    # Built beside and renamed: another process sees all of it or nothing.
-    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
-    try:
-        command = building / "bin" / "java"
-        command.parent.mkdir()
-        command.write_text(script, encoding="utf-8")
-        command.chmod(0o755)
-        try:
-            building.rename(home)
-        except OSError:
-            if not _holds(home, script):  # unless another process was first
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return home
-
-
-def _holds(home: Path, script: str) -> bool:
-    try:
-        return (home / "bin" / "java").read_text(encoding="utf-8") == script
-    except (OSError, UnicodeDecodeError):
-        return False

@@ -9,15 +9,12 @@ import contextlib
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError
@@ -28,7 +25,7 @@ from kindler.spark.versions import (
     has_gateway,
     is_connect,
     java_context,
-    jvm_launched_by,
+    noting_jvms,
     require_pyspark,
     spark_home,
     take_gateway,
@@ -114,25 +111,28 @@ def init(
     """
     global _started
     wanted = requested_settings(master, cores, memory, conf)
-    _refuse_api_mode(wanted, require_pyspark("kindler.init()"))
+    if require_pyspark("kindler.init()") < (4, 0) and wanted.get("spark.api.mode", "classic") != "classic":
+        raise ConfigError(
+            f"init(conf={{'spark.api.mode': {wanted['spark.api.mode']!r}}}): pyspark 3.5 does not know this"
+            " setting.\nHint: start a Spark Connect server, and pass its address as master: 'sc://host:15002'."
+        )
     with _lock:
         session = _running_session()
         if session is not None:
             _apply(session, wanted)
-            if ship is not None:
-                _require_shipped(session, ship)
+            archives = {"spark.archives": session.conf.get("spark.archives", None) or ""}
+            if ship is not None and (ship != "venv" or not is_shipped(archives)):
+                raise ConfigError(
+                    f"init(ship={ship!r}): a Spark session is already running, and was started without it.\n"
+                    "Hint: stop it first (kindler.stop(), or spark.stop() if you started it)."
+                )
             return session
-        _quiet_py4j()
+        logger = logging.getLogger("py4j")  # logs at INFO for each thread that used Spark
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
         stop()  # a session of ours that the user stopped: its JVM and variables go first
         _started = _start(wanted if ship is None else {**wanted, **ship_settings(ship, wanted)})
         return _started.session
-
-
-def _quiet_py4j() -> None:
-    """py4j logs every connection that it closes at INFO, a line for each thread that uses Spark."""
-    logger = logging.getLogger("py4j")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.WARNING)
 
 
 def stop() -> None:
@@ -145,8 +145,14 @@ def stop() -> None:
         started, _started = _started, None
         if started is None or started.process != os.getpid():  # a fork has our variables, not our Spark
             return
+        from py4j.protocol import Py4JError
+
         try:
-            _end(started)
+            with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone already
+                if _alive(started.session):
+                    started.session.stop()
+            if started.owns_jvm:
+                _end_jvm()
         finally:
             _restore(started.before, started.during)
 
@@ -197,22 +203,6 @@ def default_file_system(session: SparkSession) -> str:
         return "file://"
     name = str(java_context(session.sparkContext).hadoopConfiguration().get("fs.defaultFS") or "file:///")
     return "file://" if name.startswith("file:") else name.rstrip("/")
-
-
-def _refuse_api_mode(wanted: Mapping[str, str], version: tuple[int, int]) -> None:
-    if version < (4, 0) and wanted.get("spark.api.mode", "classic") != "classic":
-        raise ConfigError(
-            f"init(conf={{'spark.api.mode': {wanted['spark.api.mode']!r}}}): pyspark 3.5 does not know this"
-            " setting.\nHint: start a Spark Connect server, and pass its address as master: 'sc://host:15002'."
-        )
-
-
-def _require_shipped(session: SparkSession, ship: str) -> None:
-    if ship != "venv" or not is_shipped({"spark.archives": session.conf.get("spark.archives", None) or ""}):
-        raise ConfigError(
-            f"init(ship={ship!r}): a Spark session is already running, and was started without it.\n"
-            "Hint: stop it first (kindler.stop(), or spark.stop() if you started it)."
-        )
 
 
 def _running_session() -> SparkSession | None:
@@ -273,7 +263,7 @@ def _current(session: SparkSession, key: str, wanted: str) -> str | None:
 
 
 def _start(wanted: Mapping[str, str]) -> _Started:
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=spark_home())
     owns_jvm = plan.needs_java and not has_gateway()
@@ -281,13 +271,15 @@ def _start(wanted: Mapping[str, str]) -> _Started:
     launched: list[subprocess.Popen[bytes]] = []
     try:
         _prepare_environment(plan, start_jvm=owns_jvm)
-        with jvm_launched_by(partial(_noting, launched)):
+        with noting_jvms(launched):  # pyspark remembers one only after it has answered
             session = _create(plan)
     except BaseException as exc:  # also Ctrl-C while the JVM comes up
         # Java's own words, while the JVM that holds them is there.
         refused = str(exc.java_exception.toString()) if isinstance(exc, Py4JJavaError) else None
         if owns_jvm:
-            _stop_context()
+            if (context := active_context()) is not None:
+                with contextlib.suppress(Py4JError, OSError):
+                    context.stop()
             _end_jvm()
         for process in launched:
             _end_process(process)
@@ -306,42 +298,6 @@ def _start(wanted: Mapping[str, str]) -> _Started:
         during=_variables(),
         process=os.getpid(),
     )
-
-
-def _noting(launched: list[subprocess.Popen[bytes]], launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Record the JVM at once: pyspark remembers it only after it has answered."""
-
-    def noted(*args: Any, **options: Any) -> Any:
-        with _interrupts_deferred():  # between the fork and our knowing of it, nobody else would end it
-            launched.append(launch(*args, **options))
-        return launched[-1]
-
-    return noted
-
-
-@contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield  # it is ignored, or not raised on this thread
-        return
-    deferred: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: deferred.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if deferred:
-            handler(*deferred[0])
-
-
-def _stop_context() -> None:
-    from py4j.protocol import Py4JError
-
-    context = active_context()
-    if context is not None:
-        with contextlib.suppress(Py4JError, OSError):
-            context.stop()
 
 
 def _prepare_environment(plan: SessionPlan, *, start_jvm: bool) -> None:
@@ -375,16 +331,6 @@ def _create(plan: SessionPlan) -> SparkSession:
     if plan.quiet and not is_connect(session):
         session.sparkContext.setLogLevel("ERROR")  # for a JVM that was there before our log4j file
     return session
-
-
-def _end(started: _Started) -> None:
-    from py4j.protocol import Py4JError
-
-    with contextlib.suppress(Py4JError, OSError):  # the JVM may be gone already
-        if _alive(started.session):
-            started.session.stop()
-    if started.owns_jvm:
-        _end_jvm()
 
 
 def _end_jvm() -> None:

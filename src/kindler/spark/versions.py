@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError, MissingExtraError
@@ -177,10 +178,16 @@ def take_gateway() -> Any:
 
 
 @contextmanager
-def jvm_launched_by(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def noting_jvms(launched: list[Popen[bytes]]) -> Iterator[None]:
+    """Append each JVM that pyspark launches within the block, at once."""
     java_gateway: Any = importlib.import_module("pyspark.java_gateway")
     launch = java_gateway.Popen
-    java_gateway.Popen = wrap(launch)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        launched.append(launch(*args, **options))
+        return launched[-1]
+
+    java_gateway.Popen = noted
     try:
         yield
     finally:

@@ -147,7 +147,7 @@ def test_a_runtime_without_the_vector_module_is_not_asked_for_it(
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b:c", "", "$HOME", "Main"]
     printed = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
 
-    assert home.is_relative_to(tmp_path / "home" / ".cache" / "kindler")
+    assert home.is_relative_to(tmp_path / "home" / ".cache")
     assert printed.stdout.split("\n")[:-1] == ["-Xmx1g", "-cp", "a b:c", "", "$HOME", "Main"]
 
 
@@ -161,17 +161,13 @@ def test_many_at_once_share_one_whole_folder(environ: dict[str, str], tmp_path: 
     assert os.listdir(homes[0].parent) == [homes[0].name]
 
 
-def test_a_script_that_was_tampered_with_is_not_used(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_script_that_was_tampered_with_is_not_used(environ: dict[str, str], tmp_path: Path) -> None:
     wheel = fake_java(tmp_path / "wheel", "25.0.2", release=WITHOUT_VECTOR)
     first = find_java(environ, wheel=wheel).home
     (first / "bin" / "java").write_text("#!/bin/sh\necho something else\n")
 
     second = find_java(environ, wheel=wheel).home
 
-    assert second != first
     assert "something else" not in (second / "bin" / "java").read_text()
 
 
@@ -180,7 +176,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     wheel = fake_java(tmp_path / "wheel", "25.0.2", release=WITHOUT_VECTOR)
-    cache = tmp_path / "home" / ".cache" / "kindler"
+    cache = tmp_path / "home" / ".cache" / f"kindler-{os.geteuid()}"
     cache.mkdir(parents=True)
     cache.chmod(0o777)
 

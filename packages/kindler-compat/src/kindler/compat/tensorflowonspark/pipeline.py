@@ -13,7 +13,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from kindler.cluster.blocks import block_of, to_arrow
+from kindler.cluster.blocks import BatchBlock, to_arrow
 from kindler.compat.tensorflowonspark import TFCluster
 from kindler.errors import ConfigError
 
@@ -220,7 +220,7 @@ class _Score:
     def _columns(self, rows: pa.RecordBatch) -> dict[str, pa.Array]:
         function = _loaded(self.place)
         specs = function.structured_input_signature[1]
-        arrays = block_of(rows).arrays(self.inputs, 0, rows.num_rows)
+        arrays = BatchBlock(rows).arrays(self.inputs, 0, rows.num_rows)
         results = function(**{name: _tensor(array, specs[name]) for name, array in arrays.items()})
         return {
             column: to_arrow(results[tensor].numpy(), None, flat=False)
