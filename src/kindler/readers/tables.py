@@ -152,14 +152,14 @@ def _types(schema: Any, names: Sequence[str]) -> dict[str, pa.DataType]:
 
 
 def _pairs(schema: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(schema, pa.Schema):
-        return zip(schema.names, schema.types, strict=True)
     if isinstance(schema, Mapping):
         return schema.items()
     if type(schema).__name__ == "StructType" and type(schema).__module__ == "pyspark.sql.types":
-        from kindler.spark.frames import type_in_arrow
+        from kindler.spark.frames import arrow_schema
 
-        return [(field.name, type_in_arrow(field)) for field in schema.fields]
+        schema = arrow_schema(schema)
+    if isinstance(schema, pa.Schema):
+        return zip(schema.names, schema.types, strict=True)
     raise ConfigError(
         f"read_parquet(schema=...): {type(schema).__module__}.{type(schema).__qualname__} is not a schema.\n"
         "Hint: pass a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types or their names:"

@@ -19,7 +19,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, DoubleType, StructField, TimestampType, UserDefinedType
+from pyspark.sql.types import ArrayType, DoubleType, StructType, TimestampType, UserDefinedType
 
 from kindler.data.columns import Column, Columns, unused_name
 from kindler.data.ragged import Ragged
@@ -76,13 +76,15 @@ def arrow_types(frame: DataFrame) -> dict[str, pa.DataType | None]:
     return {field.name: _arrow_type(field.dataType) for field in frame.schema.fields}
 
 
-def type_in_arrow(field: StructField) -> pa.DataType:
-    arrow_type = _arrow_type(field.dataType)
-    if arrow_type is None:
-        raise ConfigError(
-            f"column {field.name!r} is of type {field.dataType.simpleString()}, which Arrow does not support."
-        )
-    return arrow_type
+def arrow_schema(schema: StructType) -> pa.Schema:
+    fields = []
+    for field in schema.fields:
+        kind = _arrow_type(field.dataType)
+        if kind is None:
+            name = field.dataType.simpleString()
+            raise ConfigError(f"column {field.name!r} is of type {name}, which Arrow does not support.")
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
 
 
 def packed_frame(spark: SparkSession, arrays: Mapping[str, Any]) -> DataFrame:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import pairwise
 from operator import add
 from typing import Any, Protocol
-from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kindler.data.columns import Columns, unused_name
 from kindler.data.parquet import RowReader
+from kindler.data.paths import local_path
 from kindler.data.rejoin import OutputJoiner, features_of
 from kindler.engine.placement import TaskPlace
 from kindler.errors import ConfigError
@@ -60,19 +60,17 @@ def predict_frame(
     if not takes_columns(frame.sparkSession):
         return _through_rows(frame, scorer, fields, convert)
     row, struct = (unused_name(name, [*frame.columns, *names]) for name in (ROW, "_kindler_outputs"))
-    if stored is None:
-        read = partial(_received, scorer.columns)
-    else:
-        read = partial(_read, scorer.columns, stored)
-    task = sent_task(partial(_score, scorer, tuple(names), convert, read, placed=True))
     if stored is not None:
+        read = partial(_read, scorer.columns, stored)
         whole, sent = frame, [F.col("_metadata.file_path"), F.col("_metadata.row_index")]
     else:
+        read = partial(_received, scorer.columns, numbered=True)
         # A number that Spark computes makes it hand over rows, which it turns into Arrow a third faster than
         # the vectors of a Parquet scan; and errors can say where a row is.
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
         whole = frame.withColumn(row, number)
         sent = [*map(column, scorer.columns.names), F.col(row)]
+    task = sent_task(partial(_score, scorer, tuple(names), convert, read, placed=True))
     scored = _arrow_udf(task, _result_type(fields))(*sent)
     if len(names) == 1:
         return whole.withColumn(names[0], scored).drop(row)
@@ -116,7 +114,8 @@ def register_function(
 ) -> Callable[..., Any]:
     """An SQL function of the model's columns, in order; several outputs become a struct."""
     result = _result_type(_fields(names, types))
-    task = sent_task(partial(_score, scorer, tuple(names), convert, partial(_arguments, scorer.columns)))
+    read = partial(_received, scorer.columns, numbered=False)
+    task = sent_task(partial(_score, scorer, tuple(names), convert, read))
     make = _arrow_udf if takes_columns(spark) else _pandas_udf
     function: Callable[..., Any] = spark.udf.register(name, make(task, result))
     return function
@@ -149,7 +148,10 @@ def _pandas_udf(task: Task[Any, pa.Array], result: Any) -> Any:
     many = isinstance(result, StructType)
 
     def score(batches: Any) -> Any:
-        for scored in task(map(_arrow, batches)):
+        for scored in task(
+            tuple(map(pa.Array.from_pandas, batch if isinstance(batch, tuple) else (batch,)))
+            for batch in batches
+        ):
             yield pd.DataFrame(scored.to_pylist()) if many else pd.Series(scored.to_pylist())
 
     # Spark reads from the annotations how rows come in.
@@ -158,11 +160,6 @@ def _pandas_udf(task: Task[Any, pa.Array], result: Any) -> Any:
     score.__annotations__ = {"batches": Iterator[tuple[series, ...]], "return": Iterator[output]}
     make: Any = pandas_udf
     return make(score, result)
-
-
-def _arrow(batch: Any) -> tuple[pa.Array, ...]:
-    columns = batch if isinstance(batch, tuple) else (batch,)
-    return tuple(pa.Array.from_pandas(column) for column in columns)
 
 
 def _score(
@@ -181,23 +178,18 @@ def _score(
         yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(names))
 
 
-def _received(columns: Columns, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
-    for *arrays, ids in batches:
-        rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
-        yield features_of(columns, rows, Where(ids.to_numpy()))
-
-
-def _arguments(columns: Columns, batches: Iterable[Any]) -> Iterator[Arrays]:
+def _received(columns: Columns, batches: Iterable[Any], *, numbered: bool) -> Iterator[Arrays]:
     for batch in batches:
         # Spark hands over the only argument of a function by itself.
-        arrays = batch if isinstance(batch, tuple) else (batch,)
+        arrays = list(batch) if isinstance(batch, tuple) else [batch]
+        ids = arrays.pop().to_numpy() if numbered else np.full(len(arrays[0]), UNNUMBERED)
         if len(arrays) != len(columns.names):
             raise ConfigError(
                 f"this function takes {len(columns.names)} columns, {', '.join(columns.names)}; it was"
                 f" called with {len(arrays)}."
             )
-        rows = pa.RecordBatch.from_arrays(list(arrays), names=list(columns.names))
-        yield features_of(columns, rows, lambda row: f"{row} of its batch")
+        rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
+        yield features_of(columns, rows, Where(ids))
 
 
 def _read(
@@ -209,7 +201,9 @@ def _read(
             for file, start, stop in _runs(files, numbers.to_numpy()):
                 if reader is None or file != path:
                     opened.close()
-                    reader = RowReader(_local(file), columns.names, stored.problem)
+                    # Spark names files by percent-encoded URI.
+                    place = local_path(file) if file.startswith("file:") else file
+                    reader = RowReader(place, columns.names, stored.problem)
                     path = file
                     opened.enter_context(reader)
                 yield features_of(columns, reader.read(start, stop), partial(add, start))
@@ -229,9 +223,3 @@ def _runs(files: pa.Array, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[str,
     for begin, end in pairwise(edges):
         if end > begin:
             yield str(codes.dictionary[int(index[begin])]), int(numbers[begin]), int(numbers[end - 1]) + 1
-
-
-def _local(uri: str) -> str:
-    """Spark names files by percent-encoded URI."""
-    parsed = urlparse(uri)
-    return unquote(parsed.path) if parsed.scheme == "file" else uri

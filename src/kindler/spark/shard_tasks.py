@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -51,16 +52,18 @@ def pieces_of(shard: int, packed: Packed, source: int = 0) -> Iterator[pa.Record
 
 
 def tables(batches: Iterable[pa.RecordBatch], most: int | None) -> Iterator[pa.Table]:
+    """Joins batches to tables of some more than `most` bytes, or to one."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        waiting.append(batch)
-        size += batch.nbytes
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
         if most is not None and size > most:
-            yield pa.Table.from_batches(waiting, ARROW)
+            yield pa.Table.from_batches(waiting)
             waiting, size = [], 0
     if waiting:
-        yield pa.Table.from_batches(waiting, ARROW)
+        yield pa.Table.from_batches(waiting)
 
 
 def _piece(
@@ -99,6 +102,13 @@ def _cells(batch: pa.RecordBatch) -> Iterator[tuple[tuple[int, int], bytes | Non
         yield (shards[i], sources[i]), about, payloads[i].as_buffer()
 
 
+def _attempted(function: Callable[..., Packed], *arguments: Any) -> Packed:
+    try:
+        return function(*arguments)
+    except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
+        return _failed(exc)
+
+
 def _failed(exc: BaseException) -> Packed:
     said = {**describe(exc), "host": socket.gethostname()}
     return Packed(Info("error", 0, name=json.dumps(said, default=str)), data=b"")
@@ -109,24 +119,18 @@ def same(number: int, packed: Packed) -> Packed:
     return packed
 
 
-Numbers: TypeAlias = dict[int, int] | None
-"""Number of a shard in the frame -> its own, where they differ."""
+Numbers: TypeAlias = dict[int, int]  # number of a shard in the frame -> its own
 
 
 def map_shards(work: Work, numbers: Numbers, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """User errors are returned as values, so that Spark has no stack to print."""
     for shard, _, packed in shards_in(batches):
-        number = shard if numbers is None else numbers[shard]
-        try:
-            made = work(number, packed)
-        except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-            made = _failed(exc)
-        yield from pieces_of(number, made)
+        yield from pieces_of(numbers[shard], _attempted(work, numbers[shard], packed))
 
 
 def cut_shards(cut: Cut, numbers: Numbers, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for shard, _, packed in shards_in(batches):
-        number = shard if numbers is None else numbers[shard]
+        number = numbers[shard]
         try:
             for target, piece in cut(number, packed):
                 yield from pieces_of(target, piece, number)
@@ -135,15 +139,15 @@ def cut_shards(cut: Cut, numbers: Numbers, batches: Iterator[pa.RecordBatch]) ->
 
 
 def combine(pairs: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for shard, group in groupby(shards_in(batches), key=lambda found: found[0]):
+    for shard, group in groupby(shards_in(batches), key=itemgetter(0)):
         pieces = [packed for _, _, packed in group]
-        made = next((piece for piece in pieces if piece.info.kind == "error"), None)
-        if made is None:
-            try:
-                made = pack(tuple(map(unpack, pieces))) if pairs else joined(pieces)
-            except Exception as exc:  # noqa: BLE001 - the edge of the task: raised again on the driver
-                made = _failed(exc)
-        yield from pieces_of(shard, made)
+        failed = next((piece for piece in pieces if piece.info.kind == "error"), None)
+        join = _paired if pairs else joined
+        yield from pieces_of(shard, failed or _attempted(join, pieces))
+
+
+def _paired(pieces: Sequence[Packed]) -> Packed:
+    return pack(tuple(map(unpack, pieces)))
 
 
 def numbered_rows(
@@ -152,8 +156,7 @@ def numbered_rows(
     row = place_column(schema.names)
     for shard, _, packed in shards_in(batches):
         table = without_nulls(frames.conform(frames.plain(packed), schema))
-        number = shard if numbers is None else numbers[shard]
-        yield from table.append_column(row, place(number, table.num_rows)).to_batches()
+        yield from table.append_column(row, place(numbers[shard], table.num_rows)).to_batches()
 
 
 def frame_rows(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -177,7 +180,8 @@ def encode(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     context = TaskContext.get()
     shard = context.partitionId() if context is not None else 0
     count, part, chunk = 0, 0, b""
-    for table in _gathered(batches, schema):
+    for whole in tables(batches, _CHUNK_BYTES // 2):
+        table = whole.combine_chunks().rename_columns(schema.names).cast(schema)
         if part:
             yield _piece(shard, 0, part - 1, "frame", None, chunk)
         chunk = stream(table)
@@ -185,25 +189,6 @@ def encode(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     if part:
         about = pickle.dumps(Info("frame", count, name="DataFrame", schema=schema))
         yield _piece(shard, 0, part - 1, "frame", about, chunk)
-
-
-def _gathered(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            waiting.append(batch)
-            size += batch.nbytes
-        if size > _CHUNK_BYTES // 2:
-            yield _renamed(waiting, schema)
-            waiting, size = [], 0
-    if waiting:
-        yield _renamed(waiting, schema)
-
-
-def _renamed(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return table.rename_columns(schema.names).cast(schema)
 
 
 def rows_of_element(pair: tuple[Any, int]) -> Iterator[tuple[Any, ...]]:

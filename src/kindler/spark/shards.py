@@ -33,10 +33,10 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.shards import frames
 from kindler.data.shards.backend import Cut, Query, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table
-from kindler.errors import DataError, TrainingError, WorkerLost
+from kindler.errors import TrainingError, WorkerLost
 from kindler.spark import shard_frames
 from kindler.spark import shard_tasks as tasks
-from kindler.spark.frames import of_task
+from kindler.spark.frames import arrow_schema, of_task
 from kindler.spark.session import setting
 from kindler.spark.tasks import sent_task
 from kindler.spark.versions import from_arrow, is_connect, parse, to_arrow
@@ -88,13 +88,15 @@ class SparkShards:
     @staticmethod
     def of_frame(frame: DataFrame, count: int | None = None) -> SparkShards:
         """Every partition with rows becomes a shard."""
-        schema = frames.plain_schema(_arrow_schema(frame))
+        schema = frames.plain_schema(arrow_schema(frame.schema))
         # Spark finds the columns of `mapInArrow` by name, where a dot would mean a field: none has a name.
         unnamed = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
         if count is not None:
             unnamed = unnamed.repartition(count)
-        made = SparkShards(unnamed.mapInArrow(_task(tasks.encode, schema), tasks.SCHEMA))
-        return made if made.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
+        shards = SparkShards(unnamed.mapInArrow(_task(tasks.encode, schema), tasks.SCHEMA))
+        return (
+            shards if shards.infos else SparkShards.of(frame.sparkSession, [from_table(schema.empty_table())])
+        )
 
     @staticmethod
     def of_rdd(spark: SparkSession, rdd: Any) -> SparkShards:
@@ -136,8 +138,8 @@ class SparkShards:
                 raise
             if isinstance(exc, pickle.PicklingError):
                 raise unsendable(exc) from exc
-            if (told := of_task(str(exc))) is not None:
-                raise TrainingError(told) from None
+            if (message := of_task(str(exc))) is not None:
+                raise TrainingError(message) from None
             # What the function raises comes as a value: here its process went away, or its executor.
             line = str(exc).strip().partition("\n")[0][:300]
             raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
@@ -158,8 +160,8 @@ class SparkShards:
         rows = sum(info.rows for info in self.infos)
         count = len(self.infos) if operation == "merged" else min(len(self.infos), rows)
         frames_too = [value.native() if isinstance(value, SparkShards) else value for value in arguments]
-        made = getattr(shard_frames, operation)(self.native(), *frames_too, count=max(1, count))
-        return SparkShards.of_frame(made)
+        query = getattr(shard_frames, operation)
+        return SparkShards.of_frame(query(self.native(), *frames_too, count=max(1, count)))
 
     def described(self, names: Sequence[str]) -> Any:
         return shard_frames.described(self.native(), names)
@@ -200,17 +202,14 @@ class SparkShards:
                 raise shard_error(json.loads(infos[shard].name), number)
         return tuple(infos[shard] for shard in self._numbers)
 
-    def _index(self) -> dict[int, int] | None:
-        """Number in the frame -> number of the shard; None if they are the same."""
-        if self._numbers == list(range(len(self._numbers))):
-            return None
+    def _index(self) -> dict[int, int]:
+        """Number in the frame -> number of the shard."""
         return {shard: number for number, shard in enumerate(self._numbers)}
 
     def _normal(self) -> DataFrame:
-        index = self._index()
-        if index is None:
+        if self._numbers == list(range(len(self._numbers))):
             return self.frame
-        return self.frame.mapInArrow(_task(tasks.map_shards, tasks.same, index), tasks.SCHEMA)
+        return self.frame.mapInArrow(_task(tasks.map_shards, tasks.same, self._index()), tasks.SCHEMA)
 
 
 def _task(function: Callable[..., Any], *arguments: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -235,16 +234,6 @@ def artifact_path(name: str) -> str:
     from pyspark import SparkFiles
 
     return str(SparkFiles.get(name))
-
-
-def _arrow_schema(frame: DataFrame) -> pa.Schema:
-    from kindler.spark.frames import arrow_types
-
-    types = arrow_types(frame)
-    for field in frame.schema.fields:
-        if types[field.name] is None:
-            raise DataError(f"{field.dataType.simpleString()} has no Arrow equivalent.", column=field.name)
-    return pa.schema([pa.field(name, types[name]) for name in frame.columns])
 
 
 def _placed(frame: DataFrame, count: int) -> DataFrame:

@@ -48,11 +48,9 @@ class ParquetHandler(Parts):
             return None
         from kindler.spark.store_frames import write_blobs
 
-        wrote = write_blobs(obj, store.blobs.url)
-        files = [
-            File(part_name(i, ".parquet"), sha256, size) for i, (sha256, size, _) in enumerate(wrote.parts)
-        ]
-        return files, described(wrote.schema, "spark", [rows for _, _, rows in wrote.parts])
+        schema, parts = write_blobs(obj, store.blobs.url)
+        files = [File(part_name(i, ".parquet"), sha256, size) for i, (sha256, size, _) in enumerate(parts)]
+        return files, described(schema, "spark", [rows for _, _, rows in parts])
 
     def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
         """Let Spark's tasks read, if a frame of Spark's is wanted."""
