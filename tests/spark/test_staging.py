@@ -88,7 +88,7 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path: Path, monkeypatch: pytest
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        (answer,) = ingest._WriteTask(str(tmp_path), 2, 1 << 20)(batches())
+        (answer,) = ingest._write_rows(str(tmp_path), 2, 1 << 20, batches())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read == [0, 1, 2]

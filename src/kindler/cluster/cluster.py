@@ -27,7 +27,7 @@ from kindler.cluster.failures import Failures
 from kindler.cluster.feed import VALIDATION
 from kindler.cluster.feed_server import CONTROL
 from kindler.cluster.feeder import Feeder, FeedJob, NodeAddress, NodeGoneError, answers_of, push_local
-from kindler.cluster.layout import FRAMEWORKS, TRAINING, Layout
+from kindler.cluster.layout import FRAMEWORKS, TRAINING, ranks
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.engine import local
@@ -108,19 +108,21 @@ def run(
         ConfigError: An argument is invalid, or Spark has too few slots.
         StartTimeoutError: Not all nodes started in time. None is left running.
     """
-    layout = Layout(
+    fed = input_mode == "spark"
+    nodes = ranks(
         workers=workers,
         ps=ps,
         chief=chief,
         evaluator=evaluator,
         until=until,
         evaluator_grace_s=evaluator_grace_s,
+        fed=fed,
+        tensorboard=tensorboard,
     )
     _check(main_fun, input_mode, framework, tensorboard, log_dir)
     run_settings = replace(
         settings or RunSettings(), start_timeout_s=start_timeout_s, stall_timeout_s=math.inf
     )
-    fed = input_mode == "spark"
     default_fs = "file://"
     if spark is not None:
         from kindler.spark.session import default_file_system
@@ -135,13 +137,13 @@ def run(
         "default_fs": default_fs,
     }
     job = Job(
-        ranks=layout.ranks(fed=fed, tensorboard=tensorboard),
+        ranks=nodes,
         buffers=(json.dumps(options).encode(), cloudpickle.dumps((main_fun, args))),
         environment=tuple(sorted((env or {}).items())),
         preload=("kindler.cluster.node", *_preload(framework, main_fun)),
         settings=run_settings,
     )
-    cluster = Cluster(_started(job, layout, spark, fed=fed), layout, spark, fed=fed, tensorboard=tensorboard)
+    cluster = Cluster(_started(job, spark, fed=fed), spark, fed=fed, tensorboard=tensorboard)
     cluster._await_start(start_timeout_s)
     return cluster
 
@@ -154,13 +156,11 @@ class Cluster:
         run_id: The cluster's name.
     """
 
-    def __init__(
-        self, gang: Gang, layout: Layout, spark: SparkSession | None, *, fed: bool, tensorboard: bool
-    ) -> None:
-        self.size = layout.size
+    def __init__(self, gang: Gang, spark: SparkSession | None, *, fed: bool, tensorboard: bool) -> None:
+        self.size = gang.job.size
         self.run_id = gang.job.run_id
         self._gang = gang
-        self._layout = layout
+        self._roles = [spec.role for spec in gang.job.ranks]
         self._spark = spark
         self._fed = fed
         self._tensorboard = tensorboard
@@ -194,7 +194,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "running" if self._gang.is_running else "ended"
-        return f"<Cluster {self.run_id}: {', '.join(self._layout.roles)}; {state}>"
+        return f"<Cluster {self.run_id}: {', '.join(self._roles)}; {state}>"
 
     @property
     def is_running(self) -> bool:
@@ -426,8 +426,7 @@ class Cluster:
         self._notify()
 
     def _name(self, rank: int) -> str:
-        roles = self._layout.roles
-        return f"{roles[rank]} {roles[:rank].count(roles[rank])}"
+        return f"{self._roles[rank]} {self._roles[:rank].count(self._roles[rank])}"
 
     def _missing(self, report: str, feed: str | None = None, number: int | None = None) -> list[int]:
         """The training nodes that have not reported it."""
@@ -435,7 +434,7 @@ class Cluster:
 
     @property
     def _training(self) -> set[int]:
-        return {rank for rank, role in enumerate(self._layout.roles) if role in TRAINING}
+        return {rank for rank, role in enumerate(self._roles) if role in TRAINING}
 
     def _check_fed(self, what: str) -> None:
         if not self._fed:
@@ -654,12 +653,12 @@ def _preload(framework: str | None, main_fun: Any) -> tuple[str, ...]:
     return (framework,) if imports.search(source) else ()
 
 
-def _started(job: Job, layout: Layout, spark: SparkSession | None, *, fed: bool) -> Gang:
+def _started(job: Job, spark: SparkSession | None, *, fed: bool) -> Gang:
     if spark is None:
         return local.start(job)
     from kindler.spark import engine
     from kindler.spark.executors import check_executors, cores_per_host, resolve_workers
 
-    resolve_workers(spark, layout.size, job.settings, detached=fed)
+    resolve_workers(spark, job.size, job.settings, detached=fed)
     check_executors(spark)
     return engine.start(replace(job, cores=cores_per_host(spark)), spark=spark, detached=fed)

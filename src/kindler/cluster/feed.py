@@ -54,6 +54,7 @@ class DataFeed:
     ) -> None:
         self.name = name
         self._server = server
+        self._worker = server.worker
         self._inbox = server.inbox(name)
         self._mapping = _mapping(input_mapping)
         self._in_step = in_step
@@ -134,12 +135,12 @@ class DataFeed:
                 yield micro_batch
             self._skip_pass(number)  # what the program has left
             if micro_batch <= self._restored:
-                self._server.committed(self.name, number)
+                self._worker.report("committed", feed=self.name, number=number)
 
     def commit(self) -> None:
         """Mark the current micro-batch as processed by this node; the stream waits for all nodes."""
         self._skip_pass(self._current)
-        self._server.committed(self.name, self._current)
+        self._worker.report("committed", feed=self.name, number=self._current)
 
     def restore(self, folder: str) -> str | None:
         """Return the newest checkpoint that `checkpoint` wrote to `folder`, or None.
@@ -159,7 +160,7 @@ class DataFeed:
         All nodes call it; only the first node's files are kept.
         """
         micro_batch = self._inbox.micro_batches[self._current]
-        with _checkpoint_folder(folder, micro_batch, keep=self._server.is_first) as path:
+        with _checkpoint_folder(folder, micro_batch, keep=self._worker.rank == 0) as path:
             yield path
         self.commit()
 
@@ -257,7 +258,8 @@ class DataFeed:
         if not self._in_step:
             return self._has_rows(within_pass=False)
         if self._vote is None:
-            self._vote = self._server.all_workers_have(self._has_rows(within_pass=False))
+            votes = self._worker.total([int(self._has_rows(within_pass=False))])[0]
+            self._vote = votes == self._worker.size
             if not self._vote:
                 self.terminate()
         return self._vote
@@ -305,22 +307,20 @@ class DataFeed:
         return True
 
     def _open_next(self, *, within_pass: bool, only: Inbound | None) -> bool:
-        if only is not None and not self._inbox.more_of(only):
-            return False
-        source = only or self._next()
+        source = self._next(only)
         if isinstance(source, str):
-            self._ended = self._ended or source == END
+            self._ended = self._ended or (source == END and only is None)
             return source == PASS_END and not within_pass
         self._source = source
         self._block, self._offset = source.block(), 0
         return True
 
-    def _next(self) -> Inbound | str:
+    def _next(self, only: Inbound | None) -> Inbound | str:
         """The inbox's next source; raises if everybody waits for the program's own results."""
         since = time.monotonic()
         while True:
             with self._inbox.changed:
-                source = self._inbox.ready()
+                source = self._inbox.ready(only)
                 if source is not None:
                     return source
                 self._inbox.wait()

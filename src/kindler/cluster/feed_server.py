@@ -156,10 +156,15 @@ class Inbox:
                 numbers |= inbound.numbers
         return numbers
 
-    def ready(self) -> Inbound | str | None:
-        """Who has the next block, PASS_END, END, or None if nothing has come yet. Needs `changed` held."""
+    def ready(self, only: Inbound | None = None) -> Inbound | str | None:
+        """Who has the next block, PASS_END, END, or None if nothing has come yet. Needs `changed` held.
+
+        With `only`, END is that of this one.
+        """
         if self.closed:
             return END
+        if only is not None:
+            return only if only.reader.has_batch else END if only.reader.is_over else None
         for _ in range(len(self._connections)):
             inbound = self._connections[0]
             self._connections.rotate(-1)
@@ -173,13 +178,6 @@ class Inbox:
             self._attempts.clear()
             return PASS_END
         return END if self.ended and not self._connections else None
-
-    def more_of(self, inbound: Inbound) -> bool:
-        """Wait for the next block of an inference's task; return whether there is one."""
-        with self.changed:
-            while not (inbound.reader.has_batch or inbound.reader.is_over or self.closed):
-                self.wait()
-            return inbound.reader.has_batch
 
     def waits_for_results(self) -> bool:
         """Whether all tasks have sent everything, and some still wait for results."""
@@ -211,7 +209,7 @@ class Inbox:
 
 class FeedServer(Handler):
     def __init__(self, worker: Worker, port: int) -> None:
-        self._worker = worker
+        self.worker = worker
         self._changed = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
         self._ended = False
@@ -232,25 +230,14 @@ class FeedServer(Handler):
     def inbox(self, name: str) -> Inbox:
         with self._changed:
             if name not in self._inboxes:
-                inbox = Inbox(name, self._changed, self._worker.scratch, self._worker.tick)
+                inbox = Inbox(name, self._changed, self.worker.scratch, self.worker.tick)
                 inbox.ended = self._ended
                 self._inboxes[name] = inbox
             return self._inboxes[name]
 
     def terminate(self, name: str) -> None:
         if self.inbox(name).close("the program has terminated the feed"):
-            self._worker.report("feed_closed", feed=name)
-
-    def committed(self, name: str, pass_number: int) -> None:
-        self._worker.report("committed", feed=name, number=pass_number)
-
-    @property
-    def is_first(self) -> bool:
-        return self._worker.rank == 0
-
-    def all_workers_have(self, rows: bool) -> bool:
-        """Whether every node says yes; all nodes must ask in the same order."""
-        return self._worker.total([int(rows)])[0] == self._worker.size
+            self.worker.report("feed_closed", feed=name)
 
     def close(self, reason: str, *, failed: bool = False) -> None:
         with self._changed:
@@ -288,7 +275,7 @@ class FeedServer(Handler):
                 self._changed.notify_all()
 
     def _obey(self) -> None:
-        for words in self._worker.feed(CONTROL):
+        for words in self.worker.feed(CONTROL):
             order = json.loads(words[0])
             with self._changed:
                 if order["do"] == "end":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kindler.engine.job import GangMember, RankSpec, cluster_spec
 from kindler.errors import ConfigError
@@ -15,57 +14,43 @@ TRAINING = ("chief", "worker")  # the roles that train, and are fed
 _TARGET = "kindler.cluster.node:run_node"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Training nodes come first, the chief before all, so that ranks equal worker numbers."""
+def ranks(
+    *,
+    workers: int,
+    ps: int,
+    chief: bool,
+    evaluator: bool,
+    until: str,
+    evaluator_grace_s: float,
+    fed: bool,
+    tensorboard: bool,
+) -> tuple[RankSpec, ...]:
+    """Training nodes come first, the chief before all, so that ranks equal worker numbers.
 
-    workers: int  # nodes that train, the chief included
-    ps: int = 0  # parameter servers
-    chief: bool = True  # whether the first node that trains is the chief
-    evaluator: bool = False  # whether there is an evaluator
-    until: str = "workers"  # whose return ends the cluster: that of all "workers", or of the "chief" alone
-    evaluator_grace_s: float = 0.0  # seconds for the evaluator to return by itself after that
-
-    def __post_init__(self) -> None:
-        for name, least in (("workers", 1), ("ps", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name}={value!r}: {name} must be a whole number, {least} or more.")
-
-        if self.until not in ("workers", "chief"):
-            raise ConfigError(f"until={self.until!r}: it is 'workers' or 'chief'.")
-        if self.until == "chief" and not self.chief:
-            raise ConfigError("until='chief' needs chief=True.")
-        grace_s = self.evaluator_grace_s
-        if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s < math.inf:
-            raise ConfigError(f"evaluator_grace_s={grace_s!r}: it must be a number of seconds, 0 or more.")
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The role of every rank.
-
-        >>> Layout(workers=2, ps=1).roles
-        ('chief', 'worker', 'ps')
-        """
-        training = ("chief",) * self.chief + ("worker",) * (self.workers - self.chief)
-        return (*training, *("ps",) * self.ps, *("evaluator",) * self.evaluator)
-
-    @property
-    def size(self) -> int:
-        return len(self.roles)
-
-    def ranks(self, *, fed: bool, tensorboard: bool = False) -> tuple[RankSpec, ...]:
-        """The first port is the program's, the second the feed's, and the first node's last TensorBoard's."""
-        return tuple(
-            RankSpec(
-                target=_TARGET,
-                role=role,
-                ports=1 + (fed and role in TRAINING) + (tensorboard and rank == 0),
-                service=role not in TRAINING or (self.until == "chief" and role != "chief"),
-                grace_s=self.evaluator_grace_s if role == "evaluator" else 0.0,
-            )
-            for rank, role in enumerate(self.roles)
+    The first port is the program's, the second the feed's, and the first node's last TensorBoard's.
+    """
+    for name, value, least in (("workers", workers, 1), ("ps", ps, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name}={value!r}: {name} must be a whole number, {least} or more.")
+    if until not in ("workers", "chief"):
+        raise ConfigError(f"until={until!r}: it is 'workers' or 'chief'.")
+    if until == "chief" and not chief:
+        raise ConfigError("until='chief' needs chief=True.")
+    grace_s = evaluator_grace_s
+    if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s < math.inf:
+        raise ConfigError(f"evaluator_grace_s={grace_s!r}: it must be a number of seconds, 0 or more.")
+    training = ("chief",) * chief + ("worker",) * (workers - chief)
+    roles = (*training, *("ps",) * ps, *("evaluator",) * evaluator)
+    return tuple(
+        RankSpec(
+            target=_TARGET,
+            role=role,
+            ports=1 + (fed and role in TRAINING) + (tensorboard and rank == 0),
+            service=role not in TRAINING or (until == "chief" and role != "chief"),
+            grace_s=grace_s if role == "evaluator" else 0.0,
         )
+        for rank, role in enumerate(roles)
+    )
 
 
 Members = Sequence[GangMember]

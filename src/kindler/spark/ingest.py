@@ -18,8 +18,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Staging:
 
     def write(self, frame: DataFrame) -> tuple[str, ...]:
         """The folders with the rows, in their order; none if Spark knows that the frame is empty."""
-        task = _WriteTask(str(self._place), self._workers, _FILE_BYTES)
+        task = partial(_write_rows, str(self._place), self._workers, _FILE_BYTES)
         table = to_arrow(frame.mapInArrow(task, "partition int, place string, problem binary"))
         for problem in table.column("problem").to_pylist():
             if problem is not None:
@@ -90,44 +90,32 @@ def staged_batches(places: Sequence[str], rank: int) -> Iterator[pa.RecordBatch]
             yield from table.combine_chunks().to_batches()
 
 
-@dataclass(frozen=True)
-class _WriteTask:
-    folder: str
-    workers: int
-    file_bytes: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        partition = context.partitionId()
-        place = Path(self.folder, f"{partition}-{context.taskAttemptId()}")
-        problem: bytes | None = None
-        try:
-            place.mkdir()
-            self._write(place, batches)
-        except DiskFullError as exc:  # as a result: raised, it would look like a fault of the frame
-            shutil.rmtree(place, ignore_errors=True)
-            problem = pickle.dumps(exc)
-            for _ in batches:
-                pass
-        kinds = {"partition": pa.int32(), "place": pa.string(), "problem": pa.binary()}
-        row = {"partition": partition, "place": str(place), "problem": problem}
-        yield pa.RecordBatch.from_pylist([row], pa.schema(kinds))
-
-    def _write(self, place: Path, batches: Iterator[pa.RecordBatch]) -> None:
-        with ExitStack() as stack:
-            writers = [
-                stack.enter_context(_WorkerFiles(place, rank, self.file_bytes))
-                for rank in range(self.workers)
-            ]
-            for batch in batches:
-                owners = batch.column(LANE).to_numpy() % self.workers
-                for rank, writer in enumerate(writers):
-                    rows = np.flatnonzero(owners == rank)
-                    if len(rows) == batch.num_rows:
-                        writer.add(batch)
-                    elif len(rows):
-                        writer.add(batch.take(pa.array(rows)))
+def _write_rows(
+    folder: str, workers: int, file_bytes: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    place = Path(folder, f"{context.partitionId()}-{context.taskAttemptId()}")
+    problem: bytes | None = None
+    try:
+        place.mkdir()
+        writers = [_WorkerFiles(place, rank, file_bytes) for rank in range(workers)]
+        for batch in batches:
+            owners = batch.column(LANE).to_numpy() % workers
+            for rank, writer in enumerate(writers):
+                rows = np.flatnonzero(owners == rank)
+                if len(rows):
+                    writer.add(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)))
+        for writer in writers:
+            writer.complete()
+    except DiskFullError as exc:  # as a result: raised, it would look like a fault of the frame
+        shutil.rmtree(place, ignore_errors=True)
+        problem = pickle.dumps(exc)
+        for _ in batches:
+            pass
+    kinds = {"partition": pa.int32(), "place": pa.string(), "problem": pa.binary()}
+    row = {"partition": context.partitionId(), "place": str(place), "problem": problem}
+    yield pa.RecordBatch.from_pylist([row], pa.schema(kinds))
 
 
 class _WorkerFiles:
@@ -135,35 +123,25 @@ class _WorkerFiles:
         self._place, self._rank, self._file_bytes = place, rank, file_bytes
         self._part = place / f"{rank}{_ENDING}.part"
         self._count = self._rows = 0
-        self._open = ExitStack()
         self._writer: Any = None
         self._file: Any = None
-
-    def __enter__(self) -> _WorkerFiles:
-        return self
-
-    def __exit__(self, kind: Any, *exc: object) -> None:
-        if kind is None:
-            self._complete()
-        else:
-            with suppress(OSError):
-                self._open.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
         with naming_full_disk(self._part, batch.nbytes):
             if self._writer is None:
-                self._file = self._open.enter_context(pa.OSFile(str(self._part), "wb"))
-                self._writer = self._open.enter_context(pa.ipc.new_stream(self._file, batch.schema))
+                self._file = pa.OSFile(str(self._part), "wb")
+                self._writer = pa.ipc.new_stream(self._file, batch.schema)
             self._writer.write_batch(batch)
             self._rows += batch.num_rows
             if self._file.tell() >= self._file_bytes:
-                self._complete()
+                self.complete()
 
-    def _complete(self) -> None:
+    def complete(self) -> None:
         if self._writer is None:
             return
         with naming_full_disk(self._part):
-            self._open.close()
+            self._writer.close()
+            self._file.close()
         os.rename(self._part, self._place / f"{self._rank}-{self._count:06d}-{self._rows}{_ENDING}")
         self._writer = self._file = None
         self._count, self._rows = self._count + 1, 0
