@@ -188,8 +188,12 @@ class Cluster:
         if exc is None:
             self.shutdown()
             return
-        if isinstance(exc, Exception):
-            self._raise_cause(exc)
+        try:
+            self._raise_failure()
+        except KindlerError as cause:
+            # A node's own failure instead of what it led to in the driver's program.
+            if isinstance(exc, Exception) and cause is not exc:
+                raise cause from exc
         self.stop()
 
     def __repr__(self) -> str:
@@ -566,14 +570,6 @@ class Cluster:
     def _raise_failure(self) -> None:
         if not self._gang.is_running:
             self._ended()
-
-    def _raise_cause(self, exc: Exception) -> None:
-        """Raise a node's own failure instead of what it led to in the driver's program."""
-        try:
-            self._raise_failure()
-        except KindlerError as cause:
-            if cause is not exc:
-                raise cause from exc
 
     @contextlib.contextmanager
     def _naming_the_cause(self) -> Iterator[None]:

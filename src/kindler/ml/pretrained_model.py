@@ -33,8 +33,8 @@ from kindler.ml.trust import is_trusted
 from kindler.models.framework import FrameworkKind
 from kindler.models.loaded import LoadedModel, load_files
 from kindler.models.registry import MODEL_KINDS
-from kindler.spark.frames import arrow_types, refuse_ambiguous
-from kindler.spark.predict import first_row, predict_frame
+from kindler.spark.frames import arrow_types, collected, refuse_ambiguous
+from kindler.spark.predict import predict_frame
 from kindler.temporary import Folder
 
 Array = np.ndarray[Any, Any]
@@ -180,7 +180,7 @@ class PretrainedModel(Model, PredictParams, SavedStage):
                 "the width of a stream's columns is unknown until rows arrive.\n"
                 "Hint: give it with shapes={column: (width,)}."
             )
-        return repeated_row(first_row(dataset, columns), columns)
+        return repeated_row(collected(dataset, columns.names, rows=1), columns)
 
     def _write_files(self, folder: Path) -> dict[str, Any]:
         self.model.write(folder)

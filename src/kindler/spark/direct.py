@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from kindler.data import parquet
 from kindler.data.paths import is_remote, local_path
@@ -127,13 +127,16 @@ def _inspect(frame: DataFrame, names: Sequence[str]) -> PlainScan:
     columns = StoredColumns({name: kinds[name] for name in names})
     scan = _connect_scan if is_connect(frame.sparkSession) else _classic_scan
     scanned = scan(frame, names)
-    _check_folders(scanned, names)
-    _check_settings(frame.sparkSession)
-    lengths = {file.path: file.length for file in scanned}
+    # Values of partition columns come from folder names, not from the files.
+    folders = {part for path, _ in scanned for part in path.split("/")[:-1] if "=" in part}
+    _check_partitions([unquote(folder.partition("=")[0]) for folder in folders], names)
+    for key in _SETTINGS:
+        if (frame.sparkSession.conf.get(key, "false") or "false").lower() != "false":
+            raise NotPlain(f"the session has {key}=true")
     try:
         files = parquet.inspect_files(
-            [file.path for file in scanned],
-            partial(_check_file, columns=columns, lengths=lengths),
+            [path for path, _ in scanned],
+            partial(_check_file, columns=columns, lengths=dict(scanned)),
             partial(each_file, frame.sparkSession),
         )
     except (OSError, KindlerError) as exc:
@@ -150,12 +153,6 @@ def _check_names(there: Sequence[str], names: Sequence[str]) -> None:
         raise NotPlain(f"it has a column with a reserved name, one of {list(_RESERVED)}")
 
 
-def _check_settings(spark: SparkSession) -> None:
-    for key in _SETTINGS:
-        if (spark.conf.get(key, "false") or "false").lower() != "false":
-            raise NotPlain(f"the session has {key}=true")
-
-
 def _check_file(
     path: str, opened: pq.ParquetFile, *, columns: StoredColumns, lengths: Mapping[str, int | None]
 ) -> None:
@@ -167,10 +164,7 @@ def _check_file(
         raise NotPlain(problem)
 
 
-@dataclass(frozen=True)
-class _Scanned:
-    path: str
-    length: int | None  # Spark reads no further
+_Scanned = tuple[str, int | None]  # a file, and its length if known: Spark reads no further
 
 
 def _classic_scan(frame: Any, names: Sequence[str]) -> list[_Scanned]:
@@ -230,13 +224,7 @@ def _connect_scan(frame: Any, names: Sequence[str]) -> list[_Scanned]:
     files = [_place(file) for file in frame.inputFiles()]
     if not is_on_this_machine(frame.sparkSession) and not all(map(is_remote, files)):
         raise NotPlain("its files are on the Connect server's machine")
-    return [_Scanned(file, None) for file in files]
-
-
-def _check_folders(files: Iterable[_Scanned], names: Sequence[str]) -> None:
-    """Reject partition columns: their values come from folder names, not from the files."""
-    folders = {part for file in files for part in file.path.split("/")[:-1] if "=" in part}
-    _check_partitions([unquote(folder.partition("=")[0]) for folder in folders], names)
+    return [(file, None) for file in files]
 
 
 def _check_partitions(partitions: Iterable[str], names: Sequence[str]) -> None:
@@ -266,7 +254,7 @@ def _check_chosen(expression: Any, plans: set[int]) -> None:
 def _listed(location: Any, nothing: Any) -> list[_Scanned]:
     """All in one string: a JVM call per file would take longer. `nothing` is an empty Scala sequence."""
     shown = location.listFiles(nothing, nothing).mkString("\n")
-    files = [_Scanned(_place(path), int(length)) for path, length in _FILE.findall(shown)]
+    files: list[_Scanned] = [(_place(path), int(length)) for path, length in _FILE.findall(shown)]
     if len(files) != shown.count("; isDirectory=") or len(files) != shown.count("{path="):
         raise NotPlain("the list of its files cannot be parsed")
     return files

@@ -367,7 +367,7 @@ class BufferFiles:
             error = TrainingError(
                 f"the trained state is lost: it has {size:,} bytes, and {MOST_BYTES:,} {NO_WAY_BACK}"
             )
-            return Outcome(outcome.rank, "error", {**describe(error), "host": socket.gethostname()})
+            return _failed(outcome.rank, error)
         return outcome
 
     def incoming(self, outcome: Outcome) -> Outcome:
@@ -384,6 +384,10 @@ class BufferFiles:
     def _read(self, kind: str) -> tuple[bytes, ...]:
         assert self.folder is not None
         return from_bytes(self.folder.read(self._name(kind))).buffers
+
+
+def _failed(rank: int, exc: Exception) -> Outcome:
+    return Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
 
 
 def _outcomes(table: pa.Table) -> list[Outcome]:
@@ -434,7 +438,7 @@ class _SupervisorTask:
         except _WorkerIsLost:
             raise  # the run goes on: Spark starts the task again, here or elsewhere
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
-            outcome = Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
+            outcome = _failed(rank, exc)
         own = outcome if self.files is None else self.files.sent(outcome)
         return [own, *(beside.outcomes if beside is not None else ())]
 
@@ -462,7 +466,7 @@ class _SupervisorTask:
                 )
             )
         except Exception as exc:  # noqa: BLE001 - the edge of the task: it becomes an outcome
-            return Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
+            return _failed(rank, exc)
         return Outcome(rank, "detached")
 
     def _work(

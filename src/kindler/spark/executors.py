@@ -16,7 +16,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FunctionType
@@ -183,11 +183,11 @@ def remaining_workers(
     while (free := slots(spark)) < wanted:
         waited = time.monotonic() - began
         if not announced:
+            announced = True
             say(
                 f"{free} of {wanted} slots are left; waiting up to {settings.executor_wait_s:g} s for"
                 " the lost executor to be replaced (RunSettings(executor_wait_s=...))."
             )
-            announced = True
         if free and waited > settings.executor_wait_s:
             say(
                 f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
@@ -205,20 +205,10 @@ def cores_per_host(spark: SparkSession) -> int | None:
     if is_connect(spark):
         cores = _conf(spark, "spark.executor.cores")
         return int(cores) if cores else None
-    executors = executor_summaries(spark)
-    return least_cores((str(e.hostPort()).rpartition(":")[0], int(e.totalCores())) for e in executors)
-
-
-def least_cores(executors: Iterable[tuple[str, int]]) -> int | None:
-    """The fewest cores of any host, from (host, cores) of each executor.
-
-    >>> least_cores([("a", 4), ("b", 2), ("b", 3), ("driver", 0)])
-    4
-    """
     by_host: Counter[str] = Counter()
-    for host, cores in executors:
-        by_host[host] += cores
-    return min((cores for cores in by_host.values() if cores > 0), default=None)
+    for executor in executor_summaries(spark):
+        by_host[str(executor.hostPort()).rpartition(":")[0]] += int(executor.totalCores())
+    return min((cores for cores in by_host.values() if cores > 0), default=None)  # a driver has none
 
 
 def never_retries(spark: SparkSession) -> bool:

@@ -27,7 +27,7 @@ from kindler.data.rejoin import OutputJoiner, features_of
 from kindler.engine.placement import TaskPlace
 from kindler.errors import ConfigError
 from kindler.spark.direct import StoredColumns
-from kindler.spark.frames import ROW, UNNUMBERED, Where, collected, column
+from kindler.spark.frames import ROW, UNNUMBERED, Where, column
 from kindler.spark.tasks import Task, forget_zip_folders, sent_task, task_gpus
 from kindler.spark.versions import takes_columns
 
@@ -91,11 +91,6 @@ def _through_rows(
             yield from table.to_batches()
 
     return frame.mapInArrow(sent_task(score), StructType([*frame.schema.fields, *fields]))
-
-
-def first_row(frame: DataFrame, columns: Columns) -> pa.Table:
-    """Needed because the schema does not say how wide columns are."""
-    return collected(frame, columns.names, rows=1)
 
 
 def check_name(name: str) -> None:

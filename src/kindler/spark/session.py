@@ -44,21 +44,7 @@ _MEMORY = re.compile(r"(\d+)([kmgt]?)b?", flags=re.IGNORECASE)
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOGGING = re.compile(r"log4j2?\.configurationFile")
 
-# Set by us or by pyspark while a session of ours runs; put back by `stop`.
-_VARIABLES = (
-    "JAVA_HOME",
-    "PYSPARK_DRIVER_PYTHON",
-    "PYSPARK_PYTHON",
-    "SPARK_AUTH_SOCKET_TIMEOUT",
-    "SPARK_BUFFER_SIZE",
-    "SPARK_CONNECT_AUTHENTICATE_TOKEN",
-    "SPARK_CONNECT_MODE_ENABLED",
-    "SPARK_LOCAL_IP",
-    "SPARK_LOCAL_REMOTE",
-    "SPARK_REMOTE",
-)
-
-_Variables = dict[str, str | None]
+_Changes = dict[str, tuple[str | None, str | None]]  # a variable's value before and after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +52,7 @@ class _Started:
     session: SparkSession
     wanted: Mapping[str, str]
     owns_jvm: bool
-    before: _Variables
-    during: _Variables
+    environment: _Changes  # put back by `stop`
     process: int
 
 
@@ -154,7 +139,7 @@ def stop() -> None:
             if started.owns_jvm:
                 _end_jvm()
         finally:
-            _restore(started.before, started.during)
+            _restore(started.environment)
 
 
 def running() -> SparkSession | None:
@@ -267,7 +252,7 @@ def _start(wanted: Mapping[str, str]) -> _Started:
 
     plan = session_plan(wanted, os.environ, log4j=_LOG4J, spark_home=spark_home())
     owns_jvm = plan.needs_java and not has_gateway()
-    before = _variables()
+    before = dict(os.environ)
     launched: list[subprocess.Popen[bytes]] = []
     try:
         _prepare_environment(plan, start_jvm=owns_jvm)
@@ -283,7 +268,7 @@ def _start(wanted: Mapping[str, str]) -> _Started:
             _end_jvm()
         for process in launched:
             _end_process(process)
-        _restore(before, _variables())
+        _restore(_changes(before))
         if refused is None:
             raise
         raise ConfigError(
@@ -294,8 +279,7 @@ def _start(wanted: Mapping[str, str]) -> _Started:
         session=session,
         wanted=dict(wanted),
         owns_jvm=owns_jvm,
-        before=before,
-        during=_variables(),
+        environment=_changes(before),
         process=os.getpid(),
     )
 
@@ -360,19 +344,22 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
         process.wait(_JVM_EXIT_TIMEOUT_S)
 
 
-def _variables() -> _Variables:
-    return {name: os.environ.get(name) for name in _VARIABLES}
+def _changes(before: Mapping[str, str]) -> _Changes:
+    """The variables that we or pyspark have changed since."""
+    names = {*before, *os.environ}
+    pairs = {name: (before.get(name), os.environ.get(name)) for name in names}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
-def _restore(before: _Variables, during: _Variables) -> None:
+def _restore(changes: _Changes) -> None:
     """Leaves variables alone that the user has changed meanwhile."""
-    for name, value in before.items():
-        if os.environ.get(name) not in (during[name], None):
+    for name, (old, new) in changes.items():
+        if os.environ.get(name) not in (new, None):
             continue
-        if value is None:
+        if old is None:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = value
+            os.environ[name] = old
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

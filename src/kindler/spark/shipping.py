@@ -11,12 +11,12 @@ import importlib
 import os
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError
+from kindler.files import beside
 
 PYTHON = "./environment/bin/python"
 """The Python of a shipped environment, as executors see it."""
@@ -57,26 +57,24 @@ def packed_environment(prefix: Path | None = None, cache: Path | None = None) ->
             "Hint: make one with `python -m venv`, install what you need in it, and run this program in it."
         )
     prefix = Path(sys.prefix) if prefix is None else prefix
-    folder = cache or _cache_folder()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = cache or Path(base, "kindler", "environments")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / f"{_NAME}-{_state(prefix)}.tar.gz"
     if not target.exists():
-        handle, name = tempfile.mkstemp(prefix=".packing-", suffix=".tar.gz", dir=folder)
-        os.close(handle)
-        try:
-            (_pack_conda if _is_conda(prefix) else _pack_venv)(prefix, Path(name))
-            os.replace(name, target)  # others see all of it, or nothing
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-    _forget_old(folder, target)
+        with beside(target) as unfinished:
+            if _is_conda(prefix):
+                _pack_conda(prefix, unfinished)
+            else:
+                with tarfile.open(unfinished, "w:gz", compresslevel=1) as archive:
+                    for path, name in _files(prefix):
+                        archive.add(path, name, recursive=False)
+    with contextlib.suppress(OSError):
+        target.touch()
+        archives = sorted(folder.glob(f"{_NAME}-*.tar.gz"), key=lambda path: -path.stat().st_mtime)
+        for old in archives[_KEPT:]:  # running applications got their archive when they started
+            old.unlink(missing_ok=True)
     return target
-
-
-def _pack_venv(prefix: Path, target: Path) -> None:
-    with tarfile.open(target, "w:gz", compresslevel=1) as archive:
-        for path, name in _files(prefix):
-            archive.add(path, name, recursive=False)
 
 
 def _files(prefix: Path) -> Iterator[tuple[Path, str]]:
@@ -155,19 +153,3 @@ def _state(prefix: Path) -> str:
                 status = path.lstat()
                 digest.update(f"{name}:{status.st_mtime_ns}:{status.st_size}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "kindler", "environments")
-
-
-def _forget_old(folder: Path, used: Path) -> None:
-    """Running applications got their archive when they started, so old ones can go."""
-    with contextlib.suppress(OSError):
-        used.touch()
-        archives = sorted(
-            folder.glob(f"{_NAME}-*.tar.gz"), key=lambda path: path.stat().st_mtime, reverse=True
-        )
-        for old in archives[_KEPT:]:
-            old.unlink(missing_ok=True)

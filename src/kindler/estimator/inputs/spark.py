@@ -126,7 +126,7 @@ class FrameInput(Input):
         return None
 
     def _first_row(self, columns: Columns) -> list[Array]:
-        from kindler.spark.predict import first_row
+        from kindler.spark.frames import collected
 
         if self.data.isStreaming:
             if any(column.ragged for column in columns.features):
@@ -139,7 +139,8 @@ class FrameInput(Input):
                 "the width of a stream's columns is unknown until rows arrive.\n"
                 "Hint: give it with predict(..., shapes={column: (width,)}), or fit() on such columns first."
             )
-        return repeated_row(first_row(self.data, columns), columns)
+        # The schema does not say how wide columns are.
+        return repeated_row(collected(self.data, columns.names, rows=1), columns)
 
 
 class SqlFunctionInput(Input):
