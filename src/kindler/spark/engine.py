@@ -30,7 +30,7 @@ from kindler.data.columns import Columns
 from kindler.data.row_order import RowAssignment
 from kindler.data.spool import SpoolWriter
 from kindler.engine import detached
-from kindler.engine.gang import Gang, Launch, Listener, follow, watch
+from kindler.engine.gang import Gang, Listener, follow, watch
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome, pack, unpack
@@ -78,7 +78,7 @@ def start(job: Job, *, spark: SparkSession, detached: bool = False) -> Gang:
     if not detached:
         launch = _launch(job, spark, _ranks(spark, job.crew), (), None)
     elif meets_at_driver(spark, job.settings):
-        launch = _DetachedLaunch(job, spark, _ranks(spark, job.size), ())
+        launch = _SparkLaunch(job, spark, _ranks(spark, job.size), (), detached=True)
     else:
         raise ConfigError(
             "processes that outlive Spark's tasks must reach the driver, and those of a remote Spark Connect"
@@ -131,13 +131,13 @@ def _interrupts_raise() -> Iterator[None]:
 
 def _launch(
     job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed], folder: SharedFolder | None
-) -> Launch:
+) -> _SparkLaunch:
     if meets_at_driver(spark, job.settings):
         if is_dynamic(spark):
             # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
             # the last of them, while Spark starts executors for those that wait; running tasks keep theirs.
             job = replace(job, together=False)
-        return _LaunchAtDriver(job, spark, frame, feeds)
+        return _SparkLaunch(job, spark, frame, feeds)
     if is_dynamic(spark):
         raise ConfigError(
             "this Spark application has spark.dynamicAllocation.enabled=true, and workers that cannot reach"
@@ -147,26 +147,74 @@ def _launch(
         )
     # Those who meet at the first of them need it, and each other's addresses, from the beginning to the end.
     job = replace(job, together=True, replaceable=False)
-    return _LaunchAmongWorkers(job, spark, frame, feeds, folder)
+    return _SparkLaunch(job, spark, frame, feeds, files=BufferFiles(folder, job.run_id))
 
 
 class _SparkLaunch:
-    """Runs the Spark job on a thread, so that the driver can listen and interrupt."""
+    """Runs the Spark job on a thread, so that the driver can listen and interrupt.
+
+    Ranks meet at the driver's hub; with `files` at rank 0, and large buffers travel through those. The job of
+    `detached` ranks only starts their supervisors, which then run in processes of their own.
+    """
 
     after_first = True
 
-    def __init__(self, job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        spark: SparkSession,
+        frame: DataFrame,
+        feeds: Sequence[Feed],
+        *,
+        detached: bool = False,
+        files: BufferFiles | None = None,
+    ) -> None:
         self._job = job
         self._spark = spark
         self._frame = frame
         self._feeds = feeds
+        self._detached = detached
+        self._files = files
         self._tag = f"kindler-{job.run_id}"
         self._hub: Hub | None = None
+        self._beside: BesideRanks | None = None
         self._staging: Staging | None = None
         self._ending = threading.Event()
         self._ends: list[Outcome] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread
+
+    def open(self, stack: ExitStack) -> Hub | None:
+        job = self._job
+        task = _SupervisorTask(
+            job=job, feeds=tuple((feed.name, feed.columns) for feed in self._feeds), detached=self._detached
+        )
+        if self._files is not None:
+            files = stack.enter_context(self._files)
+            self._start(replace(task, job=files.outgoing(job), files=files), stack)
+            return None
+        large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
+        bind, advertised = driver_hosts(self._spark)
+        hub = stack.enter_context(
+            Hub(job, host=bind, advertised=advertised, cargo=job.buffers if large else ())
+        )
+        again = job.settings.max_failures if job.replaceable and never_retries(self._spark) else 0
+        task = replace(task, hub=hub.address, cargo=large, again=again)
+        self._start(replace(task, job=replace(job, buffers=())) if large else task, stack)
+        # They come to an end when the hub says so: before the stack closes it.
+        self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
+        self._hub = hub
+        if self._feeds and not is_connect(self._spark):
+            stack.enter_context(
+                ComputedRows(
+                    self._spark.sparkContext,
+                    self._tag,
+                    over=lambda: hub.joined > 0 or not self._thread.is_alive(),
+                    report=hub.announce,
+                    written=self._staging.written if self._staging is not None else None,
+                )
+            )
+        return hub
 
     def _start(self, task: _SupervisorTask, stack: ExitStack) -> None:
         stack.enter_context(small_batches(self._spark))
@@ -194,9 +242,6 @@ class _SparkLaunch:
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self._error = exc
 
-    def _columns(self) -> tuple[tuple[str, Columns], ...]:
-        return tuple((feed.name, feed.columns) for feed in self._feeds)
-
     def is_queued(self) -> bool:
         # Those that are not complete themselves do not count: two of them might wait for each other.
         return any(other is not self and other.is_complete for other in tuple(_running))
@@ -206,7 +251,11 @@ class _SparkLaunch:
         return self._hub is None or not self._hub.missing()
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        if self._thread.is_alive() or not self._detached:
+            return self._thread.is_alive()
+        assert self._hub is not None
+        started = self._error is None and all(o.kind == "detached" for o in self._ends)
+        return started and not self._hub.finished
 
     def end(self) -> None:
         timeout_s = self._job.settings.stop_timeout_s
@@ -216,6 +265,18 @@ class _SparkLaunch:
             interrupt_tag(self._spark, self._tag)
             self._thread.join(timeout_s)
         _running.discard(self)
+        if self._files is not None:
+            self._ends = [self._files.incoming(outcome) for outcome in self._ends]
+        if self._detached:
+            assert self._hub is not None
+            self._hub.await_departures(2 * timeout_s)
+
+    def outcomes(self, hub: Hub | None) -> list[Outcome]:
+        if hub is None or self._beside is None:
+            return self._ends
+        results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
+        ends = [*self._ends, *self._beside.outcomes]
+        return [o for o in ends if o.kind not in ("result", "detached")] + results
 
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._error) is not None:
@@ -229,93 +290,6 @@ class _SparkLaunch:
 
     def clean_up(self) -> None:
         _running.discard(self)
-
-
-class _LaunchAtDriver(_SparkLaunch):
-    detached = False
-
-    def open(self, stack: ExitStack) -> Hub:
-        job = self._job
-        large = sum(map(len, job.buffers)) > _IN_TASK_BYTES
-        bind, advertised = driver_hosts(self._spark)
-        hub = stack.enter_context(
-            Hub(job, host=bind, advertised=advertised, cargo=job.buffers if large else ())
-        )
-        lean = replace(job, buffers=()) if large else job
-        task = _SupervisorTask(
-            job=lean,
-            feeds=self._columns(),
-            hub=hub.address,
-            cargo=large,
-            detached=self.detached,
-            again=job.settings.max_failures if job.replaceable and never_retries(self._spark) else 0,
-        )
-        self._start(task, stack)
-        # They come to an end when the hub says so: before the stack closes it.
-        self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
-        self._hub = hub
-        if self._feeds and not is_connect(self._spark):
-            stack.enter_context(
-                ComputedRows(
-                    self._spark.sparkContext,
-                    self._tag,
-                    over=lambda: hub.joined > 0 or not self._thread.is_alive(),
-                    report=hub.announce,
-                    written=self._staging.written if self._staging is not None else None,
-                )
-            )
-        return hub
-
-    def outcomes(self, hub: Hub | None) -> list[Outcome]:
-        assert hub is not None
-        results = [Outcome(rank, "result", {}, buffers) for rank, buffers in hub.results.items()]
-        ends = [*self._ends, *self._beside.outcomes]
-        return [o for o in ends if o.kind not in ("result", "detached")] + results
-
-
-class _DetachedLaunch(_LaunchAtDriver):
-    """The Spark job only starts the supervisors, which then run in processes of their own."""
-
-    detached = True
-
-    def is_alive(self) -> bool:
-        assert self._hub is not None
-        if super().is_alive():
-            return True
-        started = self._error is None and all(o.kind == "detached" for o in self._ends)
-        return started and not self._hub.finished
-
-    def end(self) -> None:
-        super().end()
-        assert self._hub is not None
-        self._hub.await_departures(2 * self._job.settings.stop_timeout_s)
-
-
-class _LaunchAmongWorkers(_SparkLaunch):
-    """Supervisors meet at rank 0, and large buffers travel through a folder."""
-
-    def __init__(
-        self,
-        job: Job,
-        spark: SparkSession,
-        frame: DataFrame,
-        feeds: Sequence[Feed],
-        folder: SharedFolder | None,
-    ) -> None:
-        super().__init__(job, spark, frame, feeds)
-        self._files = BufferFiles(folder, job.run_id)
-
-    def open(self, stack: ExitStack) -> None:
-        files = stack.enter_context(self._files)
-        task = _SupervisorTask(job=files.outgoing(self._job), feeds=self._columns(), hub=None, files=files)
-        self._start(task, stack)
-
-    def end(self) -> None:
-        super().end()
-        self._ends = [self._files.incoming(outcome) for outcome in self._ends]
-
-    def outcomes(self, hub: Hub | None) -> list[Outcome]:
-        return self._ends
 
 
 @dataclass(frozen=True)
@@ -404,7 +378,7 @@ class _SupervisorTask:
 
     job: Job
     feeds: tuple[tuple[str, Columns], ...]
-    hub: Address | None
+    hub: Address | None = None
     cargo: bool = False
     files: BufferFiles | None = None
     detached: bool = False
