@@ -147,11 +147,11 @@ def _lacks_vector(home: Path) -> bool:
 
 def _home_without_vector(command: Path, env: Mapping[str, str]) -> Path:
     script = _WITHOUT_VECTOR.format(module=_VECTOR, java=shlex.quote(str(command)))
-    cache = env.get("XDG_CACHE_HOME") or (Path(env["HOME"], ".cache") if env.get("HOME") else None)
-    for parent in filter(None, (cache, tempfile.gettempdir())):
+    cache = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else "")
+    for parent in map(Path, filter(None, (cache, tempfile.gettempdir()))):
         with contextlib.suppress(OSError, ConfigError):  # nobody else may write to the folder
-            Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
-            home = private_folder(Path(parent)) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            home = private_folder(parent) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
             java = home / "bin" / "java"
             if not java.exists() or java.read_text(errors="replace") != script:
                 with beside(java) as unfinished:
