@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kindler.cluster.context import variables
 from kindler.cluster.feeder import NodeAddress, nearest
-from kindler.cluster.layout import variables
 from kindler.cluster.node import assign_gpus, claim
 from kindler.engine.job import GangMember
 from kindler.engine.placement import TASK_GPUS

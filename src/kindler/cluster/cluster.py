@@ -23,11 +23,12 @@ import pyarrow as pa
 
 from kindler import limits
 from kindler.cluster.blocks import DEFAULT_NAME, INFER, SPOOL, TRAIN, table_of
+from kindler.cluster.context import FRAMEWORKS, TRAINING
 from kindler.cluster.failures import Failures
 from kindler.cluster.feed import VALIDATION
 from kindler.cluster.feed_server import CONTROL
 from kindler.cluster.feeder import Feeder, FeedJob, NodeAddress, NodeGoneError, answers_of, push_local
-from kindler.cluster.layout import FRAMEWORKS, TRAINING, ranks
+from kindler.cluster.node import ranks
 from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.engine import local

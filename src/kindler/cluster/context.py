@@ -6,16 +6,21 @@ import getpass
 import importlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kindler.cluster.feed import VALIDATION, DataFeed, InputMapping, KeptFeed
 from kindler.cluster.feed_server import FeedServer
-from kindler.cluster.layout import TRAINING, coordinator, tf_config
 from kindler.data.paths import absolute, is_remote
+from kindler.engine.job import GangMember, cluster_spec
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.files import beside
+
+FRAMEWORKS = ("tensorflow", "torch", "jax")
+TRAINING = ("chief", "worker")  # the roles that train, and are fed
+Members = Sequence[GangMember]
 
 
 class Context:
@@ -89,7 +94,7 @@ class Context:
     def jax_distributed(self) -> dict[str, Any]:
         """The arguments of `jax.distributed.initialize`."""
         return {
-            "coordinator_address": coordinator(self._worker.members),
+            "coordinator_address": self._worker.members[0].endpoints[0],
             "num_processes": self.num_workers,
             "process_id": self.rank,
         }
@@ -201,3 +206,38 @@ def _upload(folder: str, target: str) -> None:
         raise MissingExtraError(what=f"writing to {target}", package="fsspec", extra="remote") from exc
     system, place = url_to_fs(target)
     system.put(f"{folder}/", place, recursive=True)
+
+
+def variables(members: Members, rank: int, framework: str | None) -> dict[str, str]:
+    if framework is None:
+        return {}
+    if framework == "tensorflow":
+        return {"TF_CONFIG": tf_config(members, rank)}
+    training = [member.rank for member in members if member.role in TRAINING]
+    first, host, size = members[0], members[rank].host, str(len(training))
+    if framework == "jax":
+        meeting = {"JAX_COORDINATOR_ADDRESS": first.endpoints[0], "JAX_NUM_PROCESSES": size}
+        return {**meeting, "JAX_PROCESS_ID": str(rank)} if rank in training else meeting
+    meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.ports[0])}
+    if rank not in training:
+        return meeting
+    neighbours = [other for other in training if members[other].host == host]
+    return {
+        **meeting,
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(neighbours.index(rank)),
+        "LOCAL_WORLD_SIZE": str(len(neighbours)),
+    }
+
+
+def tf_config(members: Members, rank: int) -> str:
+    """TensorFlow's description of the cluster for one node; it must not list the evaluator.
+
+    >>> members = [GangMember(0, "chief", 0, "a", "10.0.0.1", (4000,))]
+    >>> tf_config(members, 0)
+    '{"cluster": {"chief": ["10.0.0.1:4000"]}, "task": {"type": "chief", "index": 0}}'
+    """
+    spec = {role: places for role, places in cluster_spec(members).items() if role != "evaluator"}
+    me = members[rank]
+    return json.dumps({"cluster": spec, "task": {"type": me.role, "index": me.index}})

@@ -1,9 +1,10 @@
-"""What runs on every node: it prepares the process, runs the user's program, and returns its value."""
+"""The nodes of a cluster, and what runs on each: it prepares the process, and runs the user's program."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,14 +15,53 @@ from typing import IO, Any
 
 import cloudpickle
 
-from kindler.cluster.context import Context
+from kindler.cluster.context import TRAINING, Context, variables
 from kindler.cluster.feed_server import FeedServer
-from kindler.cluster.layout import TRAINING, variables
 from kindler.engine.fork_server import leave_running
+from kindler.engine.job import RankSpec
 from kindler.engine.placement import VISIBLE_GPUS, ask_driver, gpus_of_task, machine_gpus
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, TrainingError, first_line
 from kindler.temporary import private_folder
+
+
+def ranks(
+    *,
+    workers: int,
+    ps: int,
+    chief: bool,
+    evaluator: bool,
+    until: str,
+    evaluator_grace_s: float,
+    fed: bool,
+    tensorboard: bool,
+) -> tuple[RankSpec, ...]:
+    """Training nodes come first, the chief before all, so that ranks equal worker numbers.
+
+    The first port is the program's, the second the feed's, and the first node's last TensorBoard's.
+    """
+    for name, value, least in (("workers", workers, 1), ("ps", ps, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name}={value!r}: {name} must be a whole number, {least} or more.")
+    if until not in ("workers", "chief"):
+        raise ConfigError(f"until={until!r}: it is 'workers' or 'chief'.")
+    if until == "chief" and not chief:
+        raise ConfigError("until='chief' needs chief=True.")
+    grace_s = evaluator_grace_s
+    if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s < math.inf:
+        raise ConfigError(f"evaluator_grace_s={grace_s!r}: it must be a number of seconds, 0 or more.")
+    training = ("chief",) * chief + ("worker",) * (workers - chief)
+    roles = (*training, *("ps",) * ps, *("evaluator",) * evaluator)
+    return tuple(
+        RankSpec(
+            target="kindler.cluster.node:run_node",
+            role=role,
+            ports=1 + (fed and role in TRAINING) + (tensorboard and rank == 0),
+            service=role not in TRAINING or (until == "chief" and role != "chief"),
+            grace_s=grace_s if role == "evaluator" else 0.0,
+        )
+        for rank, role in enumerate(roles)
+    )
 
 
 def run_node(worker: Worker, settings: bytes, program: bytes) -> list[bytes]:
