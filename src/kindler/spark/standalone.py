@@ -22,6 +22,7 @@ _CLASS = "org.apache.spark.deploy."
 _HOST = "127.0.0.1"
 _STOP_S = 20.0
 _LOOK_S = 0.1
+_RECORD = "cluster.json"
 _TAIL = 2000
 
 
@@ -75,36 +76,29 @@ def up(
         _end(daemons)
         raise
     cluster = StandaloneCluster(address, tuple(daemons))
-    _note(folder).write_text(json.dumps({"address": address, "daemons": [asdict(d) for d in daemons]}))
+    (folder / _RECORD).write_text(json.dumps(asdict(cluster)))
     return cluster
 
 
 def status(folder: Path) -> StandaloneCluster | None:
-    cluster = _noted(folder)
-    return cluster if cluster is not None and cluster.daemons and cluster.daemons[0].is_alive else None
+    cluster = _recorded(folder)
+    return cluster if cluster.daemons and cluster.daemons[0].is_alive else None
 
 
-def _noted(folder: Path) -> StandaloneCluster | None:
+def _recorded(folder: Path) -> StandaloneCluster:
     try:
-        noted = json.loads(_note(folder).read_text())
-        return StandaloneCluster(noted["address"], tuple(Daemon(**d) for d in noted["daemons"]))
+        record = json.loads((folder / _RECORD).read_text())
+        return StandaloneCluster(record["address"], tuple(Daemon(**d) for d in record["daemons"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return StandaloneCluster("", ())
 
 
 def down(folder: Path) -> int:
     """End all processes; returns how many there were."""
-    cluster = _noted(folder)
-    if cluster is None:
-        return 0
-    alive = [daemon for daemon in cluster.daemons if daemon.is_alive]
+    alive = [daemon for daemon in _recorded(folder).daemons if daemon.is_alive]
     _end(alive)
-    _note(folder).unlink(missing_ok=True)
+    (folder / _RECORD).unlink(missing_ok=True)
     return len(alive)
-
-
-def _note(folder: Path) -> Path:
-    return folder / "cluster.json"
 
 
 def _start(folder: Path, name: str, main: str, words: list[str]) -> Daemon:
@@ -151,17 +145,12 @@ def _has_ended(pid: int) -> bool:
 
 
 def _end(daemons: list[Daemon]) -> None:
-    for number, limit_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         for daemon in daemons:
             if daemon.is_alive:
                 os.kill(daemon.pid, number)
-        deadline = time.monotonic() + limit_s
-        while any(_runs(daemon) for daemon in daemons):
-            if time.monotonic() > deadline:
-                break
+        deadline = time.monotonic() + _STOP_S
+        while any(d.is_alive for d in daemons) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-
-
-def _runs(daemon: Daemon) -> bool:
-    _has_ended(daemon.pid)  # collects it, where it is our own child
-    return daemon.is_alive
+    for daemon in daemons:
+        _has_ended(daemon.pid)  # collects it, where it is our own child
