@@ -60,10 +60,10 @@ class SparkShards:
         self.frame = frame.persist()
         self._finalizer = weakref.finalize(self, _released.append, self.frame)
         self._finalizer.atexit = False
-        self._kept = True
+        self.is_kept = True
         self._numbers: list[int] = list(range(len(infos or ())))
         try:
-            self._infos = tuple(infos) if infos is not None else self._look()
+            self.infos = tuple(infos) if infos is not None else self._look()
         except BaseException:
             self.free()
             raise
@@ -103,14 +103,6 @@ class SparkShards:
         """Classic sessions only."""
         pieces = rdd.zipWithIndex().flatMap(tasks.rows_of_element)
         return SparkShards(spark.createDataFrame(pieces, tasks.SCHEMA))
-
-    @property
-    def infos(self) -> tuple[Info, ...]:
-        return self._infos
-
-    @property
-    def is_kept(self) -> bool:
-        return self._kept
 
     def load(self, numbers: Sequence[int]) -> Iterator[Packed]:
         if not numbers:
@@ -181,12 +173,12 @@ class SparkShards:
         return self.frame.mapInArrow(_task(tasks.packed_rows, tuple(names)), spark_schema(schema))
 
     def keep(self) -> None:
-        if not self._kept:
+        if not self.is_kept:
             self.frame.persist()
-            self._kept = True
+            self.is_kept = True
 
     def free(self) -> None:
-        self._kept = False
+        self.is_kept = False
         with contextlib.suppress(PySparkException, OSError):
             self.frame.unpersist()
 
