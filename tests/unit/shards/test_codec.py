@@ -169,3 +169,12 @@ def test_years_that_nanoseconds_do_not_reach_come_back() -> None:
 def test_merging_without_a_common_column_is_refused() -> None:
     with pytest.raises(ConfigError, match="share no column"):
         frames.merge_names(["a"], ["b"], None)
+
+
+def test_minus_zero_is_the_key_zero_beside_other_keys() -> None:
+    table = pa.table({"a": [0.0, -0.0, 1.0], "b": [1, 1, 2]})
+
+    groups = frames.grouped(table, ["a", "b"], [frames.Aggregate("count", None)], join=False)
+
+    assert groups.num_rows == 2
+    assert frames.distinct(table).num_rows == 2

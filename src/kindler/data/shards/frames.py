@@ -187,7 +187,8 @@ def distinct(table: pa.Table) -> pa.Table:
         return table
     names = table.schema.names
     row = unused_name("row", [*names, *(name.removesuffix("_min") for name in names)])
-    numbered = table.append_column(row, pa.array(np.arange(table.num_rows)))
+    keys = pa.table({name: _key(table.column(name)) for name in names})
+    numbered = keys.append_column(row, pa.array(np.arange(table.num_rows)))
     try:
         first = numbered.group_by(names).aggregate([(row, "min")]).column(f"{row}_min")
     except pa.ArrowNotImplementedError as exc:
@@ -197,7 +198,7 @@ def distinct(table: pa.Table) -> pa.Table:
 
 def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], join: bool) -> pa.Table:
     """One row per group in key order, nulls last; with `join`, the rows with group values appended."""
-    columns = {f"k{i}": table.column(key) for i, key in enumerate(keys)}
+    columns = {f"k{i}": _key(table.column(key)) for i, key in enumerate(keys)}
     columns |= {f"v{i}": _source(table, aggregate) for i, aggregate in enumerate(wanted)}
     columns["row"] = pa.array(np.arange(table.num_rows))
     functions = [_ARROW.get(aggregate.function, (aggregate.function, None)) for aggregate in wanted]
@@ -219,6 +220,13 @@ def grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[Aggregate], j
     for name, column in values.items():
         table = table.append_column(name, done.column(column).take(pa.array(groups)))
     return table
+
+
+def _key(column: pa.ChunkedArray) -> Any:
+    """The column with -0.0 as 0.0: Arrow takes them for two keys where there are several columns."""
+    return (
+        pc.add(column, pa.scalar(0.0, column.type)) if column.type in (pa.float32(), pa.float64()) else column
+    )
 
 
 def _source(table: pa.Table, aggregate: Aggregate) -> Any:
