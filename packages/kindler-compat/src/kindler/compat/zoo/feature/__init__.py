@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.arguments import Configured, arguments
 from kindler.compat.bigdl.util.arrays import JTensor, Sample
 from kindler.compat.zoo.tfpark.rows import ArrayRows, RddRows, Rows, Unpack, require_rdd
 from kindler.errors import ConfigError, DataError, MissingExtraError
@@ -29,19 +30,19 @@ _WORD = re.compile(r"\S+")
 Item = dict[str, Any]
 
 
-class Preprocessing:
+class Preprocessing(Configured, takes=arguments()):
     """A step of preprocessing: called with an item, it returns the item to go on with."""
 
     def __call__(self, item: Any) -> Any:
         raise NotImplementedError
 
 
-class ChainedPreprocessing(Preprocessing):
-    def __init__(self, transformers: Sequence[Callable[[Any], Any]], bigdl_type: str = "float") -> None:
-        wrong = [step for step in transformers if not callable(step)]
+class ChainedPreprocessing(Preprocessing, takes=arguments("transformers")):
+    def setup(self) -> None:
+        self.transformers = list(self.transformers)
+        wrong = [step for step in self.transformers if not callable(step)]
         if wrong:
             raise ConfigError(f"ChainedPreprocessing takes steps of preprocessing; received {wrong[0]!r}.")
-        self.transformers = list(transformers)
 
     def __call__(self, item: Any) -> Any:
         for step in self.transformers:
@@ -49,11 +50,11 @@ class ChainedPreprocessing(Preprocessing):
         return item
 
 
-class SeqToTensor(Preprocessing):
+class SeqToTensor(Preprocessing, takes=arguments("size=()")):
     """The numbers of a row, or a vector of Spark ML, as an array of a shape; () leaves it as it is."""
 
-    def __init__(self, size: Sequence[int] = (), bigdl_type: str = "float") -> None:
-        self.size = tuple(int(length) for length in size)
+    def setup(self) -> None:
+        self.size = tuple(int(length) for length in self.size)
 
     def __call__(self, item: Any) -> Any:
         array = np.asarray(item.toArray() if hasattr(item, "toArray") else item, dtype=np.float32)
@@ -63,16 +64,16 @@ class SeqToTensor(Preprocessing):
 ArrayToTensor = MLlibVectorToTensor = SeqToTensor
 
 
-class ScalarToTensor(SeqToTensor):
-    def __init__(self, bigdl_type: str = "float") -> None:
-        super().__init__((1,))
+class ScalarToTensor(SeqToTensor, takes=arguments()):
+    def setup(self) -> None:
+        self.size = (1,)
 
 
-class SeqToMultipleTensors(Preprocessing):
+class SeqToMultipleTensors(Preprocessing, takes=arguments("size=()")):
     """The numbers of a row cut into several arrays, for a model of several inputs."""
 
-    def __init__(self, size: Sequence[Sequence[int]] = (), bigdl_type: str = "float") -> None:
-        self.sizes = [tuple(int(length) for length in shape) for shape in size]
+    def setup(self) -> None:
+        self.sizes = [tuple(int(length) for length in shape) for shape in self.size]
 
     def __call__(self, item: Any) -> Any:
         flat = np.asarray(item, dtype=np.float32).reshape(-1)
@@ -80,23 +81,13 @@ class SeqToMultipleTensors(Preprocessing):
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.sizes, strict=False)]
 
 
-class FeatureLabelPreprocessing(Preprocessing):
-    def __init__(
-        self,
-        feature_transformer: Callable[[Any], Any],
-        label_transformer: Callable[[Any], Any],
-        bigdl_type: str = "float",
-    ) -> None:
-        self.feature_transformer, self.label_transformer = feature_transformer, label_transformer
-
+class FeatureLabelPreprocessing(Preprocessing, takes=arguments("feature_transformer, label_transformer")):
     def __call__(self, item: Any) -> Sample:
         features, labels = item
         return Sample(self.feature_transformer(features), self.label_transformer(labels))
 
 
 class TensorToSample(Preprocessing):
-    def __init__(self, bigdl_type: str = "float") -> None: ...
-
     def __call__(self, item: Any) -> Sample:
         return Sample(item)
 
@@ -248,47 +239,40 @@ class ImagePreprocessing(Preprocessing):
         raise NotImplementedError
 
 
-class ImageBytesToMat(ImagePreprocessing):
-    def __init__(self, byte_key: str = "bytes", image_codec: int = -1) -> None:
-        _require_colours(image_codec)
-        if byte_key != "bytes":
-            raise ConfigError(f"ImageBytesToMat: byte_key must be 'bytes'; received {byte_key!r}.")
+class ImageBytesToMat(ImagePreprocessing, takes=arguments("byte_key='bytes', image_codec=-1")):
+    def setup(self) -> None:
+        _require_colours(self.image_codec)
+        if self.byte_key != "bytes":
+            raise ConfigError(f"ImageBytesToMat: byte_key must be 'bytes'; received {self.byte_key!r}.")
 
     def change(self, image: Any) -> Any:
         return image
 
 
-class ImageResize(ImagePreprocessing):
+class ImageResize(
+    ImagePreprocessing, takes=arguments("resize_h, resize_w, resize_mode=1, use_scale_factor=True")
+):
     """`use_scale_factor` is without effect: the new size is exact."""
 
-    def __init__(
-        self, resize_h: int, resize_w: int, resize_mode: int = 1, use_scale_factor: bool = True
-    ) -> None:
-        if resize_mode not in range(len(_RESAMPLING)):
-            raise ConfigError(f"ImageResize: resize_mode must be 0 to 4; received {resize_mode!r}.")
-        self.size, self.resampling = (resize_h, resize_w), _RESAMPLING[resize_mode]
+    def setup(self) -> None:
+        if self.resize_mode not in range(len(_RESAMPLING)):
+            raise ConfigError(f"ImageResize: resize_mode must be 0 to 4; received {self.resize_mode!r}.")
 
     def change(self, image: Any) -> Any:
         pil = _pillow()
-        planes = [
-            pil.fromarray(image[..., channel]).resize(self.size[::-1], pil.Resampling[self.resampling])
-            for channel in range(image.shape[-1])
-        ]
+        size, how = (self.resize_w, self.resize_h), pil.Resampling[_RESAMPLING[self.resize_mode]]
+        planes = [pil.fromarray(image[..., channel]).resize(size, how) for channel in range(image.shape[-1])]
         return np.stack([np.asarray(plane) for plane in planes], axis=-1)
 
 
-class _Crop(ImagePreprocessing):
-    def __init__(self, crop_width: int, crop_height: int, is_clip: bool = True) -> None:
-        self.width, self.height = crop_width, crop_height
-
+class _Crop(ImagePreprocessing, takes=arguments("crop_width, crop_height, is_clip=True")):
     def change(self, image: Any) -> Any:
-        down, right = image.shape[0] - self.height, image.shape[1] - self.width
+        height, width = self.crop_height, self.crop_width
+        down, right = image.shape[0] - height, image.shape[1] - width
         if down < 0 or right < 0:
-            raise DataError(
-                f"an image of {image.shape[:2]} cannot be cropped to {(self.height, self.width)}."
-            )
+            raise DataError(f"an image of {image.shape[:2]} cannot be cropped to {(height, width)}.")
         top, left = self.corner(down, right)
-        return image[top : top + self.height, left : left + self.width]
+        return image[top : top + height, left : left + width]
 
     def corner(self, down: int, right: int) -> tuple[int, int]:
         raise NotImplementedError
@@ -309,65 +293,44 @@ class ImageHFlip(ImagePreprocessing):
         return image[:, ::-1]
 
 
-class ImageRandomPreprocessing(Preprocessing):
-    def __init__(self, preprocessing: Callable[[Item], Item], prob: float) -> None:
-        self.step, self.prob = preprocessing, prob
-
+class ImageRandomPreprocessing(Preprocessing, takes=arguments("preprocessing, prob")):
     def __call__(self, item: Item) -> Item:
-        return self.step(item) if random.random() < self.prob else item
+        changed: Item = self.preprocessing(item) if random.random() < self.prob else item
+        return changed
 
 
-class ImageChannelNormalize(ImagePreprocessing):
-    def __init__(
-        self,
-        mean_r: float,
-        mean_g: float,
-        mean_b: float,
-        std_r: float = 1,
-        std_g: float = 1,
-        std_b: float = 1,
-    ) -> None:
-        self.mean = np.array([mean_b, mean_g, mean_r], np.float32)
-        self.std = np.array([std_b, std_g, std_r], np.float32)
-
+class ImageChannelNormalize(
+    ImagePreprocessing, takes=arguments("mean_r, mean_g, mean_b, std_r=1, std_g=1, std_b=1")
+):
     def change(self, image: Any) -> Any:
-        return (image - self.mean) / self.std
+        mean = np.array([self.mean_b, self.mean_g, self.mean_r], np.float32)
+        return (image - mean) / np.array([self.std_b, self.std_g, self.std_r], np.float32)
 
 
-class ImageMatToTensor(Preprocessing):
+class ImageMatToTensor(
+    Preprocessing,
+    takes=arguments("to_RGB=False, tensor_key='imageTensor', share_buffer=True, format='NCHW'"),
+):
     """`share_buffer` is without effect."""
 
-    def __init__(
-        self,
-        to_RGB: bool = False,
-        tensor_key: str = "imageTensor",
-        share_buffer: bool = True,
-        format: str = "NCHW",  # noqa: A002
-    ) -> None:
-        if format not in ("NCHW", "NHWC"):
-            raise ConfigError(f"ImageMatToTensor: format must be 'NCHW' or 'NHWC'; received {format!r}.")
-        self.to_rgb, self.key, self.format = to_RGB, tensor_key, format
+    def setup(self) -> None:
+        if self.format not in ("NCHW", "NHWC"):
+            raise ConfigError(f"ImageMatToTensor: format must be 'NCHW' or 'NHWC'; received {self.format!r}.")
 
     def __call__(self, item: Item) -> Item:
         opened = _mat(item)
-        image = opened["mat"][..., ::-1] if self.to_rgb else opened["mat"]
+        image = opened["mat"][..., ::-1] if self.to_RGB else opened["mat"]
         tensor = image if self.format == "NHWC" else np.transpose(image, (2, 0, 1))
-        return {**opened, self.key: np.ascontiguousarray(tensor, np.float32)}
+        return {**opened, self.tensor_key: np.ascontiguousarray(tensor, np.float32)}
 
 
-class ImageSetToSample(Preprocessing):
-    def __init__(
-        self,
-        input_keys: Sequence[str] = ("imageTensor",),
-        target_keys: Sequence[str] | None = None,
-        sample_key: str = "sample",
-    ) -> None:
-        self.inputs, self.targets, self.key = list(input_keys), list(target_keys or ()), sample_key
-
+class ImageSetToSample(
+    Preprocessing, takes=arguments("input_keys=('imageTensor',), target_keys=None, sample_key='sample'")
+):
     def __call__(self, item: Item) -> Item:
-        features = [np.asarray(item[key]) for key in self.inputs]
-        labels = [np.atleast_1d(np.asarray(item[key])) for key in self.targets]
-        return {**item, self.key: Sample(_one(features), _one(labels) if labels else None)}
+        features = [np.asarray(item[key]) for key in self.input_keys]
+        labels = [np.atleast_1d(np.asarray(item[key])) for key in self.target_keys or ()]
+        return {**item, self.sample_key: Sample(_one(features), _one(labels) if labels else None)}
 
 
 def _one(parts: list[Any]) -> Any:
