@@ -38,6 +38,8 @@ class Preprocessing(Configured, takes=arguments()):
 
 
 class ChainedPreprocessing(Preprocessing, takes=arguments("transformers")):
+    transformers: list[Callable[[Any], Any]]
+
     def setup(self) -> None:
         self.transformers = list(self.transformers)
         wrong = [step for step in self.transformers if not callable(step)]
@@ -52,6 +54,8 @@ class ChainedPreprocessing(Preprocessing, takes=arguments("transformers")):
 
 class SeqToTensor(Preprocessing, takes=arguments("size=()")):
     """The numbers of a row, or a vector of Spark ML, as an array of a shape; () leaves it as it is."""
+
+    size: tuple[int, ...]
 
     def setup(self) -> None:
         self.size = tuple(int(length) for length in self.size)
