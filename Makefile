@@ -83,11 +83,11 @@ install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.mlflow-serv
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
 
-# One pytest process for each part, four at a time on two cores: while a test waits for a limit or for a server,
+# One pytest process for each part, three at a time on two cores: while a test waits for a limit or for a server,
 # another part computes. The parts that take longest, and those that wait most, begin first, so that there is work to the end. --keep-going
 # runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
 # behind all others.
-IN_TURN := --no-print-directory --keep-going --jobs=4 --output-sync=target
+IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
 CORE_PARTS = test-spark-programs test-spark-cluster test-torch test-spark test-keras-tensorflow test-serve test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
 	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino test-tfrecord
 COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-compat-graphs test-compat-tensorflowonspark \
