@@ -85,8 +85,8 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 
 # One pytest process for each part, three at a time on two cores: while a test waits for a limit or for a server,
 # another part computes. The parts that take longest, and those that wait most, begin first, so that there is work to the end. --keep-going
-# runs all of them and still fails if one did. Spark's classes come first: make puts a part whose needs are still being made
-# behind all others.
+# runs all of them and still fails if one did. Spark's classes are made before: make puts a part whose needs are still being
+# made behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
 CORE_PARTS = test-spark-programs test-spark-cluster test-torch test-spark test-keras-tensorflow test-serve test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
 	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino test-tfrecord
@@ -95,11 +95,11 @@ COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-co
 PARTS = $(CORE_PARTS) $(COMPAT_PARTS)
 CHECKS := check-types check-docs check-layers check-style
 
-test: install ## run every test
-	$(MAKE) $(IN_TURN) build/java/options $(PARTS)
+test: install build/java/options ## run every test
+	$(MAKE) $(IN_TURN) $(PARTS)
 
-gate: install ## check and test, what `.ci/run` does
-	$(MAKE) $(IN_TURN) build/java/options $(CHECKS) $(PARTS)
+gate: install build/java/options ## check and test, what `.ci/run` does
+	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS)
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
@@ -160,8 +160,8 @@ test-tfrecord: $(VENV)/.dev ## everything of packages/kindler-tfrecord
 test-gpu: $(VENV)/.dev ## what needs a GPU; skipped, with the reason, where there is none
 	$(PYTEST) tests/gpu -rs
 
-test-compat: $(VENV)/.dev ## everything of packages/kindler-compat
-	$(MAKE) $(IN_TURN) build/java/options $(COMPAT_PARTS)
+test-compat: $(VENV)/.dev build/java/options ## everything of packages/kindler-compat
+	$(MAKE) $(IN_TURN) $(COMPAT_PARTS)
 
 # Folders that need the same framework share a process, its imports and its Spark.
 test-compat-orca: $(VENV)/.dev build/java/options $(VENV)/.mxnet ## BigDL, Orca and omega|ml, and programs of the old systems' documentation
