@@ -6,7 +6,7 @@ import getpass
 import importlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,26 +209,43 @@ def _upload(folder: str, target: str) -> None:
 
 
 def variables(members: Members, rank: int, framework: str | None) -> dict[str, str]:
-    if framework is None:
-        return {}
-    if framework == "tensorflow":
-        return {"TF_CONFIG": tf_config(members, rank)}
-    training = [member.rank for member in members if member.role in TRAINING]
-    first, host, size = members[0], members[rank].host, str(len(training))
-    if framework == "jax":
-        meeting = {"JAX_COORDINATOR_ADDRESS": first.endpoints[0], "JAX_NUM_PROCESSES": size}
-        return {**meeting, "JAX_PROCESS_ID": str(rank)} if rank in training else meeting
-    meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.ports[0])}
+    """Variables by which the nodes of a framework's program find each other."""
+    return {} if framework is None else _VARIABLES[framework](members, rank)
+
+
+def _jax(members: Members, rank: int) -> dict[str, str]:
+    training = _training(members)
+    meeting = {
+        "JAX_COORDINATOR_ADDRESS": members[0].endpoints[0],
+        "JAX_NUM_PROCESSES": str(len(training)),
+    }
+    return {**meeting, "JAX_PROCESS_ID": str(rank)} if rank in training else meeting
+
+
+def _torch(members: Members, rank: int) -> dict[str, str]:
+    training = _training(members)
+    meeting = {"MASTER_ADDR": members[0].address, "MASTER_PORT": str(members[0].ports[0])}
     if rank not in training:
         return meeting
-    neighbours = [other for other in training if members[other].host == host]
+    neighbours = [other for other in training if members[other].host == members[rank].host]
     return {
         **meeting,
         "RANK": str(rank),
-        "WORLD_SIZE": size,
+        "WORLD_SIZE": str(len(training)),
         "LOCAL_RANK": str(neighbours.index(rank)),
         "LOCAL_WORLD_SIZE": str(len(neighbours)),
     }
+
+
+_VARIABLES: dict[str, Callable[[Members, int], dict[str, str]]] = {
+    "tensorflow": lambda members, rank: {"TF_CONFIG": tf_config(members, rank)},
+    "jax": _jax,
+    "torch": _torch,
+}
+
+
+def _training(members: Members) -> list[int]:
+    return [member.rank for member in members if member.role in TRAINING]
 
 
 def tf_config(members: Members, rank: int) -> str:

@@ -35,8 +35,8 @@ _MODEL = ("parameters", "buffers")
 class BaseReplica:
     """Base class of all replicas; subclasses take the same options.
 
-    A framework writes `make_spec`, `variables`, `assign`, `gradients`, `apply`, `eval_step` and `predict`, and
-    says in `facts` and `complaints` what is true of its models. Everything else has a default, which a
+    A framework writes `make_spec`, `variables`, `assign`, `gradients`, `apply`, `eval_step` and `predict`.
+    It says in `facts` and `complaints` what is true of its models. Everything else has a default, which a
     framework replaces to be faster or to do more.
 
     All ranks make the same calls in the same order. In one process `train_step` equals `gradients` followed
