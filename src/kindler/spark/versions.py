@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kindler.errors import ConfigError, MissingExtraError
@@ -184,7 +187,8 @@ def noting_jvms(launched: list[Popen[bytes]]) -> Iterator[None]:
     launch = java_gateway.Popen
 
     def noted(*args: Any, **options: Any) -> Any:
-        launched.append(launch(*args, **options))
+        with _interrupts_deferred():  # between the fork and our knowing of it, nobody else would end it
+            launched.append(launch(*args, **options))
         return launched[-1]
 
     java_gateway.Popen = noted
@@ -192,6 +196,22 @@ def noting_jvms(launched: list[Popen[bytes]]) -> Iterator[None]:
         yield
     finally:
         java_gateway.Popen = launch
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield  # it is ignored, or not raised on this thread
+        return
+    deferred: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: deferred.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if deferred:
+            handler(*deferred[0])
 
 
 def spark_home() -> Path:
