@@ -8,7 +8,6 @@ frozen, made bytes, hashed and written to the same disk while nothing else happe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -16,19 +15,16 @@ from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, seconds, workplace
 
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 BATCH = 64
 STEPS = 40
 PER_EPOCH = 2
 
 
-@dataclass(frozen=True)
-class OddEpochs(Trigger):
+def in_odd_epochs(progress: Progress) -> bool:
     """Twice within each odd epoch, never at an epoch's end."""
-
-    def __call__(self, progress: Progress) -> bool:
-        return progress.epoch % 2 == 1 and not progress.epoch_ended and progress.step % STEPS in (5, 25)
+    return progress.epoch % 2 == 1 and not progress.epoch_ended and progress.step % STEPS in (5, 25)
 
 
 def main() -> None:
@@ -73,8 +69,10 @@ def training(folder: Path, epochs: int) -> float:
     random = np.random.default_rng(0)
     rows = BATCH * STEPS
     data = {"x": random.random((rows, WIDTH), np.float32), "y": random.integers(0, CLASSES, rows)}
-    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint_trigger=OddEpochs(), verbose=0)  # warm
-    history = estimator.fit(data, epochs=epochs, batch_size=BATCH, checkpoint_trigger=OddEpochs(), verbose=0)
+    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0)  # warm
+    history = estimator.fit(
+        data, epochs=epochs, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0
+    )
     took = history["seconds"]
     return median((odd - even) / PER_EPOCH for odd, even in zip(took[::2], took[1::2], strict=True))
 

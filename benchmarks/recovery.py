@@ -43,7 +43,7 @@ def lost(folder: Path, make: Any) -> float:
     """Seconds between the two marks that the workers leave."""
     import numpy as np
 
-    from kindler import RunSettings, SeveralIteration
+    from kindler import RunSettings
 
     place = folder / f"run-{time.monotonic_ns()}"
     place.mkdir()
@@ -61,7 +61,7 @@ def lost(folder: Path, make: Any) -> float:
         epochs=2,
         batch_size=BATCH,
         callbacks=[callback],
-        checkpoint_trigger=SeveralIteration(10),
+        checkpoint_trigger=10,
         verbose=0,
     )
     return float((place / "again").read_text()) - float((place / "killed").read_text())

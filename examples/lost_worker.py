@@ -43,9 +43,7 @@ def train(folder: Path, callbacks: list[kindler.Callback]) -> nn.Module:
         model_dir=folder,
     )
     data = {"features": (digits.data / 16).astype("float32"), "label": digits.target}
-    history = estimator.fit(
-        data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint_trigger=kindler.SeveralIteration(10)
-    )
+    history = estimator.fit(data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint_trigger=10)
     print(f"accuracy by epoch: {[round(value, 4) for value in history['accuracy']]}")
     return estimator.get_model()
 

@@ -45,15 +45,6 @@ if TYPE_CHECKING:
     from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
     from kindler.train.callbacks import ModelCheckpoint as ModelCheckpoint
     from kindler.train.history import History as History
-    from kindler.train.triggers import EveryEpoch as EveryEpoch
-    from kindler.train.triggers import MaxEpoch as MaxEpoch
-    from kindler.train.triggers import MaxIteration as MaxIteration
-    from kindler.train.triggers import MaxScore as MaxScore
-    from kindler.train.triggers import MinLoss as MinLoss
-    from kindler.train.triggers import SeveralIteration as SeveralIteration
-    from kindler.train.triggers import Trigger as Trigger
-    from kindler.train.triggers import TriggerAnd as TriggerAnd
-    from kindler.train.triggers import TriggerOr as TriggerOr
     from kindler.xshards import SharedValue as SharedValue
     from kindler.xshards import XShards as XShards
 
@@ -75,14 +66,18 @@ _PUBLIC = {
         "kindler.train.callbacks": "Callback DriverCallback EarlyStopping LearningRateMonitor"
         " ModelCheckpoint",
         "kindler.train.history": "History",
-        "kindler.train.triggers": "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss SeveralIteration"
-        " Trigger TriggerAnd TriggerOr",
         "kindler.xshards": "SharedValue XShards",
     }.items()
     for name in names.split()
 }
 # Found here by programs that were written before these were kindler-compat's.
-_MOVED = dict.fromkeys(("EstimatorSpec", "InputData", "ModeKeys"), "kindler.compat.estimators")
+_MOVED = {
+    **dict.fromkeys(("EstimatorSpec", "InputData", "ModeKeys"), "kindler.compat.estimators"),
+    **dict.fromkeys(
+        "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss SeveralIteration TriggerAnd TriggerOr".split(),
+        "kindler.compat.bigdl.optim.triggers",
+    ),
+}
 _SUBMODULES = {
     *("cluster", "compat", "data", "errors", "features", "ml"),
     *("runtime", "serve", "store", "testing", "tfrecord", "tune"),

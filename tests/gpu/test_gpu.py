@@ -232,14 +232,12 @@ def test_half_precision_and_tf32_train() -> None:
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit() -> None:
     import tempfile
 
-    from kindler import EveryEpoch
-
     for options in ({}, {"compile": "graphs"}):
         whole = estimator(device="cuda", **options)
         whole.fit((X, Y), epochs=4, batch_size=32, verbose=0)
         with tempfile.TemporaryDirectory() as folder:
             first = estimator(device="cuda", model_dir=folder, **options)
-            first.fit((X, Y), epochs=2, batch_size=32, checkpoint_trigger=EveryEpoch(), verbose=0)
+            first.fit((X, Y), epochs=2, batch_size=32, verbose=0)
             second = estimator(device="cuda", model_dir=folder, **options)
             second.fit((X, Y), epochs=4, batch_size=32, resume=True, verbose=0)
         for one, other in zip(

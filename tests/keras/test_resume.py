@@ -11,7 +11,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
 
-from kindler import Estimator, History, MaxEpoch, MaxIteration, RunSettings, SeveralIteration, Trigger
+from kindler import Estimator, History, RunSettings
 from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -53,7 +53,7 @@ def callbacks(*more: Any) -> list[Any]:
 
 
 def fit(est: Estimator, *more: Any, **options: Any) -> History:
-    saved = {"checkpoint_trigger": SeveralIteration(3)} if est.model_dir is not None else {}
+    saved = {"checkpoint_trigger": 3} if est.model_dir is not None else {}
     return est.fit(
         DATA,
         epochs=9,
@@ -149,7 +149,7 @@ def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
         )
 
     options = {"epochs": 3, "batch_size": 12, "feature_cols": "x", "label_cols": "y", "verbose": 0}
-    saved = {"checkpoint_trigger": SeveralIteration(3), **options}
+    saved = {"checkpoint_trigger": 3, **options}
     alone = plain(2)
     expected = alone.fit(DATA, **options)
     with pytest.raises(ValueError, match="boom"):
@@ -179,15 +179,18 @@ def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted:
 
 @one_is_enough
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
-    def steps(est: Estimator, trigger: Trigger, **options: Any) -> list[int]:
+    def steps(est: Estimator, trigger: Any, **options: Any) -> list[int]:
         columns = {"feature_cols": "x", "label_cols": "y"}
         history = est.fit(
             DATA, epochs=None, batch_size=12, verbose=0, end_trigger=trigger, **columns, **options
         )
         return [row["steps"] for row in history]
 
+    def one_epoch(progress: Any) -> bool:
+        return progress.epoch > 1 or progress.epoch_ended
+
     est = estimator(tmp_path, workers=1)
-    assert steps(est, MaxEpoch(1)) == [5]
-    assert steps(est, MaxEpoch(1)) == steps(est, MaxIteration(5)) == []
-    assert steps(estimator(tmp_path, workers=1), MaxEpoch(1), resume=True) == [5]
+    assert steps(est, one_epoch) == [5]
+    assert steps(est, one_epoch) == steps(est, lambda progress: progress.step >= 5) == []
+    assert steps(estimator(tmp_path, workers=1), one_epoch, resume=True) == [5]
     assert est.get_model().optimizer.iterations == 5

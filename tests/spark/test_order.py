@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
-from kindler import SeveralIteration
 from kindler.data.columns import Column, Columns
 from kindler.data.row_order import RowAssignment
 from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, partition_keys
@@ -63,7 +62,7 @@ def test_one_two_and_three_workers_train_the_same_weights(tmp_path: Path, frame:
 
 def test_another_number_of_workers_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, frame: Any) -> None:
     options = {"epochs": 3, "batch_size": 20, "verbose": 0, **exact.COLUMNS}
-    saved = {"checkpoint_trigger": SeveralIteration(4), **options}
+    saved = {"checkpoint_trigger": 4, **options}
     whole = exact.estimator(workers=2)
     whole.fit(frame, **options)
     with pytest.raises(RuntimeError, match="the power is gone"):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings, SeveralIteration
+from kindler import Callback, Estimator, RunSettings
 from tests.exact import CLASSES, WIDTH, Note, await_file, problem
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
@@ -75,7 +75,7 @@ def fit(est: Estimator, *callbacks: Callback, **options: Any) -> Any:
             "label_cols": "y",
             "validation_data": DATA,
             "callbacks": list(callbacks),
-            "checkpoint_trigger": SeveralIteration(3) if est.model_dir is not None else None,
+            "checkpoint_trigger": 3 if est.model_dir is not None else None,
             "verbose": 0,
             **options,
         },

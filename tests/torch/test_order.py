@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, SeveralIteration
+from kindler import Callback, Estimator
 from kindler.errors import ConfigError, DataError
 from tests import exact
 
@@ -44,7 +44,7 @@ def uninterrupted() -> tuple[list[np.ndarray], list[float]]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(("kept", "trigger"), [(5, None), (8, SeveralIteration(4))], ids=["end", "middle"])
+@pytest.mark.parametrize(("kept", "trigger"), [(5, None), (8, 4)], ids=["end", "middle"])
 def test_another_number_of_workers_goes_on_to_the_same_weights(
     tmp_path: Path, uninterrupted: Any, workers: int, kept: int, trigger: Any
 ) -> None:

@@ -13,7 +13,7 @@ from interrupted import AT_ONCE
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Callback, Estimator, SeveralIteration
+from kindler import Callback, Estimator
 from kindler.errors import ConfigError, KindlerError
 from tests.exact import assert_close, await_file
 
@@ -158,9 +158,9 @@ def test_a_run_that_broke_in_mid_epoch_goes_on_bit_by_bit_with_all_optimizers(tm
     folder = tmp_path / "run"
     broken = gan(2, noisy, model_dir=folder)
     with pytest.raises(RuntimeError, match="the power is gone"):
-        fit(broken, callbacks=[Falls(folder)], checkpoint_trigger=SeveralIteration(3))
+        fit(broken, callbacks=[Falls(folder)], checkpoint_trigger=3)
     again = gan(2, noisy, model_dir=folder)
-    history = fit(again, resume=True, checkpoint_trigger=SeveralIteration(3))
+    history = fit(again, resume=True, checkpoint_trigger=3)
 
     assert history["loss"] == told["loss"]
     for ours, theirs in zip(weights(again), weights(whole), strict=True):

@@ -12,7 +12,6 @@ import torch
 from gang import PRELOAD
 from torch import nn
 
-import kindler
 from kindler import Callback, Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
@@ -121,7 +120,7 @@ def test_a_sync_that_is_not_in_step_meets_only_at_the_ends_of_epochs(tmp_path: P
         batch_size=16,
         sync="apart",
         callbacks=[Asks()],
-        checkpoint_trigger=kindler.SeveralIteration(1),
+        checkpoint_trigger=1,
         verbose=0,
     )
 

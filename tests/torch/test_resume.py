@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from interrupted import (
     weights,
 )
 
-from kindler import Callback, Estimator, MaxEpoch, MaxIteration, MinLoss, SeveralIteration, TriggerOr
+from kindler import Callback, Estimator
 from kindler.errors import ConfigError
 from kindler.train.checkpoints import CheckpointWarning, Header, read_checkpoint, write_checkpoint
 from tests.exact import assert_each_row_once_per_epoch, steps
@@ -204,9 +205,11 @@ def test_resume_and_its_like_need_a_model_dir() -> None:
     with pytest.raises(ConfigError, match=r"resume=True needs .*model_dir=\.\.\."):
         fit(est, resume=True)
     with pytest.raises(ConfigError, match="best_metric and checkpoint_trigger need a folder"):
-        fit(est, checkpoint_trigger=SeveralIteration(1), best_metric="val_loss")
-    with pytest.raises(ConfigError, match="checkpoint_trigger must be a trigger.*received 'EveryEpoch'"):
-        fit(shaky("unused"), checkpoint_trigger="EveryEpoch")  # type: ignore[arg-type]
+        fit(est, checkpoint_trigger=1, best_metric="val_loss")
+    with pytest.raises(
+        ConfigError, match="checkpoint_trigger must be a number of steps or a function.*received 'epoch'"
+    ):
+        fit(shaky("unused"), checkpoint_trigger="epoch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs validation_data"):
         fit(shaky("unused"), best_metric="val_loss", validation_data=None)  # type: ignore[arg-type]
 
@@ -300,16 +303,24 @@ def test_steps_per_epoch_of_one_pass_is_the_same_as_none(tmp_path: Path, whole: 
     assert_each_row_once_per_epoch(tmp_path, ROWS, EPOCHS)
 
 
+def after_steps(number: int) -> Callable[[Any], bool]:
+    return lambda progress: progress.step >= number
+
+
+def after_epochs(number: int) -> Callable[[Any], bool]:
+    return lambda progress: progress.epoch - (not progress.epoch_ended) >= number
+
+
 @pytest.mark.parametrize(
     ("trigger", "options", "steps_made"),
     [
-        (MaxIteration(10), {"epochs": None}, [7, 3]),
-        (MaxEpoch(2), {"epochs": None}, [7, 7]),
-        (MaxEpoch(5), {"epochs": 2}, [7, 7]),
-        (MinLoss(100.0), {"epochs": None}, [7]),
-        (TriggerOr(MinLoss(0.0), MaxIteration(1)), {"epochs": 3}, [1]),
+        (after_steps(10), {"epochs": None}, [7, 3]),
+        (after_epochs(2), {"epochs": None}, [7, 7]),
+        (after_epochs(5), {"epochs": 2}, [7, 7]),
+        (lambda progress: progress.loss is not None and progress.loss < 100, {"epochs": None}, [7]),
+        (lambda progress: progress.loss == 0 or progress.step == 1, {"epochs": 3}, [1]),
     ],
-    ids=repr,
+    ids=["steps", "epochs", "fewer epochs", "loss", "either"],
 )
 def test_a_run_ends_when_its_trigger_fires_or_its_epochs_are_over(
     trigger: Any, options: dict[str, Any], steps_made: list[int]
@@ -321,11 +332,13 @@ def test_a_run_ends_when_its_trigger_fires_or_its_epochs_are_over(
 
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
     est = shaky(tmp_path, workers=1)
-    assert fit(est, epochs=None, end_trigger=MaxIteration(7))["steps"] == [7]
+    assert fit(est, epochs=None, end_trigger=after_steps(7))["steps"] == [7]
 
-    assert len(fit(est, epochs=None, end_trigger=MaxIteration(7))) == 0
-    assert fit(est, epochs=None, end_trigger=MaxEpoch(2))["epoch"] == [2]
-    assert fit(shaky(tmp_path, workers=1), epochs=None, end_trigger=MaxEpoch(2), resume=True)["epoch"] == [2]
+    assert len(fit(est, epochs=None, end_trigger=after_steps(7))) == 0
+    assert fit(est, epochs=None, end_trigger=after_epochs(2))["epoch"] == [2]
+    assert fit(shaky(tmp_path, workers=1), epochs=None, end_trigger=after_epochs(2), resume=True)[
+        "epoch"
+    ] == [2]
 
 
 def test_max_steps_counts_from_where_the_run_began(tmp_path: Path) -> None:
@@ -354,5 +367,5 @@ def test_a_checkpoint_of_the_middle_of_an_epoch_gives_its_weights(tmp_path: Path
 def test_a_checkpoint_written_after_every_step_costs_no_step(tmp_path: Path, whole: Any) -> None:
     est = shaky(tmp_path / "run")
 
-    assert figures(fit(est, checkpoint_trigger=SeveralIteration(1))) == whole[0]
+    assert figures(fit(est, checkpoint_trigger=1)) == whole[0]
     assert len(list((tmp_path / "run").iterdir())) == 3

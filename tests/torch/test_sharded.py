@@ -14,7 +14,7 @@ from interrupted import DATA, Falls, assert_same, attempts, figures, fit, shaky,
 from rows import Array, batch, share
 from torch import nn
 
-from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint, SeveralIteration
+from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.frameworks.torch.state import parse
@@ -425,7 +425,7 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
         sync="fsdp",
         sync_options={"modules": ["0"]},
         callbacks=stopping,
-        checkpoint_trigger=SeveralIteration(1),
+        checkpoint_trigger=1,
         **options,
     )
     again.load_checkpoint(tmp_path / "kept")

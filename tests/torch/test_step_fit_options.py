@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, MaxIteration, SeveralIteration
+from kindler import Callback, Estimator
 from kindler.errors import ConfigError
 
 lightning: Any = pytest.importorskip("lightning")
@@ -208,8 +208,8 @@ def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: P
         "allow_nan": True,
         "on_nan": "skip",
         "initial_epoch": 5,
-        "end_trigger": MaxIteration(3),
-        "checkpoint_trigger": SeveralIteration(1),
+        "end_trigger": lambda progress: progress.step >= 3,
+        "checkpoint_trigger": 1,
     }
     assert second.keys() == SECOND.keys()
     besides = {"feature_cols": ["b", "a"], "label_cols": "z", "epochs": 7, "batch_size": 12, "verbose": 0}

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, MLflowLogger, RunSettings, SeveralIteration
+from kindler import Callback, Estimator, MLflowLogger, RunSettings
 from kindler.errors import TrackingError
 from kindler.train.callbacks import DriverCallback
 
@@ -100,7 +100,7 @@ def test_a_run_that_loses_a_worker_goes_on_as_the_same_run_and_logs_each_epoch_o
     logger = MLflowLogger(uri, "falls", log_model=False)
 
     # Without a checkpoint of an epoch: the first two are trained twice.
-    history = fit(est, logger, Falls(tmp_path / "fell"), checkpoint_trigger=SeveralIteration(1000), epochs=4)
+    history = fit(est, logger, Falls(tmp_path / "fell"), checkpoint_trigger=1000, epochs=4)
 
     assert (tmp_path / "fell").exists()
     assert metric(uri, logger.run_id, "loss") == list(enumerate(history["loss"], start=1))

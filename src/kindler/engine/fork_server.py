@@ -1,7 +1,7 @@
 """Warm processes: one fork server per machine has the framework imported and forks workers.
 
 Importing a framework takes seconds, forking milliseconds. A fork server computes nothing and starts no
-thread. It ends after `idle_s` without a child, after a failed run, with `close()`, and with its owner (the
+thread. It ends after `idle_s` without a child, with `close()`, and with its owner (the
 driver, or Spark's Python daemon); its children end with it, and each ends with its supervisor.
 
 A fork takes over the client's environment, folder, umask and time zone; variables that libraries read on

@@ -131,7 +131,7 @@ class Estimator(Saving):
         ingest: Ingest = "auto",
         steps_per_epoch: int | None = None,
         end_trigger: Trigger | None = None,
-        checkpoint_trigger: Trigger | None = None,
+        checkpoint_trigger: Trigger | int | None = None,
         keep_checkpoints: int | None = 3,
         best_metric: str | None = None,
         resume: bool = False,
@@ -171,8 +171,10 @@ class Estimator(Saving):
                 scan of files.
             steps_per_epoch: Steps of an epoch; the next epoch continues with the rows that follow. None is
                 one pass over all rows.
-            end_trigger: Ends training when it fires, unless `epochs` or `max_steps` ends it earlier.
-            checkpoint_trigger: When a checkpoint is written to `model_dir`. None is after every epoch.
+            end_trigger: A function of `Progress` that ends training when it returns True, unless `epochs` or
+                `max_steps` ends it earlier. It is called after every step and epoch.
+            checkpoint_trigger: When a checkpoint is written to `model_dir`: a number of steps, which also
+                writes one after every epoch, or a function of `Progress`. None is after every epoch.
             keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them; the newest
                 from the end of an epoch is always kept. None keeps all.
             best_metric: A metric of the history, such as "val_loss" or "max:val_gain"; the checkpoint of its

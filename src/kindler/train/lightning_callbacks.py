@@ -160,7 +160,7 @@ _TRANSLATIONS: dict[str, tuple[Callable[[Any], list[Any]], dict[str, Any], str]]
     "EarlyStopping": (
         lambda original: [_Stopping(original)],
         {"stopping_threshold": None, "divergence_threshold": None},
-        "pass fit(end_trigger=kindler.MinLoss(...)) or MaxScore(...)",
+        "pass fit(end_trigger=...), a function that ends training by the loss or the score of an epoch",
     ),
     "ModelCheckpoint": (
         lambda original: [_Checkpoints(original), _CheckpointFacts(original)],

@@ -18,7 +18,7 @@ from kindler.sync.contract import Sync
 from kindler.train.checkpoints import Checkpoints, Header, callback_states, pack
 from kindler.train.loss_guard import LossGuard
 from kindler.train.options import Task
-from kindler.train.triggers import EveryEpoch, Progress, end_of_epoch
+from kindler.train.triggers import Progress, end_of_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,6 @@ class Loop:
         self._first_step = 0
         self._began = self._seconds = 0.0
         self.writes_checkpoints = model_dir is not None
-        self._trigger = options.checkpoint_trigger or EveryEpoch()
         self._checkpoints: Checkpoints | None = None
         if model_dir is not None and (worker.rank == 0 or not sync.in_step):  # else another may become first
             self._checkpoints = Checkpoints(
@@ -142,7 +141,7 @@ class Loop:
         # Where workers do not meet in steps, no moment within an epoch is the same on all of them.
         if not self.writes_checkpoints or not self.sync.in_step:
             return
-        if asked or self._trigger(Progress(epoch=replica.epoch, step=replica.step)):
+        if asked or self.options.writes_checkpoint(Progress(epoch=replica.epoch, step=replica.step)):
             self.guard.look()
             local_states = self.worker.to_first(replica.local_state())
             self._save(local_states, step_in_epoch=done, seconds=time.perf_counter() - self._began)
@@ -180,7 +179,7 @@ class Loop:
             progress = end_of_epoch(replica.epoch, replica.step, row)
             triggered = self._ends(progress)
             self.is_over = stopped is not None or triggered or row["epoch"] >= self.last_epoch
-            if self.writes_checkpoints and (asked or self._trigger(progress)):
+            if self.writes_checkpoints and (asked or self.options.writes_checkpoint(progress)):
                 self._save((), last=self.is_over, stopped=stopped)
             replica.wait_for_copy()
             self.sync.next_epoch(replica, row)

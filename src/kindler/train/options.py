@@ -23,7 +23,7 @@ from kindler.sync.contract import SyncConfig
 from kindler.train.loaders import StreamSource
 from kindler.train.loss_guard import OnNan
 from kindler.train.metric_names import parse
-from kindler.train.triggers import Trigger
+from kindler.train.triggers import Progress, Trigger
 
 Engine: TypeAlias = Literal["auto", "local", "spark"]
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
@@ -111,7 +111,7 @@ class FitOptions(RunOptions):
     shuffle: bool = True
     steps_per_epoch: int | None = None
     end_trigger: Trigger | None = None
-    checkpoint_trigger: Trigger | None = None
+    checkpoint_trigger: Trigger | int | None = None
     keep_checkpoints: int | None = 3
     best_metric: str | None = None
     resume: bool = False
@@ -137,6 +137,12 @@ class FitOptions(RunOptions):
         freq = self.validation_freq
         return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
+    def writes_checkpoint(self, progress: Progress) -> bool:
+        if callable(self.checkpoint_trigger):
+            return self.checkpoint_trigger(progress)
+        every = self.checkpoint_trigger
+        return progress.epoch_ended or (every is not None and progress.step % every == 0)
+
     def complaints(self) -> Iterator[str]:
         yield from at_least_one(
             epochs=self.epochs,
@@ -159,10 +165,14 @@ class FitOptions(RunOptions):
                 f" sync={self.sync.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every sync."
             )
         yield from self._weight_complaints()
-        for name in ("checkpoint_trigger", "end_trigger"):
-            trigger = getattr(self, name)
-            if trigger is not None and not isinstance(trigger, Trigger):
-                yield f"{name} must be a trigger such as kindler.EveryEpoch(); received {trigger!r}."
+        function = "a function of `Progress` that returns True or False"
+        if self.end_trigger is not None and not _is_function(self.end_trigger):
+            yield f"end_trigger must be {function}; received {self.end_trigger!r}."
+        every = self.checkpoint_trigger
+        if isinstance(every, int):
+            yield from at_least_one(checkpoint_trigger=every)
+        elif every is not None and not _is_function(every):
+            yield f"checkpoint_trigger must be a number of steps or {function}; received {every!r}."
         if self.best_metric is not None:
             try:
                 parse(self.best_metric)
@@ -179,6 +189,10 @@ class FitOptions(RunOptions):
             is_weight = isinstance(weight, Real) and math.isfinite(float(weight)) and float(weight) >= 0
             if not isinstance(label, Integral) or label < 0 or not is_weight:
                 yield f"{rule}; received {label!r}: {weight!r}."
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)  # calling a class would always be true
 
 
 def at_least_one(**options: int | None) -> Iterator[str]:

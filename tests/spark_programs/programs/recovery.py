@@ -141,7 +141,7 @@ def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float 
         feature_cols=["id", "x"],
         label_cols="y",
         callbacks=[Note(folder), *callbacks],
-        checkpoint_trigger=kindler.SeveralIteration(3),
+        checkpoint_trigger=3,
         verbose=0,
     )
     noted = [

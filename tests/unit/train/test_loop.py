@@ -13,13 +13,10 @@ from kindler.errors import NonFiniteLossError
 from kindler.sync.contract import Sync
 from kindler.train.loop import Loop, Start
 from kindler.train.options import FitOptions, RunConfig, Task
-from kindler.train.triggers import SeveralIteration
 
 
 def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None) -> Loop:
-    training = FitOptions(
-        batch_size=1, epochs=2, shuffle=False, checkpoint_trigger=SeveralIteration(1), keep_checkpoints=1
-    )
+    training = FitOptions(batch_size=1, epochs=2, shuffle=False, checkpoint_trigger=1, keep_checkpoints=1)
     task = Task(
         framework="torch", options=training, data=None, config=RunConfig(model_dir=str(folder)), run_id="r"
     )  # type: ignore[arg-type]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kindler import Estimator, EveryEpoch, MaxEpoch
+from kindler import Estimator
 from kindler.data.column_options import ColumnOptions
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
+from kindler.train.triggers import Progress
 
 CALLS = [
     (Estimator.fit, FitOptions),
@@ -74,8 +75,12 @@ def test_an_argument_that_a_constructor_does_not_have_is_rejected_by_name() -> N
         Estimator.from_torch(model=None, worker=2)  # type: ignore[call-arg]
 
 
+def third_epoch(progress: Progress) -> bool:
+    return progress.epoch > 3
+
+
 def test_options_travel_and_stay_equal() -> None:
-    options = FitOptions(epochs=2, end_trigger=MaxEpoch(3), columns=ColumnOptions(feature_cols=["a"]))
+    options = FitOptions(epochs=2, end_trigger=third_epoch, columns=ColumnOptions(feature_cols=["a"]))
 
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -88,7 +93,7 @@ def test_options_travel_and_stay_equal() -> None:
         ({"epochs": 5, "initial_epoch": 2}, 3, False),
         ({"epochs": 5, "max_steps": 9}, 5, False),
         ({"max_steps": 9}, 2**31, True),
-        ({"end_trigger": MaxEpoch(3)}, 2**31, True),
+        ({"end_trigger": third_epoch}, 2**31, True),
     ],
     ids=str,
 )
@@ -98,6 +103,20 @@ def test_without_a_number_of_epochs_steps_or_a_trigger_end_the_run(
     fit = FitOptions(**options)
 
     assert (fit.epochs_to_train, fit.endless) == (epochs, endless)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "steps"),
+    [(None, [4, 8]), (3, [3, 4, 6, 8]), (4, [4, 8]), (lambda progress: progress.step == 5, [5])],
+    ids=["none", "3 steps", "4 steps", "a function"],
+)
+def test_a_checkpoint_is_written_after_so_many_steps_and_every_epoch_or_when_the_function_says_so(
+    trigger: Any, steps: list[int]
+) -> None:
+    fit = FitOptions(checkpoint_trigger=trigger)
+    moments = [Progress(epoch=1 + step // 5, step=step, epoch_ended=step % 4 == 0) for step in range(1, 9)]
+
+    assert [moment.step for moment in moments if fit.writes_checkpoint(moment)] == steps
 
 
 @pytest.mark.parametrize(("freq", "epochs"), [(1, [1, 2, 3, 4]), (2, [2, 4]), ((1, 4), [1, 4])])
@@ -116,7 +135,10 @@ def test_validation_comes_every_so_many_epochs_or_after_those_named(freq: Any, e
         ({"ingest": "fast"}, "ingest must be 'auto', 'inline' or 'direct'; received 'fast'"),
         ({"epochs": 3, "initial_epoch": 3}, "initial_epoch=3 must be less than epochs=3"),
         ({"validation_freq": (0,)}, "validation_freq must be at least 1"),
-        ({"end_trigger": EveryEpoch}, "end_trigger must be a trigger"),
+        ({"end_trigger": Estimator}, "end_trigger must be a function of `Progress`"),
+        ({"end_trigger": 5}, "end_trigger must be a function of `Progress`"),
+        ({"checkpoint_trigger": 0}, "checkpoint_trigger must be a whole number of at least 1"),
+        ({"checkpoint_trigger": True}, "checkpoint_trigger must be a whole number of at least 1"),
         ({"best_metric": "val_gain"}, "best_metric: "),
     ],
     ids=str,

@@ -12,7 +12,16 @@ from kindler.train.checkpoints import Header, pack
 from kindler.train.loop import Start, over_already
 from kindler.train.options import FitOptions, RunConfig, Task
 from kindler.train.run import begin, usable
-from kindler.train.triggers import MaxEpoch, MaxIteration, MinLoss
+from kindler.train.triggers import Trigger
+
+
+def after_steps(number: int) -> Trigger:
+    return lambda progress: progress.step >= number
+
+
+def after_epochs(number: int) -> Trigger:
+    return lambda progress: progress.epoch - (not progress.epoch_ended) >= number
+
 
 OPTIONS = FitOptions(batch_size=8, epochs=3)
 TASK = Task(framework="torch", data=None, options=OPTIONS, config=RunConfig(seed=2))  # type: ignore[arg-type]
@@ -126,13 +135,17 @@ def test_the_end_of_an_epoch_is_of_use_to_anybody() -> None:
 @pytest.mark.parametrize(
     ("start", "options", "over"),
     [
-        (Start(epoch=0, step=0), {"end_trigger": MaxIteration(5)}, False),
-        (Start(epoch=1, step=5), {"end_trigger": MaxIteration(5)}, True),
-        (Start(epoch=1, step=5), {"end_trigger": MaxEpoch(1)}, True),
-        (Start(epoch=1, step=5), {"end_trigger": MaxEpoch(2)}, False),
-        (Start(epoch=1, step=5, rows=({"loss": 0.1},)), {"end_trigger": MinLoss(0.2)}, True),
-        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": MaxIteration(6)}, True),
-        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": MaxEpoch(2)}, False),
+        (Start(epoch=0, step=0), {"end_trigger": after_steps(5)}, False),
+        (Start(epoch=1, step=5), {"end_trigger": after_steps(5)}, True),
+        (Start(epoch=1, step=5), {"end_trigger": after_epochs(1)}, True),
+        (Start(epoch=1, step=5), {"end_trigger": after_epochs(2)}, False),
+        (
+            Start(epoch=1, step=5, rows=({"loss": 0.1},)),
+            {"end_trigger": lambda progress: progress.loss < 0.2},
+            True,
+        ),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": after_steps(6)}, True),
+        (Start(epoch=2, step=6, step_in_epoch=1), {"end_trigger": after_epochs(2)}, False),
         (Start(epoch=2, step=6, step_in_epoch=1), {"max_steps": 6}, True),
         (Start(epoch=2, step=6, step_in_epoch=1), {"max_steps": 7}, False),
     ],

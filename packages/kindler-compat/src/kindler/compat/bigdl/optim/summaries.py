@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.bigdl.optim.validation import tag_of
 from kindler.errors import ConfigError
 from kindler.estimator.run import RunObserver
 from kindler.train.summaries import BATCH_LOSS, Summaries, TensorBoard, log_folder
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 __all__ = ["Recorder", "Summary", "TrainSummary", "ValidationSummary"]
 

@@ -14,14 +14,14 @@ import numpy as np
 
 from kindler.compat.bigdl.optim.methods import SGD, OptimMethod
 from kindler.compat.bigdl.optim.summaries import Summary
-from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch
+from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch, Trigger
 from kindler.compat.bigdl.optim.validation import Top1Accuracy, ValidationMethod, named_all
 from kindler.compat.bigdl.util.arrays import Sample
 from kindler.compat.zoo.tfpark.rows import ArrayRows, Columns, RddRows, TensorMeta, Unpack
 from kindler.data.paths import absolute
 from kindler.errors import ConfigError, DataError
 from kindler.train.callbacks import Callback, Run
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 __all__ = ["BaseOptimizer", "DistriOptimizer", "LocalOptimizer", "Optimizer"]
 

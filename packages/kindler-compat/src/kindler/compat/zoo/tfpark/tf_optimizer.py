@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from kindler.compat.bigdl.optim.summaries import Summary
-from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch
+from kindler.compat.bigdl.optim.triggers import EveryEpoch, MaxEpoch, Trigger
 from kindler.compat.bigdl.optim.validation import named_all
 from kindler.compat.zoo.tfpark.model import KerasGraph, is_graph_model, keras_estimator
 from kindler.compat.zoo.tfpark.optimizers import counted, graph_optimizers, methods_of
@@ -17,7 +17,7 @@ from kindler.compat.zoo.tfpark.rows import flatten
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset, dataset_of, refuse_unfed
 from kindler.compat.zoo.tfpark.training import Since, TFParkEstimator, find_checkpoint, graph_estimator
 from kindler.errors import ConfigError
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 __all__ = ["TFOptimizer"]
 

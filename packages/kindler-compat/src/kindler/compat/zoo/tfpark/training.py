@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
+from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.errors import ConfigError
@@ -21,7 +22,7 @@ from kindler.files import folder_at
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 from kindler.train.options import EvaluateOptions, FitOptions
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 _NUMPY_DTYPES = {
     "double": "float64",

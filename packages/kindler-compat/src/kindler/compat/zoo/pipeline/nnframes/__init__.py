@@ -19,13 +19,13 @@ from kindler.compat.bigdl.nn import layer as _layers  # noqa: F401 - so that fil
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import SGD
 from kindler.compat.bigdl.optim.summaries import TrainSummary, ValidationSummary
+from kindler.compat.bigdl.optim.triggers import MaxEpoch
 from kindler.compat.zoo.orca.learn.bigdl import BigDLEstimator
 from kindler.compat.zoo.orca.learn.bigdl.shapes import shapes_of
 from kindler.errors import ConfigError
 from kindler.ml import KindlerModel
 from kindler.ml.params import declared
 from kindler.ml.persistence import SavedStage
-from kindler.train.triggers import MaxEpoch
 
 __all__ = ["NNClassifier", "NNClassifierModel", "NNEstimator", "NNModel"]
 
@@ -167,7 +167,7 @@ class NNEstimator(Estimator, _NNParams):  # type: ignore[type-arg]
         """`MaxEpoch(n)`; other triggers are refused."""
         if not isinstance(trigger, MaxEpoch):
             raise ConfigError(f"setEndWhen takes MaxEpoch(n); received {trigger!r}.\nHint: setMaxEpoch(n).")
-        return self.setMaxEpoch(trigger.epochs)
+        return self.setMaxEpoch(trigger.max_epoch)
 
     def setValidation(self, trigger: Any, val_df: Any, val_method: Any, batch_size: int) -> Any:
         self.validation_config = [trigger, val_df, val_method, batch_size]

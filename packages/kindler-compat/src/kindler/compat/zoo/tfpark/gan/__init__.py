@@ -9,11 +9,12 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.zoo.tfpark.estimator import write_checkpoint
 from kindler.compat.zoo.tfpark.tf_dataset import TFDataset
 from kindler.compat.zoo.tfpark.training import Since, graph_estimator
 from kindler.errors import ConfigError
-from kindler.train.triggers import Progress, Trigger
+from kindler.train.triggers import Progress
 
 __all__ = ["GANEstimator"]
 

@@ -13,14 +13,13 @@ from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers, torch_metrics
-from kindler.compat.bigdl.optim.triggers import EveryEpoch
+from kindler.compat.bigdl.optim.triggers import EveryEpoch, Trigger
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.orca import InvalidInput
 from kindler.compat.zoo.orca.learn.base import TorchEstimator, sync_of, workers_of
 from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
 from kindler.data.arrays import is_spark_frame
-from kindler.train.triggers import Trigger
 
 __all__ = ["BigDLEstimator", "Estimator"]
 
