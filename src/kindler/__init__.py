@@ -50,9 +50,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    name: module
-    for module, names in {
+
+def _by_name(modules: dict[str, str]) -> dict[str, str]:
+    return {name: module for module, names in modules.items() for name in names.split()}
+
+
+_PUBLIC = _by_name(
+    {
         "kindler.collective": "all_gather",
         "kindler.config": "RunSettings",
         "kindler.data.preparation": "batched",
@@ -67,17 +71,16 @@ _PUBLIC = {
         " ModelCheckpoint",
         "kindler.train.history": "History",
         "kindler.xshards": "SharedValue XShards",
-    }.items()
-    for name in names.split()
-}
+    }
+)
 # Found here by programs that were written before these were kindler-compat's.
-_MOVED = {
-    **dict.fromkeys(("EstimatorSpec", "InputData", "ModeKeys"), "kindler.compat.estimators"),
-    **dict.fromkeys(
-        "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss SeveralIteration TriggerAnd TriggerOr".split(),
-        "kindler.compat.bigdl.optim.triggers",
-    ),
-}
+_MOVED = _by_name(
+    {
+        "kindler.compat.estimators": "EstimatorSpec InputData ModeKeys",
+        "kindler.compat.bigdl.optim.triggers": "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss"
+        " SeveralIteration Trigger TriggerAnd TriggerOr",
+    }
+)
 _SUBMODULES = {
     *("cluster", "compat", "data", "errors", "features", "ml"),
     *("runtime", "serve", "store", "testing", "tfrecord", "tune"),
