@@ -62,19 +62,23 @@ def encode_parts(parts: Sequence[bytes], **fields: Any) -> list[Piece]:
     """Encode the frames "gathered". Equal parts travel once: most of what ranks say is the same."""
     distinct: dict[bytes, int] = {}
     which = [distinct.setdefault(part, len(distinct)) for part in parts]
-    # One buffer, whatever their number: each costs the reader a system call.
-    fields["lengths"] = [len(part) for part in distinct]
-    if len(distinct) < len(parts):
-        fields["which"] = which
-    return [piece for frame in encode("gathered", [b"".join(distinct)], fields) for piece in frame]
+    if len(distinct) == len(parts):
+        which = []
+    fields["counts"] = len(distinct), len(which)
+    # In one buffer, as each costs the reader a system call, and not in the header, which all parse.
+    numbers = write_numbers([*map(len, distinct), *which])
+    frames = encode("gathered", [b"".join([numbers, *distinct])], fields)
+    return [piece for frame in frames for piece in frame]
 
 
 def decode_parts(gathered: Frame) -> list[bytes]:
-    distinct, start = [], 0
-    for length in gathered.fields["lengths"]:
-        distinct.append(gathered.buffers[0][start : start + length])
+    data, (count, repeated) = gathered.buffers[0], gathered.fields["counts"]
+    start = _INT64.itemsize * (count + repeated)
+    numbers, distinct = read_numbers(data[:start]), []
+    for length in numbers[:count]:
+        distinct.append(data[start : start + length])
         start += length
-    return [distinct[number] for number in gathered.fields.get("which", range(len(distinct)))]
+    return [distinct[number] for number in numbers[count:]] if repeated else distinct
 
 
 def write_numbers(values: Sequence[int]) -> bytes:
