@@ -145,7 +145,7 @@ def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Omega, 
     for call, complaint in (
         (net.score("rows"), "models of kind '(onnx|openvino)' have no score; they have predict"),
         (net.fit("rows"), "cannot be trained by the runtime"),
-        (net.predict("rows", batch_size=2), "does not know batch_size"),
+        (net.predict("rows", batch_size=2), "unexpected option batch_size"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             call.get(60)

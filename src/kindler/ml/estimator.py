@@ -114,7 +114,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
     def _write_files(self, folder: Path) -> dict[str, Any]:
         kind = MODEL_KINDS.model_kind(_KIND)
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
-        told = _framework_kind(meta).training_told(self.estimator)
+        told = _framework_kind(meta).describe_training(self.estimator)
         if not training.write_recipe(self.estimator, folder) and told is None:
             _log.warning("what trains %s cannot be pickled: loaded again, it cannot be fitted.", self.uid)
         if self._callbacks:

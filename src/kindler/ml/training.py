@@ -1,7 +1,7 @@
 """What trains the model of a stage that is saved before it was fitted: optimizer, loss, metrics, creators.
 
 They are code of the user's, and are saved as a pickle that is read only within `trusting()`. What needs no
-trust is for the kind of the model to say, see `FrameworkKind.training_told`.
+trust is for the kind of the model to say, see `FrameworkKind.describe_training`.
 """
 
 from __future__ import annotations

@@ -35,12 +35,7 @@ def as_table(data: Any) -> pa.Table:
 
 
 def columns_of(table: pa.Table) -> Arrays:
-    """The columns of a table, by name.
-
-    Raises:
-        DataError: Two columns have the same name, or one has nulls, rows of different lengths, or a type that
-            no model takes.
-    """
+    """The columns of a table, by name."""
     if len(set(table.column_names)) != table.num_columns:
         raise DataError("the table has duplicate column names.")
     try:
@@ -97,8 +92,8 @@ def _flat(column: Any, name: str) -> Array:
         return decimals
     if is_text(kind) or pa.types.is_temporal(kind):
         return np.array(column.to_pylist(), dtype=object)
-    told = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
-    raise DataError(f"the column {name!r} {told}.")
+    reason = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
+    raise DataError(f"the column {name!r} {reason}.")
 
 
 def _is_list(kind: pa.DataType) -> bool:

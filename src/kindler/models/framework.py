@@ -39,24 +39,15 @@ class FrameworkKind(ModelKind):
         raise NotImplementedError
 
     def named_predictor(self, model: Any, inputs: str, names: Sequence[str]) -> Predictor | None:
-        """The model ready to predict, where an estimator calls it with inputs of these names.
-
-        Args:
-            model: The model.
-            inputs: How the estimator calls it; see `Estimator.from_torch`.
-            names: The columns it was trained on.
-
-        Returns:
-            None where `predictor` knows the inputs.
-        """
+        """The model ready to predict, where an estimator calls it with inputs of these names."""
         return None
 
-    def training_told(self, estimator: Estimator) -> dict[str, Any] | None:
+    def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
         """What trains an estimator's model, as JSON that is read without trust; None if there is more."""
         return None
 
-    def training_options(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of `estimator` that `training_told` told; they may come from anybody."""
+    def training_options(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `estimator` that `describe_training` returned; they may come from anybody."""
         return {}
 
     def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ import cloudpickle
 
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.kind import ModelKind, require_trust
-from kindler.models.outputs import plain
-from kindler.models.predictor import CallablePredictor, Predictor
+from kindler.models.predictor import CallablePredictor, Predictor, plain
 
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
@@ -50,9 +49,9 @@ class FunctionKind(ModelKind):
         path = _import_path(obj)
         if path is not None:
             return {"form": "import", "path": path}
-        told = _source(obj)
-        if told is not None:
-            source, imports = told
+        parts = _source(obj)
+        if parts is not None:
+            source, imports = parts
             (folder / _SOURCE).write_text(source, encoding="utf-8")
             return {"form": "source", "name": obj.__name__, "imports": imports}
         require_trust(

@@ -75,8 +75,8 @@ class HuggingFaceKind(TorchKind):
             obj.save_pretrained(folder)
         if not list(folder.glob("*.safetensors")):
             raise ConfigError(f"save_pretrained of {cls.__qualname__} wrote no weights as safetensors.")
-        told = {"form": "pretrained", "class": f"{cls.__module__}:{cls.__qualname__}"}
-        return {**told, "training": obj.training, "dtype": str(obj.dtype).removeprefix("torch.")}
+        facts = {"form": "pretrained", "class": f"{cls.__module__}:{cls.__qualname__}"}
+        return {**facts, "training": obj.training, "dtype": str(obj.dtype).removeprefix("torch.")}
 
     def read(
         self,
@@ -145,18 +145,14 @@ def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool
 
 
 def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
-    """What the model was configured with.
-
-    Raises:
-        UntrustedError: It names code or files that would be loaded, and the reader does not trust the store.
-    """
-    told = _json(folder / _CONFIG)
-    if not isinstance(told, dict):
+    """What the model was configured with."""
+    config = _json(folder / _CONFIG)
+    if not isinstance(config, dict):
         raise ConfigError(f"{_CONFIG} is not a configuration.")
     if trusted:
-        return told
+        return config
     other = _json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
-    named = sorted({*_naming(told), *_naming(other)})
+    named = sorted({*_naming(config), *_naming(other)})
     if (folder / _ADAPTER).exists():
         named.append(_ADAPTER)
     if named:
@@ -167,12 +163,12 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
             " loaded",
         )
     _check_indexes(folder)
-    return told
+    return config
 
 
-def _naming(told: Any) -> Iterator[str]:
+def _naming(config: Any) -> Iterator[str]:
     """Entries, at any depth, that name code, or something elsewhere."""
-    left = [told]
+    left = [config]
     while left:
         value = left.pop()
         if isinstance(value, list):
@@ -191,14 +187,10 @@ def _names_something(key: str, value: Any) -> bool:
 
 
 def _check_indexes(folder: Path) -> None:
-    """Weights in several files are files of the version.
-
-    Raises:
-        ConfigError: An index names another.
-    """
+    """Weights in several files are files of the version."""
     for path in folder.rglob(f"*{_INDEX}"):
-        told = _json(path)
-        files = told.get("weight_map") if isinstance(told, dict) else None
+        index = _json(path)
+        files = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(files, dict):
             raise ConfigError(f"{path.name} is not an index of weights.")
         for name in {str(name) for name in files.values()}:

@@ -19,7 +19,6 @@ from kindler.models.keras_predictor import KerasPredictor
 from kindler.models.kind import confined, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.keras_file import dangers
-from kindler.models.settled import settled
 
 if TYPE_CHECKING:
     from kindler.models.loaded import LoadedModel
@@ -91,7 +90,7 @@ class KerasKind(FrameworkKind):
 
     def settle(self, device: str, meta: Mapping[str, Any]) -> None:
         self._library()
-        self.device = settled(self._backend(), device)
+        self.device = backends.settled(self._backend(), device)
 
     def device_bytes(self, meta: Mapping[str, Any]) -> int:
         return backends.on(self._backend()).taken_bytes() if self.device == "cuda" else 0

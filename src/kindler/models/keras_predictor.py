@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from kindler.frameworks.keras import backends
-from kindler.models.outputs import named
-from kindler.models.predictor import Predictor
+from kindler.models.predictor import Predictor, named
 from kindler.models.row_independence import free_rows, tried
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, example
 

@@ -153,12 +153,35 @@ class ModelKind(Handler):
         return self.packages
 
 
-def confined(folder: Path, name: object) -> Path:
-    """The file of a version that its metadata names.
+class OwnMethods(ModelKind):
+    """A kind whose models have the verbs as methods, `fit` and `partial_fit` among them."""
 
-    Raises:
-        ConfigError: The folder has no file of that name, or it leads elsewhere.
-    """
+    verbs: ClassVar[tuple[str, ...] | None] = (
+        "predict",
+        "predict_proba",
+        "decision_function",
+        "score",
+        "transform",
+    )
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        return _method(loaded.model, verb)(*data, **options)
+
+    def train(
+        self,
+        read: Callable[..., Any],
+        meta: Mapping[str, Any],
+        verb: str,
+        data: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        model = read()
+        _method(model, verb)(*data, **options)
+        return model, {}
+
+
+def confined(folder: Path, name: object) -> Path:
+    """The file of a version that its metadata names."""
     path = folder / check_path(name)
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"the version has no file {name!r}.")
@@ -166,24 +189,16 @@ def confined(folder: Path, name: object) -> Path:
 
 
 def known_only(given: Mapping[str, Any], known: frozenset[str], *, what: str) -> dict[str, Any]:
-    """The arguments, if all are known.
-
-    Raises:
-        ConfigError: Some are not.
-    """
+    """The arguments, if all are known."""
     unknown = sorted(set(given) - known)
     if unknown:
-        there = f"there are {', '.join(sorted(known))}" if known else "there are none"
-        raise ConfigError(f"{what} does not know {', '.join(unknown)}; {there}.")
+        supported = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        raise ConfigError(f"{what}: unexpected option {', '.join(unknown)}; {supported}.")
     return dict(given)
 
 
 def imported(module: str, *, what: str, package: str, extra: str) -> Any:
-    """A module of another package.
-
-    Raises:
-        MissingExtraError: The package is not installed.
-    """
+    """A module of another package."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:
@@ -193,10 +208,14 @@ def imported(module: str, *, what: str, package: str, extra: str) -> Any:
 
 
 def require_trust(trusted: bool, *, what: str, reason: str) -> None:
-    """Refuse what could run the code of others, unless the caller trusts it.
-
-    Raises:
-        UntrustedError: The caller does not.
-    """
+    """Refuse what could run the code of others, unless the caller trusts it."""
     if not trusted:
         raise UntrustedError(what=what, reason=reason)
+
+
+def _method(model: Any, verb: str) -> Callable[..., Any]:
+    method = getattr(model, verb, None)
+    if not callable(method):
+        raise ConfigError(f"a {type(model).__qualname__} has no {verb}.")
+    found: Callable[..., Any] = method
+    return found

@@ -49,10 +49,6 @@ def load(store: Store, version: Version, *, trusted: bool, device: str | None = 
     """Read a version of a model from its store.
 
     `device` is where it is to compute, see `ModelKind.settle`; None leaves that to the framework.
-
-    Raises:
-        UntrustedError: Reading it could run code, and `trusted` was not given.
-        MissingExtraError: A package that it needs is not installed.
     """
     with store.files(version) as folder:
         return load_files(version.kind, folder, version.meta, trusted=trusted, device=device)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import ConfigError, first_line
-from kindler.models.files import FileKind
-from kindler.models.fixed_batch import DeclaredRows
+from kindler.models.files import DeclaredRows, FileKind
 from kindler.models.kind import confined, imported, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
@@ -48,13 +47,13 @@ class OnnxKind(FileKind):
     def opened(self, path: Path) -> Predictor:
         model = OnnxModel(path, self.device)
         if self.device == "cuda" and _CUDA not in model.providers:  # it warns, and computes on the CPU
-            told = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
+            problem = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
             if self._must:
                 raise ConfigError(
-                    f"device 'cuda' was asked for; {told}\nHint: CUDA and cuDNN of the versions that this"
+                    f"device 'cuda' was asked for; {problem}\nHint: CUDA and cuDNN of the versions that this"
                     " onnxruntime-gpu was built for must be found by the dynamic linker."
                 )
-            _log.warning("%s", told)
+            _log.warning("%s", problem)
             self.device = "cpu"
         return model
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.models.files import FileKind
-from kindler.models.fixed_batch import DeclaredRows
+from kindler.models.files import DeclaredRows, FileKind
 from kindler.models.kind import confined, imported
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature, TensorSpec
@@ -64,8 +63,8 @@ class OpenvinoModel(Predictor):
         try:
             compiled: Any = core().compile_model(core().read_model(str(path)), "CPU", SETTINGS)
         except RuntimeError as exc:
-            told = cause(exc).replace(str(path), path.name)
-            raise ConfigError(f"OpenVINO cannot load {path.name}: {told}") from exc
+            reason = cause(exc).replace(str(path), path.name)
+            raise ConfigError(f"OpenVINO cannot load {path.name}: {reason}") from exc
         self._request = compiled.create_infer_request()
         self._lock = threading.Lock()
         self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))

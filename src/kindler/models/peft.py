@@ -94,7 +94,7 @@ class PeftKind(TorchKind):
         kinds = sorted({str(_plain(config.peft_type)) for config in obj.peft_config.values()} - {*_TYPES})
         if kinds:
             raise ConfigError(f"adapters of the type {kinds[0]} cannot be stored, only {_TYPES}.\n{_HINT}")
-        told = {
+        recipe = {
             "form": "peft",
             "adapters": {name: _described(config) for name, config in obj.peft_config.items()},
             "active": [*obj.active_adapters],
@@ -102,24 +102,24 @@ class PeftKind(TorchKind):
             "merged": sorted({name for part in obj.modules() for name in _merged(part)}),
             **noted(obj),
         }
-        if told["merged"]:
+        if recipe["merged"]:
             obj = copy.deepcopy(obj)  # the user's stays as it is
             obj.unmerge_adapter()
         base = _without_adapters(obj)
         kind = _base_kind(base)
         (folder / _BASE).mkdir()
-        told["base"] = {
+        recipe["base"] = {
             "kind": kind.kind,
             "meta": kind.write(base, folder / _BASE, trusted=trusted, **options),
         }
         own = {id(tensor) for tensor in base.state_dict(keep_vars=True).values()}
         state = obj.state_dict(keep_vars=True)
         state = {name: tensor for name, tensor in state.items() if id(tensor) not in own}
-        _check_same(obj, base, told, state)
+        _check_same(obj, base, recipe, state)
         save_weights(
             {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, folder / _ADAPTERS
         )
-        return told
+        return recipe
 
     def read(
         self,
@@ -139,9 +139,9 @@ class PeftKind(TorchKind):
                     what="a model of peft",
                     reason=f"its adapters are configured with {shown}, which may name code or files to load",
                 )
-        told = meta["base"]
-        kind = _KINDS[str(told["kind"])]()
-        base = kind.read(folder / _BASE, told["meta"], trusted=trusted, classes=classes)
+        recipe = meta["base"]
+        kind = _KINDS[str(recipe["kind"])]()
+        base = kind.read(folder / _BASE, recipe["meta"], trusted=trusted, classes=classes)
         state = load_weights(folder / _ADAPTERS)
         try:
             model = _wrapped(base, meta, state)
@@ -168,11 +168,11 @@ class PeftKind(TorchKind):
         return _KINDS[str(meta["base"]["kind"])]().put_again(meta["base"]["meta"])
 
 
-def _wrapped(base: torch.nn.Module, told: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
+def _wrapped(base: torch.nn.Module, recipe: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
     """The base with its adapters; the numbers of the adapters are those of `state`."""
     peft = _peft()
     # Their first numbers come from the file, and some take long to find.
-    configs = {name: _config(config) for name, config in told["adapters"].items()}
+    configs = {name: _config(config) for name, config in recipe["adapters"].items()}
     first, *others = configs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a model that had adapters before
@@ -180,7 +180,7 @@ def _wrapped(base: torch.nn.Module, told: Mapping[str, Any], state: Mapping[str,
         model = peft.get_peft_model(base, configs[first], adapter_name=first, low_cpu_mem_usage=True)
         for name in others:
             model.add_adapter(name, configs[name], low_cpu_mem_usage=True)
-    for name, config in told["adapters"].items():
+    for name, config in recipe["adapters"].items():
         for key, usual in _PUT_BACK.items():
             if hasattr(model.peft_config[name], key):
                 setattr(model.peft_config[name], key, copy.deepcopy(config.get(key, usual)))
@@ -188,22 +188,20 @@ def _wrapped(base: torch.nn.Module, told: Mapping[str, Any], state: Mapping[str,
     lacking = [name for name, tensor in model.state_dict().items() if tensor.is_meta and name not in state]
     if lacking or found.unexpected_keys:
         raise ConfigError(f"the weights {(lacking or found.unexpected_keys)[:5]} do not belong together.")
-    model.base_model.set_adapter(told["active"])
-    if told["disabled"]:
+    model.base_model.set_adapter(recipe["active"])
+    if recipe["disabled"]:
         model.base_model.disable_adapter_layers()
-    put_back_flags(model, told)
+    put_back_flags(model, recipe)
     return model
 
 
-def _check_same(model: Any, base: torch.nn.Module, told: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Wrap the base as a reader will, without numbers, and compare; changes `base`.
-
-    Raises:
-        ConfigError: That makes another model.
-    """
+def _check_same(
+    model: Any, base: torch.nn.Module, recipe: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
+    """Wrap the base as a reader will, without numbers, and compare; changes `base`."""
     empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
     try:
-        again = _wrapped(base, told, empty)
+        again = _wrapped(base, recipe, empty)
         differ = difference(model, again) or ([] if type(again) is type(model) else [type(again).__name__])
     except Exception as exc:  # of peft: it says why
         raise ConfigError(
@@ -241,15 +239,15 @@ def _alone(base: torch.nn.Module) -> torch.nn.Module:
 
 def _described(config: Any) -> dict[str, Any]:
     """The entries of a configuration that are not its class's own, as JSON has them."""
-    usual, told = type(config)().to_dict(), config.to_dict()
-    differ = [name for name, value in told.items() if name == "peft_type" or value != usual.get(name)]
-    return {name: _plain(told[name]) for name in differ}
+    usual, recipe = type(config)().to_dict(), config.to_dict()
+    differ = [name for name, value in recipe.items() if name == "peft_type" or value != usual.get(name)]
+    return {name: _plain(recipe[name]) for name in differ}
 
 
-def _config(told: Mapping[str, Any]) -> Any:
+def _config(recipe: Mapping[str, Any]) -> Any:
     classes: Any = imported("peft.mapping", what="a model", package="peft", extra="peft")
-    fields = copy.deepcopy(dict(told))
-    if told["peft_type"] == "LORA":
+    fields = copy.deepcopy(dict(recipe))
+    if recipe["peft_type"] == "LORA":
         fields["init_lora_weights"] = False
     return classes.PEFT_TYPE_TO_CONFIG_MAPPING[_peft().PeftType(fields.pop("peft_type"))](**fields)
 

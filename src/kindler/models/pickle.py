@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from kindler.errors import ConfigError
-from kindler.models.kind import ModelKind, confined, require_trust
-from kindler.models.own_methods import OwnMethods
+from kindler.models.kind import ModelKind, OwnMethods, confined, require_trust
 from kindler.models.predictor import CallablePredictor, Predictor
 from kindler.models.registry import MODEL_KINDS
 

@@ -89,16 +89,7 @@ class Kinds:
         self._registry = Registry("kind", [row.spec for row in self.rows])
 
     def taking(self, obj: Any, shelf: str, kind: str | None = None) -> Handler:
-        """Find what stores an object.
-
-        Args:
-            obj: The object, or the path of files that are one.
-            shelf: Where it is to be stored.
-            kind: The kind to store it as, if the caller knows better.
-
-        Raises:
-            ConfigError: Nothing does.
-        """
+        """Find what stores an object."""
         if isinstance(obj, Path) and not obj.exists():
             raise ConfigError(f"there is nothing at {str(obj)!r}.")
         handlers = self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind)
@@ -114,12 +105,7 @@ class Kinds:
         )
 
     def handler(self, kind: str) -> Handler:
-        """What reads and writes a kind.
-
-        Raises:
-            ConfigError: There is no such kind.
-            MissingExtraError: What it needs is not installed.
-        """
+        """What reads and writes a kind."""
         if kind not in self._registry.names:
             other = _load(kind)
             if other is not None:
@@ -128,11 +114,7 @@ class Kinds:
         return made
 
     def model_kind(self, kind: str) -> ModelKind:
-        """The same of a kind of models.
-
-        Raises:
-            ConfigError: It is not one.
-        """
+        """The same of a kind of models."""
         return _checked(self.handler(kind))
 
     def kind_of(self, model: Any) -> ModelKind:
@@ -150,17 +132,7 @@ class Kinds:
         return own or _row_of_others(inside) or Row(inside, "", gpus=True)
 
     def locked_in(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
-        """Whether a model of a stranger is read and called by a process that is locked in.
-
-        Args:
-            what: The version, for the message.
-            kind: Its kind; what is inside an estimator decides.
-            meta: Its metadata.
-            lacking: Why processes cannot be locked in here; None if they can.
-
-        Raises:
-            UntrustedError: It would have to be, and that is not possible here.
-        """
+        """Whether a model of a stranger is read and called by a process that is locked in."""
         row = self.row(kind, meta)
         if lacking is not None and row.needs_jail:
             raise UntrustedError(
@@ -222,11 +194,7 @@ def _of_others(obj: Any) -> Iterator[ModelKind]:
 
 
 def _load(kind: str) -> ModelKind | None:
-    """The kind of another package; None if no installed package has it.
-
-    Raises:
-        ConfigError: It cannot be loaded, or is not a model kind.
-    """
+    """The kind of another package; None if no installed package has it."""
     row = _row_of_others(kind)
     if row is not None:
         made: ModelKind = Registry("kind", [row.spec]).load(kind)()

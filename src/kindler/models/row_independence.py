@@ -49,16 +49,7 @@ def free_rows(inputs: Iterable[Sequence[Any] | None], outputs: Iterable[Sequence
 
 
 def tried(call: Callable[[Arrays], Arrays], rows: Arrays, first: int) -> Trial:
-    """Call a model on the first rows, on the others, and, if need be, on all of them in both orders.
-
-    Args:
-        call: The model.
-        rows: At least two rows.
-        first: How many of them are the first.
-
-    Raises:
-        Exception: Whatever the model raised for the first rows, or for the others, alone.
-    """
+    """Call a model on the first rows, on the others, and, if need be, on all of them in both orders."""
     count = len(next(iter(rows.values())))
     ours = call({name: array[:first] for name, array in rows.items()})
     theirs = call({name: array[first:] for name, array in rows.items()})

@@ -14,7 +14,6 @@ from kindler.models.kind import ModelKind, imported, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows
 from kindler.models.safety.saved_model import dangers
-from kindler.models.settled import settled
 from kindler.models.signature import DEFAULT_SIGNATURE, SIGNATURE_METHOD, Arrays, Signature, TensorSpec
 
 
@@ -38,7 +37,7 @@ class SavedModelKind(ModelKind):
         return tensorflow.saved_model.load(str(folder))
 
     def settle(self, device: str, meta: Mapping[str, Any]) -> None:
-        self.device = settled("tensorflow", device)
+        self.device = backends.settled("tensorflow", device)
 
     def device_bytes(self, meta: Mapping[str, Any]) -> int:
         return backends.on("tensorflow").taken_bytes() if self.device == "cuda" else 0

@@ -73,11 +73,7 @@ def example(signature: Signature, rows: int = 1) -> Arrays | None:
 
 
 def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
-    """The inputs as the model takes them.
-
-    Raises:
-        DataError: a name, a shape, a dtype or a number of rows is not what the model takes.
-    """
+    """The inputs as the model takes them."""
     specs = signature.inputs
     if len(specs) == 1 and len(given) == 1:
         (array,) = given.values()
@@ -90,11 +86,7 @@ def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
 
 
 def rows_of(arrays: Mapping[str, Array]) -> int:
-    """How many rows the inputs have.
-
-    Raises:
-        DataError: none, or not all the same.
-    """
+    """How many rows the inputs have."""
     counts = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     found = set(counts.values())
     if None in found:
@@ -114,9 +106,6 @@ def from_columns(signature: Signature, columns: Mapping[str, Array]) -> Arrays:
 
     A model whose inputs have the columns' names takes those. Another model with one input takes all side by
     side: by the names it was trained with if it has them, else in the order given.
-
-    Raises:
-        DataError: columns are missing, or do not fit together.
     """
     names = signature.names
     if not columns:
@@ -161,16 +150,12 @@ def _check_names(signature: Signature, given: Mapping[str, Array]) -> None:
     missing = [name for name in names if name not in given]
     other = [name for name in given if name not in names]
     if missing or other:
-        told = f"the request has {_listed(list(given))}" if any(given) else "the request does not name them"
-        raise DataError(f"the model takes the inputs {_listed(names)}; {told}.")
+        text = f"the request has {_listed(list(given))}" if any(given) else "the request does not name them"
+        raise DataError(f"the model takes the inputs {_listed(names)}; {text}.")
 
 
 def as_text(array: Array, name: str) -> Array:
-    """The same with `str` for every bytes in it; other values stay what they are.
-
-    Raises:
-        DataError: some bytes are no UTF-8.
-    """
+    """The same with `str` for every bytes in it; other values stay what they are."""
     if array.dtype.kind not in "OS":
         return array
     items = array.ravel().tolist()
@@ -228,9 +213,9 @@ def _check_shape(array: Array, spec: TensorSpec) -> None:
     )
     if not fits:
         shown = ["rows", *("any" if size is None else size for size in wanted[1:])]
-        told = ", ".join(map(str, shown))
+        text = ", ".join(map(str, shown))
         raise DataError(
-            f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{told}]."
+            f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{text}]."
         )
 
 

@@ -16,10 +16,8 @@ import numpy as np
 
 from kindler import jail
 from kindler.errors import UntrustedError
-from kindler.models.kind import imported, require_trust
-from kindler.models.outputs import named
-from kindler.models.own_methods import OwnMethods
-from kindler.models.predictor import METHODS, Predictor
+from kindler.models.kind import OwnMethods, imported, require_trust
+from kindler.models.predictor import METHODS, Predictor, named
 from kindler.models.safety.sklearn_file import HARMLESS, compiled
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 

@@ -28,8 +28,7 @@ from kindler.frameworks.torch.device import gpu_problem, taken_bytes
 from kindler.models import torch_training
 from kindler.models.framework import FrameworkKind, matrix
 from kindler.models.kind import confined, imported, known_only, require_trust
-from kindler.models.outputs import plain
-from kindler.models.predictor import Predictor
+from kindler.models.predictor import Predictor, plain
 from kindler.models.torch_layers import build, describe, layer_class
 from kindler.models.torch_predictor import NamedTorchPredictor, TorchPredictor
 from kindler.models.torch_state import difference, kept, noted, put_back
@@ -83,10 +82,10 @@ class TorchKind(FrameworkKind):
         if _stands_in_main(obj):
             (folder / _BY_VALUE).write_bytes(_pickled(obj))
             return {"form": "value", "class": _path(type(obj))}
-        told = _how_to_make(obj, init) | _noted(obj)
-        _check_same(obj, told)
-        save_weights(kept(obj, told), folder / _WEIGHTS)
-        return told
+        recipe = _how_to_make(obj, init) | _noted(obj)
+        _check_same(obj, recipe)
+        save_weights(kept(obj, recipe), folder / _WEIGHTS)
+        return recipe
 
     def read(
         self,
@@ -167,11 +166,11 @@ class TorchKind(FrameworkKind):
             options["optimizer"] = functools.partial(options["optimizer"], lr=rate)
         return options
 
-    def training_told(self, estimator: Estimator) -> dict[str, Any] | None:
+    def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
         return torch_training.described(estimator)
 
-    def training_options(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        return torch_training.options_of(told)
+    def training_options(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        return torch_training.options_of(recipe)
 
     def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """A class of the user's is made with the same arguments."""
@@ -227,31 +226,27 @@ def _noted(model: torch.nn.Module) -> dict[str, Any]:
         raise ConfigError(f"{exc}\n{_HINT}") from exc
 
 
-def _check_same(model: torch.nn.Module, told: Mapping[str, Any]) -> None:
-    """Make the module again as a reader will, without its numbers, and compare.
-
-    Raises:
-        ConfigError: It is another one.
-    """
+def _check_same(model: torch.nn.Module, recipe: Mapping[str, Any]) -> None:
+    """Make the module again as a reader will, without its numbers, and compare."""
     shown = (
-        f"{told['class']} made with init={told['init']!r}"
-        if told["form"] == "class"
+        f"{recipe['class']} made with init={recipe['init']!r}"
+        if recipe["form"] == "class"
         else "the model, made again,"
     )
-    cls = type(model) if told["form"] == "class" else None
+    cls = type(model) if recipe["form"] == "class" else None
     try:
         with torch.device("meta"):
-            again = _made(told, cls)
+            again = _made(recipe, cls)
     except Exception as exc:  # the class's own code says why it cannot be made
         raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
-    ties = {name for names in told["ties"] for name in names[1:]}
+    ties = {name for names in recipe["ties"] for name in names[1:]}
     empty = {
         name: torch.empty_like(value, device="meta")
         for name, value in model.state_dict().items()
         if isinstance(value, torch.Tensor) and name not in ties
     }
     try:
-        differ = difference(model, put_back(again, empty, told))
+        differ = difference(model, put_back(again, empty, recipe))
     except Exception as exc:  # PyTorch says which
         raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
     if differ:
@@ -259,12 +254,7 @@ def _check_same(model: torch.nn.Module, told: Mapping[str, Any]) -> None:
 
 
 def class_of(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
-    """The class of a model: a layer of PyTorch's own, one that the caller gave, or any that can be imported.
-
-    Raises:
-        UntrustedError: It would have to be imported, and the caller does not trust whoever named it.
-        ConfigError: It cannot be imported, or is not a class of models.
-    """
+    """A layer of PyTorch's own, a class that the caller gave, or any that can be imported if trusted."""
     for cls in (layer_class(path.rpartition(":")[2]), *classes):
         if cls is not None and f"{cls.__module__}:{cls.__qualname__}" == path:
             return cls
@@ -283,7 +273,7 @@ def class_of(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bo
     except BaseException as exc:  # code of the module's: it may also call sys.exit
         raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
     if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
-        raise ConfigError(f"{path!r} is not a class of models.")
+        raise ConfigError(f"{path!r} is not an nn.Module class.")
     return found
 
 
@@ -302,11 +292,7 @@ def _named(key: str, name: Any, module: types.ModuleType, base: type) -> Any:
 
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as safetensors.
-
-    Raises:
-        ConfigError: Some are of a kind that the format has not.
-    """
+    """Write tensors as safetensors."""
     try:
         _safetensors().save_file(weights, path)
     except (ValueError, KeyError, RuntimeError) as exc:

@@ -25,28 +25,24 @@ _RECURRENT = {"RNN": (*_RNN, "nonlinearity"), "GRU": _RNN, "LSTM": (*_RNN, "proj
 
 def describe(module: nn.Module) -> dict[str, Any] | None:
     """The layers and their arguments, as JSON has them; None if that is not all there is."""
-    told = _described(module, "", {})
-    if told is None:
+    layers = _described(module, "", {})
+    if layers is None:
         return None
     with torch.device("meta"):
         try:
-            again = build(told)
+            again = build(layers)
         except (ConfigError, TypeError, ValueError, RuntimeError):
             return None
     same = repr(again) == repr(module) and all(
         _plain_attributes(one) == _plain_attributes(other)
         for one, other in zip(again.modules(), module.modules(), strict=True)
     )
-    return told if same else None
+    return layers if same else None
 
 
-def build(told: Mapping[str, Any]) -> nn.Module:
-    """The module that a description says; its weights are new.
-
-    Raises:
-        ConfigError: It is not a description, or names what is not a layer of PyTorch's.
-    """
-    return _built(told, "", {})
+def build(layers: Mapping[str, Any]) -> nn.Module:
+    """The module that a description says; its weights are new."""
+    return _built(layers, "", {})
 
 
 def layer_class(name: str) -> type[nn.Module] | None:
@@ -57,23 +53,23 @@ def layer_class(name: str) -> type[nn.Module] | None:
     return cls if cls.__module__.startswith("torch.nn.modules.") else None
 
 
-def _built(told: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"the stored model is described by {told!r}, which is not a layer.")
-    if "same" in told:
-        if told["same"] not in made:
-            raise ConfigError(f"the stored model repeats the layer {told['same']!r}, which is not there.")
-        return made[told["same"]]
-    name = str(told.get("layer"))
+def _built(layers: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
+    if not isinstance(layers, Mapping):
+        raise ConfigError(f"the stored model is described by {layers!r}, which is not a layer.")
+    if "same" in layers:
+        if layers["same"] not in made:
+            raise ConfigError(f"the stored model repeats the layer {layers['same']!r}, which is not there.")
+        return made[layers["same"]]
+    name = str(layers.get("layer"))
     cls = layer_class(name)
     if cls is None:
         raise ConfigError(f"the stored model has a layer {name!r}, which torch.nn has not.")
     if name in _CONTAINERS:
         made[path] = holder = cls()
-        for key, child in told["children"]:
+        for key, child in layers["children"]:
             holder.add_module(str(key), _built(child, f"{path}.{key}", made))
         return holder
-    given = told["with"]
+    given = layers["with"]
     if not isinstance(given, Mapping) or not set(given) <= set(_argument_names(cls)):
         raise ConfigError(f"the stored model has a layer {name!r} with {given!r}, which it does not take.")
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

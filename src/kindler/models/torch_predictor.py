@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from kindler.frameworks.torch.outputs import flat, names_of, without_loss
-from kindler.models.outputs import named
-from kindler.models.predictor import Predictor
+from kindler.models.predictor import Predictor, named
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 
 

@@ -18,11 +18,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def noted(model: nn.Module) -> dict[str, Any]:
-    """What `put_back` must know, as JSON has it.
-
-    Raises:
-        ConfigError: The model has something that cannot be kept.
-    """
+    """What `put_back` must know, as JSON has it."""
     parts = model.named_modules()
     hooked = [name or "the model" for name, part in parts if any(getattr(part, hooks) for hooks in _HOOKS)]
     if hooked:
@@ -38,13 +34,9 @@ def noted(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def kept(model: nn.Module, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The numbers, on the CPU; those that are shared once.
-
-    Raises:
-        ConfigError: The state is not tensors alone, or tensors share memory in a way that cannot be kept.
-    """
-    again = {name for names in told["ties"] for name in names[1:]}
+def kept(model: nn.Module, recipe: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The numbers, on the CPU; those that are shared once."""
+    again = {name for names in recipe["ties"] for name in names[1:]}
     state = {name: value for name, value in model.state_dict().items() if name not in again}
     other = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
     if other:
@@ -59,41 +51,32 @@ def kept(model: nn.Module, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
 
 
-def put_back(model: nn.Module, state: Mapping[str, torch.Tensor], told: Mapping[str, Any]) -> nn.Module:
-    """Make a module that was built again what the one was that was stored.
-
-    Args:
-        model: The module; its weights may be without numbers.
-        state: What `kept` gave; the model takes these tensors over.
-        told: What `noted` gave, in the description of how to make the module.
-
-    Raises:
-        Exception: They do not belong together; PyTorch says why.
-    """
-    ties = told.get("ties", ())
+def put_back(model: nn.Module, state: Mapping[str, torch.Tensor], recipe: Mapping[str, Any]) -> nn.Module:
+    """Make a module that was built again what the one was that was stored."""
+    ties = recipe.get("ties", ())
     shared = {name: state[names[0]] for names in ties for name in names[1:] if names[0] in state}
     wanted = model.state_dict().keys()
     # Taken over as they are, so that they stay as precise as they were. Versions from before ties were noted
     # rely on their class to tie them, and are copied into its weights.
     model.load_state_dict(
         {**state, **{name: value for name, value in shared.items() if name in wanted}},
-        assign="ties" in told or told.get("form") != "class",
+        assign="ties" in recipe or recipe.get("form") != "class",
     )
     for first, *others in ties:
         tensor = _tensors(model)[first]
         for name in others:
             holder, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(holder), leaf, tensor)
-    put_back_flags(model, told)
+    put_back_flags(model, recipe)
     return model
 
 
-def put_back_flags(model: nn.Module, told: Mapping[str, Any]) -> None:
-    """The modes of its parts, and which weights are frozen, as `noted` told them."""
-    model.train(bool(told["training"]))
-    for name in told.get("modes", ()):
-        model.get_submodule(name).training = not told["training"]
-    frozen = set(told.get("frozen", ()))
+def put_back_flags(model: nn.Module, recipe: Mapping[str, Any]) -> None:
+    """The modes of its parts, and which weights are frozen, as `noted` returned them."""
+    model.train(bool(recipe["training"]))
+    for name in recipe.get("modes", ()):
+        model.get_submodule(name).training = not recipe["training"]
+    frozen = set(recipe.get("frozen", ()))
     for name, weight in _parameters(model).items():
         weight.requires_grad_(name not in frozen)
 

@@ -36,17 +36,13 @@ def described(estimator: Estimator) -> dict[str, Any] | None:
     return {"optimizer": optimizer, "loss": loss, "others": {**others, **making}}
 
 
-def options_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that `described` told; they may come from anybody.
-
-    Raises:
-        ConfigError: They name what PyTorch does not have.
-    """
-    name, keywords = told["optimizer"]
+def options_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that `described` returned; they may come from anybody."""
+    name, keywords = recipe["optimizer"]
     cls = getattr(torch.optim, str(name), None)
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and _is_plain(keywords)):
         raise ConfigError(f"the stage was saved with an optimizer {name!r}, which torch.optim has not.")
-    loss, others = torch_layers.build(told["loss"]), dict(told["others"])
+    loss, others = torch_layers.build(recipe["loss"]), dict(recipe["others"])
     known = {one.name for one in fields(TorchSpec)} - {*_NOT_DESCRIBED} | {*_MAKING}
     unknown = sorted(others.keys() - known)
     if unknown or not _is_plain(others):

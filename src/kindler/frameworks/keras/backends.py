@@ -154,3 +154,9 @@ def _from_file() -> str | None:
         return None
     found = settings.get("backend")
     return found if found in BACKENDS and is_installed(found) else None
+
+
+def settled(backend: str, device: str) -> str:
+    """Compute on the one GPU that this process sees, or on the CPU ("auto", "cpu", "cuda"); returns which."""
+    on(backend).configure(device=device, local_rank=0, threads=None)
+    return "cuda" if on(backend).on_gpu() else "cpu"

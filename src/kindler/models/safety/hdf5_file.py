@@ -13,14 +13,7 @@ _RATIO, _UNSTORED_BYTES = 1100, 1 << 20
 
 
 def dangers(file: BinaryIO) -> list[str]:
-    """What in the file leads out of it, in words; empty if nothing does.
-
-    Args:
-        file: The file, open and seekable.
-
-    Raises:
-        OSError: It is not a file of HDF5.
-    """
+    """What in the file leads out of it, in words; empty if nothing does."""
     h5py: Any = importlib.import_module("h5py")
     with h5py.File(file, "r") as opened:
         return list(dict.fromkeys(_group(h5py, opened)))

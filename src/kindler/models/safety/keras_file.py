@@ -56,15 +56,7 @@ IsRegistered = Callable[[str], bool]
 
 
 def dangers(path: Path, *, is_registered: IsRegistered) -> list[str]:
-    """What is in the file that could run code or read other files, in words; empty if nothing is.
-
-    Args:
-        path: The file.
-        is_registered: Whether this process knows a custom class or function by that name.
-
-    Raises:
-        ConfigError: It is not a `.keras` file.
-    """
+    """What is in the file that could run code or read other files, in words; empty if nothing is."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
             _check_entries(archive, path)

@@ -31,11 +31,7 @@ class Found:
 
 
 def scan(path: Path) -> Found:
-    """Look through a model.
-
-    Raises:
-        ConfigError: It is not an ONNX model.
-    """
+    """Look through a model."""
     try:
         with path.open("rb") as file:
             return _model(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))

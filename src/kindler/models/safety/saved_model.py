@@ -38,11 +38,7 @@ class _Piece:
 
 
 def dangers(folder: Path) -> list[str]:
-    """What in the folder's SavedModel is not known to be harmless, in words; empty if there is nothing.
-
-    Raises:
-        ConfigError: It is not a SavedModel.
-    """
+    """What in the folder's SavedModel is not known to be harmless, in words; empty if there is nothing."""
     other = [name for name in ("saved_model.pbtxt", "saved_model.cpb") if (folder / name).exists()]
     if other:
         return [f"{other[0]}, a form that is not looked through"]
@@ -57,11 +53,7 @@ def dangers(folder: Path) -> list[str]:
 
 
 def graph_dangers(meta_graph: bytes) -> list[str]:
-    """The same of a `MetaGraphDef` alone.
-
-    Raises:
-        ConfigError: It is not one.
-    """
+    """The same of a `MetaGraphDef` alone."""
     try:
         return sorted(set(_problems(memoryview(meta_graph), alone=False)))
     except Malformed as exc:

@@ -12,12 +12,12 @@ from kindler.compat.frameworks.tf_graph.spec import GraphSpec
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.keras import backends
+from kindler.frameworks.keras.backends import settled
 from kindler.models.framework import FrameworkKind
 from kindler.models.kind import require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.row_independence import free_rows
 from kindler.models.safety.saved_model import graph_dangers
-from kindler.models.settled import settled
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
 
