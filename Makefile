@@ -105,7 +105,7 @@ test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
 
 test-torch: $(VENV)/.dev ## PyTorch on the local engine
-	$(PYTEST) tests/torch
+	$(PYTEST) tests/torch tests/unit/with_torch
 
 KERAS_FLAVOURS := tensorflow jax torch tf_keras
 
@@ -113,13 +113,13 @@ test-keras: $(VENV)/.dev ## Keras on the local engine, each backend in a process
 	$(MAKE) --no-print-directory --keep-going $(KERAS_FLAVOURS:%=test-keras-%)
 
 test-keras-%: $(VENV)/.dev
-	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras
+	KINDLER_TEST_KERAS=$* $(PYTEST) tests/keras tests/unit/with_keras
 
 test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
-	$(PYTEST) tests/openvino
+	$(PYTEST) tests/openvino tests/unit/with_openvino
 
 test-spark: $(VENV)/.dev build/java/options ## everything that can share one Spark session
-	$(PYTEST) tests/spark
+	$(PYTEST) tests/spark tests/unit/with_spark
 
 test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks
 	$(PYTEST) tests/spark_programs -m 'not cluster'

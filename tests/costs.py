@@ -51,7 +51,7 @@ def _folder(nodeid: str) -> str:
     """`torch` of `tests/torch/...`, `compat-bigdl` of `packages/kindler-compat/tests/bigdl/...`."""
     parts = Path(nodeid.partition("::")[0]).parts
     if parts[0] != "packages":
-        return parts[1]
+        return parts[2].removeprefix("with_") if parts[2].startswith("with_") else parts[1]
     package = parts[1].removeprefix("kindler-")
     return f"{package}-{parts[3]}" if len(parts) > 4 else package
 

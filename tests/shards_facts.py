@@ -17,7 +17,6 @@ import pytest
 from pandas.testing import assert_frame_equal, assert_series_equal
 
 from kindler import SharedValue, XShards
-from kindler.data.shards.source import array_columns, values
 from kindler.errors import ConfigError, DataError
 
 BIG = 2**53
@@ -496,16 +495,3 @@ class ShardFacts:
     def test_a_collection_is_not_sent_to_another_process(self, shards: XShards) -> None:
         with pytest.raises(TypeError, match="cannot be sent to another process"):
             pickle.dumps(shards)
-
-    def test_arrays_are_flat_columns_for_whoever_feeds_a_model(self, home: str) -> None:
-        x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-        held = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)._ready()
-
-        assert [(c.name, c.role, c.dtype, c.shape) for c in array_columns(dict(enumerate(held.infos)))] == [
-            ("x0", "feature", "<f4", (2,)),
-            ("x1", "feature", "<f4", (2,)),
-            ("y", "label", "<i8", ()),
-        ]
-        parts = [values(packed, ["x1"], None)["x1"] for packed in held.load(range(2))]
-        assert [len(part) for part in parts] == [3, 3]
-        np.testing.assert_array_equal(np.concatenate(parts), x + 1)

@@ -25,6 +25,10 @@ def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int) -> Any:
     return _reach(recipe, owner)
 
 
+def end_warm_processes() -> None:
+    fork_server.close()
+
+
 def inherit_imports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fork_server, "_reach", _with_imports_of_tests)
 

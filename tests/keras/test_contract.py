@@ -9,8 +9,10 @@ import pytest
 from flavour import KERAS, PRELOAD
 
 from kindler.errors import ConfigError
-from kindler.frameworks.keras.replica import KerasReplica
+from kindler.frameworks.registry import FRAMEWORKS
 from kindler.testing.replicas import ReplicaCase, ReplicaContract, cut
+
+KerasReplica = FRAMEWORKS.load("keras")
 
 
 def _batches() -> list[Any]:

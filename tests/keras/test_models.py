@@ -112,38 +112,6 @@ def test_a_subclassed_instance_is_trained_in_place(keras: Any, built: bool) -> N
         assert same(est, alone)
 
 
-@two_unless_whole
-def test_layers_and_functions_defined_in_the_program_travel_and_gradients_are_clipped_once(
-    keras: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Shift(keras.layers.Layer):
-        def call(self, x: Any) -> Any:
-            return x + 1.0
-
-    def halved(x: Any) -> Any:
-        return 0.5 * x
-
-    def off_by(y: Any, predicted: Any) -> Any:
-        return keras.losses.mean_absolute_error(y, predicted)
-
-    def made() -> Any:
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((problems.WIDTH,))
-        hidden = Shift()(keras.layers.Dense(4, activation=halved)(inputs))
-        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-        clipped = keras.optimizers.SGD(0.5, global_clipnorm=0.1)
-        model.compile(optimizer=clipped, loss="mse", metrics=[off_by])
-        return model
-
-    problems.deal(monkeypatch, (29, 11))
-    mine, alone = made(), made()
-    history = two_workers(model=mine).fit(DATA, **COLUMNS, **WHOLE)
-
-    problems.batches_of_all(alone, DATA["x"], DATA["y"], steps=3)
-    assert problems.largest_difference(mine.get_weights(), alone.get_weights()) < 1e-5
-    assert history["off_by"][-1] < history["off_by"][0]
-
-
 def test_a_train_step_of_the_users_own_is_shared_too() -> None:
     config = {"flavour": FLAVOUR}
     est = two_workers(models.own_step, config=config)
@@ -155,22 +123,6 @@ def test_a_train_step_of_the_users_own_is_shared_too() -> None:
     problems.batches_of_all(alone, DATA["x"], DATA["y"], steps=3)
     assert same(est, alone)
     assert history["twice"][0] == pytest.approx(2 * before, rel=1e-4), "the mean over the ranks"
-
-
-def test_embeddings_penalties_and_schedules_are_those_of_one_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    random = np.random.default_rng(2)
-    data = {"x": random.integers(0, 20, size=(40, 4)), "y": random.normal(size=40).astype(np.float32) * 5}
-    problems.deal(monkeypatch, (29, 11))
-    config = {"flavour": FLAVOUR}
-    est = two_workers(models.words, config=config)
-
-    est.fit(data, **COLUMNS, **{**WHOLE, "epochs": 4})
-
-    alone = problems.seeded(models.words, config)
-    problems.batches_of_all(alone, data["x"], data["y"], steps=4)
-    assert same(est, alone)
 
 
 def test_mixed_precision_trains_like_one_process() -> None:

@@ -13,8 +13,6 @@ import pytest
 from flavour import FLAVOUR, KERAS, keras2_unless_whole, one_is_enough, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
-from kindler.frameworks.keras.files import FormatWarning
-from kindler.frameworks.keras.state import ModelVariables
 from tests.whole import WHOLE
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -42,6 +40,11 @@ def falling() -> Any:
 def scaled() -> Any:
     where = KERAS.mixed_precision if FLAVOUR == "tf_keras" else KERAS.optimizers
     return where.LossScaleOptimizer(KERAS.optimizers.Adam(0.1))
+
+
+def state(optimizer: Any) -> list[np.ndarray]:
+    variables = optimizer.variables
+    return [np.array(one.numpy()) for one in (variables() if callable(variables) else variables)]
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -169,7 +172,7 @@ def test_saving_as_h5_leaves_the_models_own_record_as_it_was(tmp_path: Path) -> 
     model = compiled()
     before = model.get_compile_config()
 
-    with pytest.warns(FormatWarning, match=r"m\.h5: from \.h5 files Keras 3 itself reads no optimizer state"):
+    with pytest.warns(UserWarning, match=r"m\.h5: from \.h5 files Keras 3 itself reads no optimizer state"):
         estimator(model).save(tmp_path / "m.h5")
 
     assert model.get_compile_config() == before
@@ -182,15 +185,15 @@ def test_a_file_with_another_optimizer_gives_its_weights_and_says_so(tmp_path: P
     bare = KERAS.Sequential([KERAS.Input((problems.WIDTH,)), *compiled().layers])
     quietly_saved(bare, tmp_path / "bare.h5")
     est = estimator(steps(compiled("adam"), 2))
-    before = ModelVariables(est.get_model()).read()
+    before = state(est.get_model().optimizer)
 
-    with pytest.warns(FormatWarning, match="Halved.*weights were loaded, and this model's Adam"):
+    with pytest.warns(UserWarning, match="Halved.*weights were loaded, and this model's Adam"):
         est.load(tmp_path / "own.h5")
-    with pytest.warns(FormatWarning, match=r"cannot be compiled here .*Halved.*weights were loaded"):
+    with pytest.warns(UserWarning, match=r"cannot be compiled here .*Halved.*weights were loaded"):
         est.load(tmp_path / "own.keras")
-    with pytest.warns(FormatWarning, match=r"bare\.h5 has no optimizer"):
+    with pytest.warns(UserWarning, match=r"bare\.h5 has no optimizer"):
         est.load(tmp_path / "bare.h5")
 
-    own = len(ModelVariables(est.get_model()).own())
-    after = ModelVariables(est.get_model()).read()
-    assert all(np.array_equal(a, b) for a, b in zip(before[own:], after[own:], strict=True))
+    after = state(est.get_model().optimizer)
+    assert any(np.any(value) for value in before)
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))

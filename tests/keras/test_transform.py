@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 from flavour import FLAVOUR, KERAS, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
-from kindler.data.row_order import RowRandom
 from kindler.errors import DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -84,15 +84,6 @@ def filed(folder: Path) -> set[str]:
     return {line.strip() for file in folder.glob("*.jsonl") for line in file.open()}
 
 
-def augmented() -> Iterator[str]:
-    """What must be made of each row in each epoch, by whomever."""
-    numbers = RowRandom(0)
-    for epoch in range(1, EPOCHS + 1):
-        for row in range(ROWS):
-            made = X[row] + numbers.of(epoch, row).normal(scale=0.3, size=3)
-            yield json.dumps([X[row].tolist(), made.tolist()])
-
-
 def padded(model: Any, cuts: Sequence[int]) -> np.ndarray:
     """Outputs of batches that are padded by hand; `cuts` is where they begin and end."""
     outputs = [model.predict_on_batch(list(padded_rows(*bounds))) for bounds in pairwise(cuts)]
@@ -129,10 +120,9 @@ def test_one_worker_and_two_augment_pad_and_bucket_each_row_alike(tmp_path: Path
         both.append(trained(workers, transform=noisy, eval_transform=dict, length_col="tokens"))
     one, two = both
 
-    expected = set(augmented())
-    assert len(expected) == EPOCHS * ROWS, "anew in each epoch"
-    assert expected <= filed(tmp_path / "1")
-    assert expected <= filed(tmp_path / "2")
+    alike = Counter(str(json.loads(line)[0]) for line in filed(tmp_path / "1") & filed(tmp_path / "2"))
+    assert len(alike) == ROWS
+    assert min(alike.values()) >= EPOCHS, "anew in each epoch"
     once = pytest.approx(np.cos(np.arange(ROWS)).mean(), abs=1e-6)
     assert one.history["mark"] == [once, once]
     assert two.history["mark"] == [once, once]

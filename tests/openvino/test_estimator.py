@@ -13,10 +13,8 @@ import openvino.opset13 as ops
 import pandas as pd
 import pytest
 
-from kindler import Estimator, XShards
-from kindler.config import RunSettings
+from kindler import Estimator, RunSettings, XShards
 from kindler.errors import ConfigError, DataError
-from kindler.frameworks.openvino.replica import OpenvinoReplica, cache_folder, compiled
 from tests.openvino.models import classifier, direct, named, save, two_inputs
 
 IMAGES = np.random.default_rng(0).random((23, 3, 8, 8)).astype("float32")
@@ -200,32 +198,6 @@ def test_a_whole_estimator_and_the_models_files_are_read_again(tmp_path: Path) -
     assert isinstance(est.get_model(), ov.Model)
 
 
-def test_a_host_compiles_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    path = classifier(tmp_path / "net.xml", [4, 3, 8, 8])
-    spec = OpenvinoReplica.make_spec(model_path=path)
-    expected = OpenvinoReplica(spec).predict((IMAGES,))[0]
-    [blob] = cache_folder().glob("*.blob")
-
-    again = compiled(spec, 1)
-    assert again.get_property("LOADED_FROM_CACHE")
-    assert again.get_property("INFERENCE_NUM_THREADS") == 1
-    close(OpenvinoReplica(spec, threads=1).predict((IMAGES,))[0], expected)
-    assert [blob] == list(cache_folder().glob("*.blob"))
-
-    blob.write_bytes(b"damaged")  # costs time, and nothing else
-    close(OpenvinoReplica(spec).predict((IMAGES,))[0], expected)
-
-
-def test_threads_are_what_the_estimator_says_before_what_the_worker_says(tmp_path: Path) -> None:
-    path = classifier(tmp_path / "net.xml", [-1, 3, 8, 8])
-    told = OpenvinoReplica.make_spec(model_path=path, threads=2)
-
-    assert compiled(told, 1).get_property("INFERENCE_NUM_THREADS") == 2
-    assert compiled(OpenvinoReplica.make_spec(model_path=path), 1).get_property("INFERENCE_NUM_THREADS") == 1
-
-
 def test_parquet_files_are_scored_by_processes_of_their_own(tmp_path: Path) -> None:
     path = two_inputs(tmp_path / "two.xml", rows=2)
     frame = pd.DataFrame({"a": [[float(i), 0.0, 1.0] for i in range(7)], "b": np.arange(7.0)})
@@ -240,30 +212,3 @@ def test_parquet_files_are_scored_by_processes_of_their_own(tmp_path: Path) -> N
 def test_kindler_itself_does_not_import_openvino() -> None:
     program = "import sys, kindler; kindler.Estimator; assert 'openvino' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-INTERRUPTED = """
-import gc, signal, sys
-from pathlib import Path
-from kindler.models.openvino import OpenvinoModel
-
-one, other = OpenvinoModel(Path(sys.argv[1])), OpenvinoModel(Path(sys.argv[1]))
-del one
-gc.collect()
-del other
-gc.collect()
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    sys.stdout.write("interrupted")
-"""
-
-
-def test_an_interrupt_after_models_are_gone_is_an_interrupt(tmp_path: Path) -> None:
-    path = classifier(tmp_path / "net.xml", [-1, 3, 8, 8])
-
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED, str(path)], capture_output=True
-    )
-
-    assert (done.returncode, done.stdout) == (0, b"interrupted")

@@ -23,10 +23,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         str(ROOT / part) for part in ("src", "packages/kindler-tfrecord/src", ".", "tests/spark")
     )
     os.environ[PRELOAD] = "torch,kindler.frameworks.torch.replica"
-    files = str(tmp_path_factory.mktemp("files"))
-    yield kindler.init(
-        cores=SLOTS, conf={"spark.sql.shuffle.partitions": "4", "spark.local.dir": files, **CONF}
-    )
+    files = (
+        tmp_path_factory.getbasetemp() / "spark"
+    )  # the same for tests/unit/with_spark: one session for both
+    conf = {"spark.sql.shuffle.partitions": "4", "spark.local.dir": str(files), **CONF}
+    yield kindler.init(cores=SLOTS, conf=conf)
     kindler.stop()
 
 

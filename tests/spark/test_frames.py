@@ -17,7 +17,6 @@ from torch import nn
 
 from kindler import Estimator, XShards
 from kindler.errors import ConfigError, DataError
-from kindler.spark.frames import Feed, column, feed_frame, own_columns
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -53,7 +52,7 @@ def test_a_column_may_have_any_name(tmp_path: Path, spark: Any, ingest: str) -> 
     columns = {name: np.full(4, i, np.float32) for i, name in enumerate(ODD)}
     frame = spark.createDataFrame(pa.table({f"c{i}": c for i, c in enumerate(columns.values())})).toDF(*ODD)
     if ingest == "auto":
-        frame.drop(column("")).write.parquet(str(tmp_path / "t"))
+        frame.drop(F.col("``")).write.parquet(str(tmp_path / "t"))
         frame = spark.read.parquet(str(tmp_path / "t"))
     names = frame.columns
     model = nn.Linear(len(names), 1)
@@ -117,27 +116,6 @@ def test_training_and_validation_frames_may_have_different_types(spark: Any) -> 
         (vectors(spark), made(spark, "array<double>", "double")),
     ):
         assert losses(data, validation) == pytest.approx(expected, abs=1e-6)
-
-
-def test_feeds_of_different_types_keep_their_own(spark: Any) -> None:
-    from kindler.data.column_options import ColumnOptions
-    from kindler.data.row_order import RowAssignment
-
-    kinds = ("int", "long")
-    feeds = []
-    for kind in kinds:
-        frame = spark.range(3).selectExpr(f"cast(id AS {kind}) AS x", "1f AS y")
-        columns = ColumnOptions(feature_cols="x", label_cols="y").plan(frame.columns)
-        feeds.append(Feed(name=kind, frame=frame, columns=columns))
-
-    dealing = RowAssignment.between(1, seed=0)
-    batches = feed_frame(feeds, 1, dealing).toArrow().combine_chunks().to_batches()
-
-    for number, kind in enumerate((pa.int32(), pa.int64())):
-        part = batches[0].filter(pa.array(batches[0].column("_kindler_feed").to_numpy() == number))
-        own = own_columns(part, ["x", "y"], number)
-        assert (own.schema.field("x").type, sorted(own.column("x").to_pylist())) == (kind, [0, 1, 2])
-        assert own.column("y").to_pylist() == [1.0] * 3
 
 
 def as_tuple(folder: Path) -> Any:

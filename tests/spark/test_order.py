@@ -6,13 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from pyspark.sql import functions as F
 
-from kindler.data.columns import Column, Columns
-from kindler.data.row_order import RowAssignment
-from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, partition_keys
 from tests import exact
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -26,33 +21,6 @@ def frame(partitioned: Callable[..., Any]) -> Any:
     data = exact.problem(100)
     rows = [(int(i), x.tolist(), int(y)) for i, x, y in zip(data["id"], data["x"], data["y"], strict=True)]
     return partitioned([rows[:70], [], rows[70:75], rows[75:]], SCHEMA)
-
-
-@pytest.mark.parametrize("partitions", [1, 2, 3, 7, 64])
-def test_keys_lead_to_the_partitions_they_are_for(spark: Any, partitions: int) -> None:
-    keys = spark.createDataFrame([(key,) for key in partition_keys(partitions)], "key int")
-    found = keys.select(F.pmod(F.hash("key"), F.lit(partitions)).alias("at")).toPandas()["at"]
-
-    assert found.tolist() == list(range(partitions))
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_rows_reach_the_partitions_of_their_lanes(spark: Any, workers: int) -> None:
-    columns = Columns(features=(Column(name="id", role="feature"),), labels=())
-    feeds = [Feed(name=name, frame=spark.range(0, 5000, 1, 3), columns=columns) for name in ("a", "b")]
-    dealing = RowAssignment.between(2, seed=3)
-
-    rows = feed_frame(feeds, workers, dealing).withColumn("at", F.spark_partition_id()).toPandas()
-
-    assert set(rows.columns) == {"c0", ROW, LANE, FEED, "at"}
-    assert (rows[LANE] % workers == rows["at"]).all()
-    train = rows[rows[FEED] == 0].sort_values(ROW)
-    assert train["c0"].tolist() == list(range(5000))
-    counts = np.bincount(train[LANE], minlength=120)
-    assert counts.max() - counts.min() <= 3, "each of the three partitions ends where it ends"
-    for period in (2, 3, 12):
-        share = np.bincount(train["c0"] % period, weights=train[LANE] % 2 == 0)
-        assert abs(share - 2500 / period).max() < 4 * np.sqrt(5000 / period / 4)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

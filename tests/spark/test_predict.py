@@ -225,28 +225,3 @@ def test_what_a_model_raises_in_a_task_is_one_short_error_with_its_place(
     assert "raised in a task of Spark (partition 1)" in str(caught.value)
     assert any(line.startswith("  File") and "test_predict.py" in line for line in lines)
     assert not any("/pyspark/" in line or "/torch/" in line for line in lines)
-
-
-def test_a_model_that_is_not_changed_is_brought_to_the_executors_once(spark: Any) -> None:
-    from kindler.spark.tasks import lent
-
-    model = nn.Linear(1_000, 300)  # more than a task carries
-    est = Estimator.from_torch(model=model)
-    frame = spark.createDataFrame([([1.0] * 1_000,)], "features array<float>")
-
-    def scored() -> Any:
-        [row] = est.predict(frame, feature_cols="features").collect()
-        return np.array(row.prediction)
-
-    def held() -> Any:
-        packed = est._live.for_scoring()
-        return lent(spark, f"{packed.content}-spec", packed.spec)
-
-    first, before = scored(), held()
-    assert scored() == pytest.approx(first)
-    assert held() is before
-
-    model.bias.data += 1
-
-    assert scored() == pytest.approx(first + 1, abs=1e-4)
-    assert held() is not before

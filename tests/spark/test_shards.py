@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,12 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from kindler import XShards
-from kindler.data.shards.codec import pack
 from kindler.errors import DataError, WorkerLost
-from kindler.spark.shards import SparkShards
-from kindler.testing.shards import Put, ShardBackendContract
 from tests.shards_facts import BIG, ShardFacts, same, table
 
 pytestmark = pytest.mark.spark
 
 few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-class TestSparkBackend(ShardBackendContract):
-    @pytest.fixture
-    def put(self, spark: Any) -> Put:
-        return partial(SparkShards.of, spark)
 
 
 class TestSparkShards(ShardFacts):
@@ -149,16 +139,6 @@ def test_a_function_that_kills_its_process_is_a_lost_worker(spark: Any) -> None:
     with pytest.raises(WorkerLost, match="Spark gave up on its task") as caught:
         shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))
     assert "at org.apache" not in str(caught.value)
-
-
-def test_arrays_become_a_frame_of_packed_rows(spark: Any) -> None:
-    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-    rows = (
-        SparkShards.of(spark, map(pack, [(x[:3], y[:3]), (x[3:], y[3:])])).packed_frame(["x", "y"]).collect()
-    )
-
-    assert [np.frombuffer(row.x, np.float32).tolist() for row in rows] == x.tolist()
-    assert [int(np.frombuffer(row.y, np.int64)[0]) for row in rows] == y.tolist()
 
 
 @few

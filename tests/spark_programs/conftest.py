@@ -22,6 +22,7 @@ from tests.whole import WHOLE, whole_only
 
 MNIST = SHARED / "mnist"
 PROGRAMS = Path(__file__).parent / "programs"
+UNIT = Path(__file__).parents[1] / "unit" / "with_spark"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MNIST_SIZE = "whole" if WHOLE else "small"
 TORCH = {PRELOAD: "torch,kindler.frameworks.torch.replica"}  # what Spark's workers inherit
@@ -45,6 +46,7 @@ def through_connect(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     return run_programs(
         folder,
         ("connect.py", folder / "frames"),
+        (UNIT / "parts_on_connect.py", folder / "frames"),
         ("tfrecord_connect.py", folder / "records"),
         ("shards.py", "connect"),
         ("shards_estimator.py", "connect"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.in_turn import Printed
-from tests.spark.direct_facts import CASES, ON_CONNECT
 from tests.spark_programs import shards_seen
 from tests.spark_programs.conftest import last_line
+from tests.unit.with_spark.direct_facts import CASES, ON_CONNECT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,8 +18,13 @@ def test_fit_and_predict_do_what_they_do_on_a_classic_session(through_connect: P
     assert (seen["rows"], seen["same"], seen["in_order"]) == (10_000, True, True)
     assert seen["at_driver"] == pytest.approx(seen["among_workers"], abs=1e-6)
     assert seen["at_driver"] == pytest.approx(seen["from_files"], abs=1e-6)
-    assert seen["echoed"] == ["through Connect", 2]
     assert seen["error_at_driver"] == seen["error_among_workers"] == ["no such thing", True]
+
+
+def test_workers_are_fed_and_frames_are_scanned(through_connect: Printed) -> None:
+    seen = last_line(through_connect("parts_on_connect.py"))
+
+    assert seen["echoed"] == ["through Connect", 2]
     for name in ON_CONNECT:
         case = CASES[name]
         found, wanted = seen["direct"][name], case.connect or case.refused

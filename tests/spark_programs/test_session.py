@@ -74,7 +74,7 @@ def test_spark_runs_from_pip_alone_when_the_system_has_no_java(run: Run, no_java
 
     seen = run(
         """
-        from kindler.spark.session import init
+        from kindler import init
 
         def plus_one(batches):
             import pyarrow as pa
@@ -98,7 +98,7 @@ def test_a_session_is_well_set_quiet_and_leaves_nothing_so_that_new_settings_hol
     seen = run(
         """
         import subprocess, sys
-        from kindler.spark.session import init, stop
+        from kindler import init, stop
 
         def executable(batches):
             import sys
@@ -153,7 +153,7 @@ def test_a_session_of_somebody_else_is_used_as_it_is_and_not_stopped(run: Run) -
         """
         from pyspark.sql import SparkSession
         from kindler.errors import ConfigError
-        from kindler.spark.session import init, stop
+        from kindler import init, stop
 
         theirs = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
         ours = init()
@@ -186,7 +186,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
         import signal, threading, time, psutil
         from pyspark import SparkContext
         from kindler.errors import ConfigError
-        from kindler.spark.session import init
+        from kindler import init
 
         me = psutil.Process()
 
@@ -243,7 +243,7 @@ def test_without_pyspark_the_extra_is_named(run: Run) -> None:
         import sys
         sys.modules["pyspark"] = None
         from kindler.errors import MissingExtraError
-        from kindler.spark.session import init
+        from kindler import init
 
         try:
             init()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kindler.config import RunSettings
+from kindler import RunSettings
 from kindler.sync.registry import SYNCS
 from kindler.testing import ranks
 from kindler.testing.ranks import GangWorker

@@ -16,7 +16,6 @@ import torch
 
 from kindler import Callback, DriverCallback, Estimator
 from kindler.errors import ConfigError
-from kindler.frameworks.caller_state import untouched
 from kindler.train.callbacks import Run
 from tests import caller
 
@@ -104,21 +103,6 @@ def test_what_a_thread_draws_and_sets_while_another_one_trains_is_its_own(
     assert sys.path[-1] == "a folder of the other thread's"
     assert torch.get_num_threads() == 3
     torch.set_num_threads(threads)
-
-
-def test_models_are_made_by_one_thread_at_a_time() -> None:
-    entered = threading.Event()
-
-    def enter() -> None:
-        with untouched():
-            entered.set()
-
-    other = threading.Thread(target=enter)
-    with untouched():
-        other.start()
-        assert not entered.wait(0.2)
-    other.join()
-    assert entered.is_set()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "7", None, True])

@@ -10,11 +10,13 @@ import torch
 from gang import PRELOAD
 from torch import nn
 
-from kindler.frameworks.torch.replica import TorchReplica
+from kindler.frameworks.registry import FRAMEWORKS
 from kindler.testing.replicas import ReplicaCase, ReplicaContract, cut
 from kindler.testing.syncs import SyncContract
 
 pytestmark = pytest.mark.torch
+
+TorchReplica = FRAMEWORKS.load("torch")
 
 
 def _batches() -> list[Any]:

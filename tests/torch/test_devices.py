@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rows import batch
 from torch import nn
 
 import kindler
 from kindler import Callback, Estimator, Omega, RunSettings
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.fully_sharded import _check_own_gpus
-from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-from kindler.group import Group
 from kindler.models.loaded import load
 
 pytestmark = pytest.mark.torch
@@ -153,13 +149,6 @@ def test_a_worker_without_a_row_cannot_run_a_model_that_waits_for_all() -> None:
         est.fit((X[:1], Y[:1]), batch_size=16, verbose=0)
 
 
-def replica(**options: Any) -> TorchReplica:
-    spec = TorchSpec(
-        model=network, optimizer=torch.optim.Adam, loss=nn.MSELoss(), precision="fp16", **options
-    )
-    return TorchReplica(spec, device="cpu", seed=3)
-
-
 def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
     found = {}
     for workers, precision in ((1, None), (1, "fp16"), (2, "fp16")):
@@ -172,40 +161,6 @@ def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
     assert not np.array_equal(found[1, "fp16"], found[1, None])
 
 
-def test_a_gradient_that_does_not_fit_moves_nothing_and_halves_the_scale_which_a_state_keeps() -> None:
-    one = replica()
-    one.begin_epoch(1)
-    one.train_step(batch(X, Y))
-    before, scale = one.read(), one._scaler.get_scale()
-
-    one.train_step(batch(X * 1e9, Y))
-
-    for kept, now in zip(before, one.read(), strict=True):
-        np.testing.assert_array_equal(kept, now)
-    assert one._scaler.get_scale() == scale / 2
-    other = replica()
-    other.load_state(one.state())
-    assert other._scaler.get_scale() == scale / 2
-
-
-def test_gradients_for_other_syncs_are_not_scaled_and_one_that_does_not_fit_is_not_applied() -> None:
-    exact = TorchReplica(
-        TorchSpec(model=network, optimizer=torch.optim.Adam, loss=nn.MSELoss()), device="cpu", seed=3
-    )
-    half = replica()
-    for one in (exact, half):
-        one.begin_epoch(1)
-    for found, wanted in zip(
-        half.gradients(batch(X, Y * 0.1)).arrays, exact.gradients(batch(X, Y * 0.1)).arrays, strict=True
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=0.02, atol=1e-3)
-
-    before = half.read()
-    half.apply([np.full_like(array, np.inf) for array in before])
-    for kept, now in zip(before, half.read(), strict=True):
-        np.testing.assert_array_equal(kept, now)
-
-
 def test_options_of_devices_are_checked_before_anything_starts() -> None:
     for options, message in (
         ({"precision": "fp8"}, "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
@@ -214,36 +169,6 @@ def test_options_of_devices_are_checked_before_anything_starts() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             estimator(**options)
-
-
-def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
-    trained = estimator(workers=1)
-    trained.fit((X, Y), batch_size=16, verbose=0)
-    model = trained.get_model()
-    with torch.inference_mode():
-        expected = model(torch.from_numpy(X)).numpy()
-    kinds = {"module": {}, "estimator": {}, "pickled": {"kind": "pickle", "trusted": True}}
-    for name, options in kinds.items():
-        version = om.models.put(trained if name == "estimator" else model, name, **options)
-        loaded = load(om.store, version, trusted=True, device="auto")
-        np.testing.assert_array_equal(loaded.predictor(X), expected)
-        assert loaded.kind.device_bytes(version.meta) == 0
-        with pytest.raises(ConfigError, match="'cuda' was asked for; PyTorch was built without CUDA here"):
-            _ = load(om.store, version, trusted=True, device="cuda").predictor
-    om.close()
-
-
-def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own() -> None:
-    _check_own_gpus([b"here 1", b"here 2", b"there 1"])
-    with pytest.raises(ConfigError, match="3 workers share 2 GPUs, and each needs one of its own"):
-        _check_own_gpus([b"here 1", b"here 2", b"here 1"])
-
-
-def test_one_copy_of_the_parameters_is_refused_where_they_are_not_in_the_machines_memory() -> None:
-    replica = TorchReplica(TorchSpec(model=network()), device="meta")
-    with pytest.raises(ConfigError, match="one_copy=True, but the parameters are on meta"):
-        replica.fuse(Group(), RunSettings(), "sharded", divide=None, one_copy=True)
 
 
 def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.WarningsRecorder) -> None:
@@ -263,3 +188,21 @@ def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.Warni
         plain.predict(X, precision="int8")
     with pytest.raises(ConfigError, match="precision='bf16' is for the model's own framework"):
         plain.predict(X, precision="bf16", runtime="openvino")
+
+
+def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store")
+    trained = estimator(workers=1)
+    trained.fit((X, Y), batch_size=16, verbose=0)
+    model = trained.get_model()
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(X)).numpy()
+    kinds = {"module": {}, "estimator": {}, "pickled": {"kind": "pickle", "trusted": True}}
+    for name, options in kinds.items():
+        version = om.models.put(trained if name == "estimator" else model, name, **options)
+        loaded = load(om.store, version, trusted=True, device="auto")
+        np.testing.assert_array_equal(loaded.predictor(X), expected)
+        assert loaded.kind.device_bytes(version.meta) == 0
+        with pytest.raises(ConfigError, match="'cuda' was asked for; PyTorch was built without CUDA here"):
+            _ = load(om.store, version, trusted=True, device="cuda").predictor
+    om.close()

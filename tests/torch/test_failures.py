@@ -293,18 +293,6 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
     assert not eventually_none(lambda: left_in(temporary))
 
 
-def test_warm_processes_end_when_asked_and_after_their_idle_time() -> None:
-    from kindler.engine import fork_server
-
-    regression().fit((X, Y), verbose=0)
-    assert fork_servers()
-    fork_server.close()
-    assert not eventually_none(fork_servers)
-
-    regression(settings=RunSettings(idle_s=0)).fit((X, Y), verbose=0)
-    assert not eventually_none(fork_servers)
-
-
 def test_runs_after_a_good_one_and_after_a_failed_one_get_fresh_forks_of_the_same_warm_process() -> None:
     seen: list[tuple[int, int]] = []
 

@@ -14,6 +14,7 @@ import torch
 from kindler import Estimator, Omega
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
+from kindler.models.registry import MODEL_KINDS
 from tests.exact import assert_close
 
 pytest.importorskip("transformers")
@@ -127,9 +128,7 @@ def test_a_stored_model_is_what_save_pretrained_writes_and_predicts_alike(
 
 
 def test_a_configuration_that_names_code_needs_trust(tmp_path: Path) -> None:
-    from kindler.models.huggingface import HuggingFaceKind
-
-    kind, model = HuggingFaceKind(), classifier()
+    kind, model = MODEL_KINDS.model_kind("huggingface"), classifier()
     meta = kind.write(model, tmp_path, trusted=False)
     told = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "evil.py"}}))
@@ -163,9 +162,7 @@ def test_a_configuration_that_names_code_needs_trust(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../other/{}", "/{}", "link.safetensors", "none.safetensors"])
 def test_weights_in_several_files_are_files_of_the_version(tmp_path: Path, name: str) -> None:
-    from kindler.models.huggingface import HuggingFaceKind
-
-    kind, model, folder = HuggingFaceKind(), classifier(), tmp_path / "version"
+    kind, model, folder = MODEL_KINDS.model_kind("huggingface"), classifier(), tmp_path / "version"
     for path in (folder, tmp_path / "other"):
         path.mkdir()
         model.save_pretrained(path, max_shard_size="20KB")

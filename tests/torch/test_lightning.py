@@ -17,7 +17,6 @@ from torch.nn import functional as F
 import kindler
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.frameworks.torch.lightning_replica import LightningReplica, Trainer
 from tests.exact import assert_close, problem
 
 lightning: Any = pytest.importorskip("lightning")
@@ -218,30 +217,6 @@ def test_a_loss_that_compares_rows_is_that_of_one_worker_or_is_refused() -> None
         trained(Alone, 2)
 
 
-class Plateau(Classifier):
-    """Returns lists, and a schedule that watches what validation logs."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, "max", factor=0.1, patience=0, threshold=9.0
-        )
-        return [optimizer], [{"scheduler": schedule, "monitor": "val_acc", "frequency": 1}]
-
-
-def test_a_schedule_is_shown_the_figure_that_it_monitors_or_says_that_there_is_none() -> None:
-    replica = LightningReplica(LightningReplica.make_spec(model=Plateau()), device="cpu")
-    rates = []
-    for epoch in (1, 2, 3):
-        replica.begin_epoch(epoch)
-        replica.end_epoch({"loss": 1.0, "val_acc": 0.5})
-        rates.append(replica.learning_rate())
-
-    assert rates == [1.0, pytest.approx(0.1), pytest.approx(0.01)]
-    with pytest.raises(ConfigError, match="monitors 'val_acc', and the epoch's figures are 'loss'"):
-        replica.end_epoch({"loss": 1.0})
-
-
 class Unsupported(Classifier):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -379,10 +354,3 @@ def test_setup_is_called_where_the_module_runs_and_on_the_driver_only_if_its_wei
     again = Estimator.from_lightning(SetsUp(str(path), late=late)).load(tmp_path / "weights.pt")
     assert path.exists() == late
     np.testing.assert_allclose(again.predict(DATA["x"]), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_local_rank_is_the_number_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    trainer = Trainer(LightningReplica(LightningReplica.make_spec(model=Classifier()), rank=3, device="cpu"))
-
-    assert (trainer.global_rank, trainer.local_rank) == (3, 1)

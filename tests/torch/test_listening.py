@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
-from kindler.frameworks.torch.exchange import bound_store
 from tests.listening import listeners, wildcards
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -48,15 +44,3 @@ def test_no_process_of_a_run_listens_on_a_wildcard_address(tmp_path: Path, share
 
     assert [address for _, address in seen] == ["127.0.0.1"]  # the meeting point alone
     assert wildcards(seen) == []
-
-
-def test_the_store_that_nccl_meets_at_is_bound_to_the_address_in_use() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    store = bound_store("127.0.0.1", port, timedelta(seconds=10), listener)
-    other = bound_store("127.0.0.1", port, timedelta(seconds=10), None)
-    store.set("key", "value")
-
-    assert other.get("key") == b"value"
-    mine = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
-    assert [place.ip for place in mine if place.port == port] == ["127.0.0.1"]

@@ -15,6 +15,7 @@ from torch import nn
 from kindler import Estimator, Omega
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
+from kindler.models.registry import MODEL_KINDS
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")
@@ -172,12 +173,12 @@ def test_only_the_adapters_are_trained_on_by_an_estimator_which_is_stored_too(om
 
 
 def test_adapters_that_could_load_something_and_those_that_cannot_be_stored_are_refused(om: Omega) -> None:
-    from kindler.models.peft import PeftKind
-
     version = om.models.put(MODELS["layers"](), "layers")
     harmful = {**version.meta["adapters"]["default"], "megatron_config": {"a": 1}, "megatron_core": "evil"}
     with om.store.files(version) as folder, pytest.raises(UntrustedError, match="megatron_core"):
-        PeftKind().read(folder, {**version.meta, "adapters": {"default": harmful}}, trusted=False)
+        MODEL_KINDS.model_kind("peft").read(
+            folder, {**version.meta, "adapters": {"default": harmful}}, trusted=False
+        )
     prompts = get_peft_model(classifier(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
     with pytest.raises(ConfigError, match="PROMPT_TUNING cannot be stored"):
         om.models.put(prompts, "prompts")

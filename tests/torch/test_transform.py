@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from pathlib import Path
@@ -27,14 +26,9 @@ from interrupted import (
 )
 from torch import nn
 
-from kindler import Callback, Estimator, Omega, batched
+from kindler import Callback, Estimator, batched
 from kindler.data import images
 from kindler.errors import ConfigError, DataError, UntrustedError
-from kindler.models.loaded import load
-from kindler.models.signature import fit as fit_inputs
-from kindler.serve.protocols import Sent
-from kindler.serve.protocols.tfserving import TfServing
-from kindler.serve.requests import Target
 from tests import exact
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -319,31 +313,6 @@ def test_images_are_decoded_wherever_rows_are_trained_on_judged_and_scored(tmp_p
         Estimator.load(tmp_path / "whole.estimator")
     for again in (Estimator.load(tmp_path / "whole.estimator", trusted=True), est.copy()):
         np.testing.assert_allclose(scored(again), expected, atol=1e-5)
-
-
-def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
-    table, _ = pictures(6)
-    est = classifier(workers=1)
-    signature = {**est.signature, "feature_cols": "png", "label_cols": "label"}
-    est.restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
-    expected = est.predict(table, verbose=0).column("prediction").to_pylist()
-    om = Omega(tmp_path / "store")
-    version = om.models.put(est, "images")
-
-    with pytest.raises(UntrustedError, match="(?s)its transform, collate or padding is code.*trusted=True"):
-        om.models.get("images")
-    again = om.models.get("images", trusted=True, workers=1)
-    assert again.preparation.transform == est.preparation.transform
-    assert again.predict(table, verbose=0).column("prediction").to_pylist() == expected
-
-    served = load(om.store, version, trusted=True).predictor
-    sent = [{"png": {"b64": base64.b64encode(data).decode()}} for data in table.column("png").to_pylist()]
-    body = json.dumps({"instances": sent}).encode()
-    request = TfServing().decode(Sent(body, {}, {}), served.signature, Target("images", None))
-    (outputs,) = served.call(fit_inputs(served.signature, request.inputs), "predict").values()
-    np.testing.assert_allclose(outputs, expected, atol=1e-6)
-    with pytest.raises(DataError, match="column 'png', row 0: cannot be read as an image"):
-        served(np.array([b"oops"], object))
 
 
 def test_a_damaged_image_ends_the_run_with_its_row_and_worker() -> None:

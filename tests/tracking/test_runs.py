@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, MLflowLogger, RunSettings
+from kindler import Callback, DriverCallback, Estimator, MLflowLogger, RunSettings
 from kindler.errors import TrackingError
-from kindler.train.callbacks import DriverCallback
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import json
-import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +17,7 @@ from torch import nn
 
 from kindler import Estimator
 from kindler.errors import ConfigError, NotFittedError, TrainingError
-from kindler.tune import Study, choice, integer, loguniform, search, uniform
-from kindler.tune.space import Space
-from kindler.tune.storage import _began, claim
+from kindler.tune import Study, choice, loguniform, search, uniform
 from tests.conftest import eventually_none, workers
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
@@ -229,7 +225,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="begin above 0"):
         loguniform(0, 1)
     with pytest.raises(ConfigError, match="not a dimension"):
-        Space({"lr": range(3)})
+        search(never, {"lr": range(3)}, ROWS)
     with pytest.raises(ConfigError, match="evaluator= is for stages"):
         search(never, {"lr": uniform(0, 1)}, ROWS, evaluator=object())
 
@@ -257,31 +253,6 @@ def test_an_interrupt_ends_running_trials_at_once_and_they_run_again_later(tmp_p
     assert [row["state"] for row in found.trials] == ["lost", "finished"]
     with pytest.raises(ConfigError, match="was begun with a metric whose minimum"):
         search(linear, {"lr": choice([0.01])}, ROWS, metric="max:loss", trials=1, fit=FIT, **options)
-
-
-def test_a_study_of_a_process_that_still_runs_is_left_to_it(tmp_path: Path) -> None:
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        owned = optuna.create_study()
-        owner = {"host": socket.gethostname(), "pid": sleeper.pid, "since": _began(sleeper.pid)}
-        owned.set_user_attr("kindler:owner", owner)
-        with pytest.raises(ConfigError, match=f"being run by process {sleeper.pid}"):
-            claim(owned)
-        owned.set_user_attr("kindler:owner", {**owner, "since": "1"})  # the number was given out again
-        claim(owned)
-    finally:
-        sleeper.communicate(b"\n")
-
-
-def test_choices_of_any_kind_are_drawn_and_recorded_by_number() -> None:
-    layers = choice([nn.ReLU, nn.Tanh])
-    trial = optuna.create_study().ask()
-    drawn = Space({"layer": layers, "width": integer(1, 8, log=True), "fixed": 3}).draw(trial)
-
-    assert drawn["layer"] in (nn.ReLU, nn.Tanh)
-    assert drawn["fixed"] == 3
-    json.dumps(trial.params)
-    assert layers.value(trial.params["layer"]) is drawn["layer"]
 
 
 def test_a_study_without_a_folder_does_not_keep_what_another_process_trained(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Supported versions of pyspark, and every private name of pyspark and py4j that Kindler uses. A new
-release of pyspark breaks this file or nothing. `tests/spark/test_versions.py` touches each name."""
+release of pyspark breaks this file or nothing. `tests/unit/with_spark/test_versions.py` touches each name."""
 
 from __future__ import annotations
 

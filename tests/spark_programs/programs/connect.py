@@ -14,10 +14,6 @@ from torch import nn
 
 import kindler
 from kindler import Estimator, RunSettings
-from kindler.engine.job import Job, equal_ranks
-from kindler.spark import engine
-from kindler.spark.executors import slots_without_a_job
-from tests.spark import direct_facts
 
 ROWS = 10_000
 
@@ -48,28 +44,6 @@ def error_of(frame: Any, **options: Any) -> list[Any]:
     return []
 
 
-def direct_scans(spark: Any, folder: str) -> dict[str, str | None]:
-    """Why each of the frames of `direct_facts` is not a plain scan, or None."""
-    seen = {}
-    for name in direct_facts.ON_CONNECT:
-        place = os.path.join(folder, name)
-        os.mkdir(place)
-        seen[name] = direct_facts.outcome(spark, direct_facts.CASES[name], place)
-    return seen
-
-
-def echoed(spark: Any) -> list[Any]:
-    """What a running worker gives back of what it was fed; the slots, while workers have all of them."""
-    with engine.start(Job(ranks=equal_ranks("tests.gang_targets:echo", 2)), spark=spark) as gang:
-        gang.push(0, "rows", b"through Connect")
-        slots = slots_without_a_job(spark)
-        gang.feed(0, "rows").end()
-        gang.feed(1, "rows").end()
-        rows = [batch[0].decode() for batch in gang.output(0, "echoed")]
-        gang.wait()
-    return [*rows, slots]
-
-
 def main(folder: str) -> None:
     spark = kindler.init(cores=2, conf={"spark.api.mode": "connect"})
     random = np.random.default_rng(0)
@@ -86,9 +60,7 @@ def main(folder: str) -> None:
         "at_driver": fitted(frame, settings=RunSettings(rendezvous="driver")),
         "among_workers": fitted(frame, settings=RunSettings(rendezvous="workers")),
         "from_files": fitted(scan),
-        "echoed": echoed(spark),
         "error_at_driver": error_of(frame),
-        "direct": direct_scans(spark, folder),
         "error_among_workers": error_of(frame, settings=RunSettings(rendezvous="workers")),
     }
     print(json.dumps(seen))  # noqa: T201

@@ -1,7 +1,6 @@
 """The Connect session that runs is used and ended, and a classic one follows; prints what was seen as JSON.
 
-It comes last of the programs that share a process: `kindler.stop`, which does nothing there, is taken from
-where it is defined.
+It comes last of the programs that share a process, in which `kindler.stop` does nothing until then.
 """
 
 from __future__ import annotations
@@ -9,24 +8,28 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from kindler.spark.session import init, running, stop
-from kindler.spark.versions import is_connect
+import kindler
+
+
+def is_connect(spark: Any) -> bool:
+    return "connect" in type(spark).__module__
 
 
 def main() -> None:
     begun = dict(
         part.split("=", 1) for part in Path("/proc/self/environ").read_text().split("\0") if "=" in part
     )
-    spark = running()
-    assert spark is not None
-    again = init(conf={"spark.sql.shuffle.partitions": 7})
+    vars(kindler).pop("stop")  # so that it is looked up again
+    spark = kindler.init()
+    again = kindler.init(conf={"spark.sql.shuffle.partitions": 7})
     seen = [is_connect(spark), again is spark, spark.conf.get("spark.sql.shuffle.partitions")]
     seen.append(spark.range(5).count())
-    stop()
+    kindler.stop()
     ours = ("JAVA", "SPARK", "PYSPARK")
     left = {name for name, value in os.environ.items() if name.startswith(ours) and begun.get(name) != value}
-    classic = init(cores=1)
+    classic = kindler.init(cores=1)
     print(json.dumps([*seen, sorted(left), is_connect(classic), classic.range(2).count()]))  # noqa: T201
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 import kindler
+from kindler import cli
 
 ROWS, FOLDERS = 80, "SPARK_EXECUTOR_DIRS"
 
@@ -123,11 +126,12 @@ def executors(spark: Any) -> int:
     return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is one of them
 
 
-def checked(spark: Any, master: str) -> list[dict[str, str]]:
-    """What `kindler doctor --master` says of the executors."""
-    from kindler.cli.doctor import _executors
-
-    return [check.as_dict() for check in _executors(spark, master, 60.0)]
+def checked(master: str) -> list[dict[str, str]]:
+    """What `kindler doctor --master` says of the cluster; it ends the session."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        cli.main(["doctor", "--master", master, "--json"])
+    return [check for check in json.loads(printed.getvalue()) if check["where"] != "here"]
 
 
 def main(master: str, work: str) -> None:
@@ -149,7 +153,7 @@ def main(master: str, work: str) -> None:
         "killed": train(spark, place / "killed", sync="rounds", kill=True),
         "async": train(spark, place / "async", sync="async", kill=True),
     }
-    told["checked"] = checked(spark, master)
+    told["checked"] = checked(master)
     print(json.dumps(told))  # noqa: T201
 
 

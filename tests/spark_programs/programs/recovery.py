@@ -23,8 +23,6 @@ from torch import nn
 
 import kindler
 from kindler import cluster
-from kindler.engine.placement import TASK_GPUS
-from kindler.spark.executors import slots
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
@@ -56,7 +54,7 @@ class Note(kindler.Callback):
 
     def on_step_end(self, run: Any) -> None:
         with Path(self.folder, f"rank-{run.rank}.jsonl").open("a") as file:
-            gpus = [os.environ.get(name) for name in (TASK_GPUS, "CUDA_VISIBLE_DEVICES")]
+            gpus = [os.environ.get(name) for name in ("KINDLER_TASK_GPUS", "CUDA_VISIBLE_DEVICES")]
             noted = {
                 "gpus": gpus,
                 "size": run.size,
@@ -168,11 +166,15 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def executors(spark: Any) -> int:
+    return int(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+
 def bring_back(spark: Any, master: str, folder: Path, stack: ExitStack) -> None:
     """Start a Spark worker in place of one that was killed, and wait for its executor."""
     stack.enter_context(worker(master, folder))
     deadline = time.monotonic() + 240
-    while slots(spark) < 2:
+    while executors(spark) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     (folder / "back").touch()

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
+from typing import Any
 
 import kindler
-from kindler.spark.executors import check_executors, executor_pythons
+
+
+def found(args: Any, ctx: Any) -> list[Any]:
+    """What a node of a cluster runs in."""
+    return [sys.executable, {name: bool(find_spec(name)) for name in args}]
 
 
 def main(master: str) -> None:
     spark = kindler.init(master, ship="venv", conf={"spark.cores.max": "2"})
-    check_executors(spark)
-    found = executor_pythons(spark, ("kindler", "numpy", "pyarrow", "torch"))
+    names = ["kindler", "numpy", "pyarrow", "torch"]
+    with kindler.cluster.run(found, names, 2, spark=spark, framework=None) as running:
+        pass
     again = kindler.init(ship="venv") is spark
-    print(json.dumps([again, [[one.executable, one.versions] for one in found]]))  # noqa: T201
+    print(json.dumps([again, running.return_values]))  # noqa: T201
     kindler.stop()
 
 

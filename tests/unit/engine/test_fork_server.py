@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kindler.engine import fork_server
+from kindler.engine._fork_server_main import holds_accelerator
 from kindler.engine.fork_server import Recipe, start_child
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.supervisor import worker_fields
@@ -288,3 +289,12 @@ def test_a_peer_of_this_user_is_recognised() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert fork_server.peer_is_this_user(one)
+
+
+def test_a_device_that_is_open_is_noticed(tmp_path: Path) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.touch()
+    assert not holds_accelerator((str(device),))
+
+    with device.open():
+        assert holds_accelerator((str(device),))

@@ -26,7 +26,7 @@ def _no_processes_left() -> Iterator[None]:
 
 
 def target(name: str) -> str:
-    return f"tests.gang_targets:{name}"
+    return f"tests.unit.gang_targets:{name}"
 
 
 def start(name: str, count: int = 1, **options: Any) -> Gang:

@@ -24,6 +24,7 @@ from kindler.errors import ConfigError, WorkerLost
 from kindler.testing.shards import Put, ShardBackendContract
 from kindler.xshards.local import LocalShards
 from tests.shards_facts import ShardFacts
+from tests.unit.shards.flat_columns import assert_arrays_are_flat_columns
 
 ROOT = Path(__file__).parents[3]
 
@@ -215,3 +216,7 @@ def test_split_then_zip_gives_the_same_arrays(arrays: list[Any]) -> None:
     assert len(parts) == len(arrays)
     for part, array in zip(parts, arrays, strict=True):
         np.testing.assert_array_equal(np.concatenate(part.collect()), array)
+
+
+def test_arrays_are_flat_columns_for_whoever_feeds_a_model() -> None:
+    assert_arrays_are_flat_columns("local")

@@ -13,9 +13,9 @@ from matplotlib import pyplot as plt
 from stored_functions import IMAGES, SHAPE, classify, flowers
 
 import kindler.compat.omegaml as om
-from kindler.engine import fork_server
 from tests.seeds.programs import Program
 from tests.serve.served import serving
+from tests.warm import end_warm_processes
 from tests.whole import WHOLE
 
 pytestmark = pytest.mark.skipif(flavour.FLAVOUR != "tensorflow", reason="programs of TensorFlow's")
@@ -42,7 +42,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     made.run("omegaml/train", "omegaml/put")
     yield made
     om.setup()
-    fork_server.close()
+    end_warm_processes()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import flavour
 import numpy as np
 
 import kindler.compat.omegaml as omegaml
-from kindler.engine import fork_server
+from tests.warm import end_warm_processes
 
 pytestmark = flavour.one_is_enough
 WAIT_S = 240
@@ -31,4 +31,4 @@ def test_fit_publishes_a_trained_version_with_its_history(tmp_path: Path, keras:
     found = om.runtime.model("small").predict(x).get(WAIT_S)
     np.testing.assert_allclose(found, after.predict(x, verbose=0), rtol=1e-5)
     om.close()
-    fork_server.close()
+    end_warm_processes()

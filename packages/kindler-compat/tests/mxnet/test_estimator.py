@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import Estimator, LearningRateMonitor, XShards
+from kindler import Estimator, LearningRateMonitor, RunSettings, XShards
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.mxnet.library import mx
 from kindler.compat.zoo.orca.learn.mxnet import Estimator as OrcaEstimator
-from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from tests.mxnet import networks
 from tests.mxnet.networks import rows

@@ -115,10 +115,10 @@ def test_an_rdd_trains_and_predicts_row_for_row(sc: Any, rows: Any, graph: Any) 
 def test_dataframes_feed_graphs_and_keras_models(sc: Any, rows: Any, tmp_path: Path) -> None:
     import pandas as pd
 
-    from kindler.spark.session import running
+    import kindler
 
     x, y = rows
-    frame = running().createDataFrame(pd.DataFrame({"image": list(x), "label": y}))  # type: ignore[union-attr]
+    frame = kindler.init().createDataFrame(pd.DataFrame({"image": list(x), "label": y}))
     tf.keras.backend.clear_session()
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, activation="softmax", input_shape=(6,))])
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])

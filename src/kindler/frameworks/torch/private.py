@@ -1,4 +1,4 @@
-"""Names of torch that a release may change without notice; `tests/torch/test_private_names.py` uses each.
+"""Names of torch that a release may change without notice; `test_private_names.py` uses each.
 
 Those of torchmetrics are in `metrics.py` alone, and those of Lightning in `lightning_replica.py`.
 """

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torchmetrics
 from gang import GangWorker, attach, run_ranks
-from rows import Array, share
 from torch import nn
 
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, share
 
 pytestmark = pytest.mark.torch
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gang import GangWorker, attach, run_ranks
-from rows import Array, batch, share
 from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, batch, share
 
 pytestmark = pytest.mark.torch
 

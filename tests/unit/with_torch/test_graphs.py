@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import batch
 from torch import nn
 
 from kindler.frameworks.torch.device import backward_on, held
 from kindler.frameworks.torch.graphs import numbers_in_python, why_not
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import batch
 
 pytestmark = pytest.mark.torch
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torchmetrics
 from gang import GangWorker, run_ranks
-from rows import Array, batch, share
 from sklearn import metrics as sk
 from torch import nn
 
 from kindler import Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, batch, share
 
 pytestmark = pytest.mark.torch
 

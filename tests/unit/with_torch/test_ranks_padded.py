@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from gang import GangWorker, attach, run_ranks
-from rows import Array, Rows
 from torch import nn
 from torch.nn import functional as F
 
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, Rows
 
 pytestmark = pytest.mark.torch
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import batch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler import Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check
+from tests.unit.with_torch.rows import batch
 
 pytestmark = pytest.mark.torch
 

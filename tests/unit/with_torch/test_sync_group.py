@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from gang import GangWorker, run_ranks
 
 from kindler.errors import SyncError
-from kindler.frameworks.torch.exchange import TorchExchange
+from kindler.frameworks.torch.exchange import TorchExchange, bound_store
 
 pytestmark = pytest.mark.torch
 
@@ -62,3 +65,15 @@ def _left_alone(worker: GangWorker) -> str:
 
 def test_a_lost_peer_on_the_network_is_a_sync_error() -> None:
     assert run_ranks(2, _left_alone) == ["told", "gone"]
+
+
+def test_the_store_that_nccl_meets_at_is_bound_to_the_address_in_use() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = bound_store("127.0.0.1", port, timedelta(seconds=10), listener)
+    other = bound_store("127.0.0.1", port, timedelta(seconds=10), None)
+    store.set("key", "value")
+
+    assert other.get("key") == b"value"
+    mine = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+    assert [place.ip for place in mine if place.port == port] == ["127.0.0.1"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kindler.engine._fork_server_main import holds_accelerator
-from tests.watched_devices import preload_watched
+from tests.unit.watched_devices import preload_watched
 
 pytestmark = pytest.mark.torch
 
@@ -32,15 +31,6 @@ def test_the_watch_notices_an_optimizer_that_asks_for_devices(
     asked = preload_watched("torch", ["asks"], path=tmp_path)
 
     assert asked["calls"] == ["torch._C._cuda_getDeviceCount"]
-
-
-def test_a_device_that_is_open_is_noticed(tmp_path: Path) -> None:
-    device = tmp_path / "nvidia-uvm"
-    device.touch()
-    assert not holds_accelerator((str(device),))
-
-    with device.open():
-        assert holds_accelerator((str(device),))
 
 
 def test_what_opens_a_device_when_imported_is_imported_in_each_fork_instead(tmp_path: Path) -> None:

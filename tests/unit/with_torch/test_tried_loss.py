@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gang import GangWorker, attach, run_ranks
-from rows import share
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,6 +20,7 @@ from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.spec import StepSpec
 from kindler.frameworks.torch.step_replica import StepReplica
 from kindler.frameworks.torch.trials import TriedLoss
+from tests.unit.with_torch.rows import share
 
 pytestmark = pytest.mark.torch
 

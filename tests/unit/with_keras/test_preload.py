@@ -10,7 +10,7 @@ import pytest
 
 from kindler.errors import ConfigError
 from tests.keras.flavour import FLAVOUR
-from tests.watched_devices import preload_watched
+from tests.unit.watched_devices import preload_watched
 
 BACKEND = "tensorflow" if FLAVOUR == "tf_keras" else FLAVOUR
 

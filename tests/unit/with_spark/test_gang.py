@@ -27,7 +27,7 @@ def _the_session_keeps_its_settings(spark: Any) -> Iterator[None]:
 
 
 def target(name: str) -> str:
-    return f"tests.gang_targets:{name}"
+    return f"tests.unit.gang_targets:{name}"
 
 
 def start(spark: Any, name: str, count: int = 1, **options: Any) -> Gang:

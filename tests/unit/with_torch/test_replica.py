@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from rows import Array, Rows, batch
 from torch import nn
 
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, Rows, batch
 
 pytestmark = pytest.mark.torch
 

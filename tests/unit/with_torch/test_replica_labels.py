@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
-from rows import Array, batch
 from torch import nn
 from torch.nn import functional as F
 
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
+from tests.unit.with_torch.rows import Array, batch
 
 pytestmark = pytest.mark.torch
 

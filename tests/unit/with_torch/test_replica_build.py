@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import batch
 from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, loads, resolve_device
 from kindler.frameworks.torch.spec import StepSpec
+from tests.unit.with_torch.rows import batch
 
 pytestmark = pytest.mark.torch
 

@@ -1,0 +1,46 @@
+"""A stored transform in the server: pictures arrive as bytes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kindler import Omega
+from kindler.errors import DataError, UntrustedError
+from kindler.models.loaded import load
+from kindler.models.signature import fit as fit_inputs
+from kindler.serve.protocols import Sent
+from kindler.serve.protocols.tfserving import TfServing
+from kindler.serve.requests import Target
+from tests.torch.test_transform import classifier, pictures
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+
+def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
+    table, _ = pictures(6)
+    est = classifier(workers=1)
+    signature = {**est.signature, "feature_cols": "png", "label_cols": "label"}
+    est.restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
+    expected = est.predict(table, verbose=0).column("prediction").to_pylist()
+    om = Omega(tmp_path / "store")
+    version = om.models.put(est, "images")
+
+    with pytest.raises(UntrustedError, match="(?s)its transform, collate or padding is code.*trusted=True"):
+        om.models.get("images")
+    again = om.models.get("images", trusted=True, workers=1)
+    assert again.preparation.transform == est.preparation.transform
+    assert again.predict(table, verbose=0).column("prediction").to_pylist() == expected
+
+    served = load(om.store, version, trusted=True).predictor
+    sent = [{"png": {"b64": base64.b64encode(data).decode()}} for data in table.column("png").to_pylist()]
+    body = json.dumps({"instances": sent}).encode()
+    request = TfServing().decode(Sent(body, {}, {}), served.signature, Target("images", None))
+    (outputs,) = served.call(fit_inputs(served.signature, request.inputs), "predict").values()
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    with pytest.raises(DataError, match="column 'png', row 0: cannot be read as an image"):
+        served(np.array([b"oops"], object))
