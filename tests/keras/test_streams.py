@@ -15,6 +15,7 @@ from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, WorkerError
+from kindler.frameworks.loaders import Dealing, open_stream
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -161,6 +162,28 @@ def test_a_dataset_of_the_drivers_is_cut_so_that_each_row_is_used_once() -> None
     of_python = tf.data.Dataset.from_generator(lambda: iter([]), output_signature=tf.TensorSpec(()))
     with pytest.raises(ConfigError, match="calls Python code.*\nHint: pass a function"):
         est.fit(of_python)
+
+
+@on_tensorflow
+@pytest.mark.parametrize(("ranks", "files_each"), [(2, [{0}, {1}]), (3, [{0, 1}, {0, 1}, {0, 1}])])
+def test_files_are_dealt_to_ranks_where_there_are_enough_and_batches_otherwise(
+    tmp_path: Path, ranks: int, files_each: list[set[int]]
+) -> None:
+    import tensorflow as tf
+
+    for file in range(2):
+        (tmp_path / f"{file}.txt").write_text("\n".join(str(file) for _ in range(12)))
+    paths = [str(tmp_path / f"{file}.txt") for file in range(2)]
+
+    def seen(rank: int) -> list[int]:
+        dataset = tf.data.TextLineDataset(paths).batch(2)
+        stream = open_stream(lambda: dataset, Dealing(rank, ranks, 0), title="f()")
+        return [int(line) for batch in stream.batches(1) for line in batch.numpy()]
+
+    found = [seen(rank) for rank in range(ranks)]
+
+    assert [set(lines) for lines in found] == files_each
+    assert sorted(itertools.chain(*found)) == [0] * 12 + [1] * 12
 
 
 @one_is_enough
