@@ -11,11 +11,10 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from kindler import Estimator, RunSettings
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.tf_graph import EstimatorSpec, InputData, ModeKeys
-from kindler.config import RunSettings
 from kindler.estimator.checks import backend_complaints, refuse
-from kindler.estimator.estimator import Estimator
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine

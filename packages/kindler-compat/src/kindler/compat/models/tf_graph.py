@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kindler import Estimator
 from kindler.compat.frameworks.tf_graph import files
 from kindler.compat.frameworks.tf_graph.spec import GraphSpec
 from kindler.errors import ConfigError
-from kindler.estimator.estimator import Estimator
 from kindler.frameworks.keras import backends
 from kindler.frameworks.keras.backends import settled
 from kindler.models.framework import FrameworkKind

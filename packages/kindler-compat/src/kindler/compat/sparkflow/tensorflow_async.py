@@ -20,6 +20,7 @@ from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasPredictionCol
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
+from kindler import Callback, Estimator
 from kindler.compat.estimators import from_graph
 from kindler.compat.sparkflow.graphs import Array, OpenGraph, check_graph, tf
 from kindler.compat.sparkflow.ml_util import (
@@ -30,13 +31,11 @@ from kindler.compat.sparkflow.ml_util import (
     predict_func,
 )
 from kindler.errors import ConfigError, NotFittedError
-from kindler.estimator.estimator import Estimator
 from kindler.ml.model import KindlerModel
 from kindler.ml.params import declared
 from kindler.ml.persistence import SavedStage
 from kindler.ml.trust import is_trusted
 from kindler.spark.executors import slots
-from kindler.train.callbacks import Callback
 
 __all__ = [
     "HogwildSparkModel",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kindler import RunSettings
 from kindler.cluster import cluster as clusters
 from kindler.cluster.context import Context
 from kindler.compat.tensorflowonspark.TFNode import TFNodeContext
 from kindler.compat.tensorflowonspark.util import requested_gpus
-from kindler.config import RunSettings
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
 from kindler.spark.executors import resolve_workers

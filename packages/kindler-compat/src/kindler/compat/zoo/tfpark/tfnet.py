@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from kindler import Estimator
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.rows import flatten
@@ -20,7 +21,6 @@ from kindler.compat.zoo.tfpark.tf_dataset import TFDataset, dataset_of, decoded,
 from kindler.compat.zoo.tfpark.training import graph_estimator, predicted_rdd, stacked
 from kindler.data.arrays import is_spark_frame
 from kindler.errors import ConfigError
-from kindler.estimator.estimator import Estimator
 
 __all__ = ["TFNet", "TFPredictor"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from kindler import Estimator
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
 from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.estimators import from_graph
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.errors import ConfigError
-from kindler.estimator.estimator import Estimator
 from kindler.estimator.run import RunObserver
 from kindler.files import folder_at
 from kindler.spark.session import running

@@ -9,17 +9,17 @@ from itertools import islice
 from os import PathLike
 from typing import Any
 
+from kindler import Estimator as CoreEstimator
+from kindler import XShards
 from kindler.compat.bigdl.optim.summaries import Summary, TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.validation import tag_of
 from kindler.compat.zoo.orca import InvalidInput, as_orca
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, find_checkpoint
 from kindler.data.arrays import is_spark_frame
-from kindler.estimator.estimator import Estimator as CoreEstimator
 from kindler.frameworks.creators import call, positional
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
 from kindler.sync.registry import SYNCS
-from kindler.xshards import XShards
 
 # All of them compute the same steps. With "bigdl" each worker holds a slice of the optimizer's state.
 BACKENDS = {

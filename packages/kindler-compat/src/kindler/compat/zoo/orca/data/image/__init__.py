@@ -21,13 +21,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from kindler import XShards
 from kindler.compat.zoo.orca import InvalidInput, as_orca, refuse_given
 from kindler.data.paths import file_system, hidden
 from kindler.errors import DataError, MissingExtraError
 from kindler.files import folder_at, place
 from kindler.readers.files import find, listed, opened
 from kindler.spark.session import running
-from kindler.xshards import XShards
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable"),

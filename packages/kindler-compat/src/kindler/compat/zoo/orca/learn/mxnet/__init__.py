@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kindler import Estimator as CoreEstimator
 from kindler.compat.estimators import create_config, from_mxnet
 from kindler.compat.zoo.orca.learn.base import OrcaEstimator
-from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "MXNetEstimator", "create_config"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kindler import Estimator as CoreEstimator
 from kindler.compat.zoo.orca import InvalidInput
 from kindler.compat.zoo.orca.learn.base import OrcaEstimator
-from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "OpenvinoEstimator"]
 

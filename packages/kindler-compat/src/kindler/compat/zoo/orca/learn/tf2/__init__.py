@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from kindler import Estimator as CoreEstimator
 from kindler.compat.zoo.orca import InvalidInput, refuse_given
 from kindler.compat.zoo.orca.learn.base import (
     OrcaEstimator,
@@ -14,7 +15,6 @@ from kindler.compat.zoo.orca.learn.base import (
     first_steps,
     workers_of,
 )
-from kindler.estimator.estimator import Estimator as CoreEstimator
 
 __all__ = ["Estimator", "TensorFlow2Estimator"]
 
