@@ -15,7 +15,6 @@ from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasPredictionCol
 from torch import nn
 
-from kindler import MaxEpoch
 from kindler.compat.bigdl.nn import layer as _layers  # noqa: F401 - so that files of them can be read
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
 from kindler.compat.bigdl.optim.methods import SGD

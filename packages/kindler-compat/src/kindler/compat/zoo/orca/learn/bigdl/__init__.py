@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from kindler import Trigger
 from kindler.compat.bigdl.nn import layer as _layers  # noqa: F401 - so that files of them can be read
 from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.nn.files import read_layer, write_layer
