@@ -67,12 +67,12 @@ def fill(om: Any, count: int) -> None:
     om.models.put(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), "fine")
     fixed = {"number": 1, "kind": "function", "size": 0, "digest": ""}
     fixed |= {"created": datetime.now(timezone.utc).isoformat()}
-    fixed |= {"manifest": '{"attributes":{},"files":[],"meta":{}}'}
+    fixed |= {"manifest": '{"attributes":{},"meta":{}}'}
     objects = [
         {"id": 1000 + i, "bucket": "default", "shelf": "models", "name": f"m/{i:06d}", "last": 1}
         for i in range(count)
     ]
-    with om.store._catalog._database.writing() as connection:
+    with om.store.catalog.database.writing() as connection:
         connection.execute(catalog._objects.insert(), objects)
         connection.execute(catalog._versions.insert(), [{"object": row["id"], **fixed} for row in objects])
 
@@ -192,7 +192,7 @@ def appended(om: Any, count: int) -> tuple[int, int]:
 
     def size() -> int:
         asked = "SELECT SUM(LENGTH(manifest)) FROM kindler_versions WHERE kind = 'numpy'"
-        with om.store._catalog._database.reading() as connection:
+        with om.store.catalog.database.reading() as connection:
             return int(connection.exec_driver_sql(asked).scalar() or 0)
 
     half = 0

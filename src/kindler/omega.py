@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
-from kindler.shelves.scripts import Scripts
+from kindler.shelves.shelf import Scripts
 from kindler.store import Store, Swept, Verified
 from kindler.store.names import check_bucket
 

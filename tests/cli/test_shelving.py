@@ -153,7 +153,7 @@ def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
     kindler("datasets", "put", "t.csv", "t")
 
     status, _, error = kindler("datasets", "put", "t.csv", "t")
-    assert (status, error.startswith("kindler: there is a dataset 't' already.")) == (1, True)
+    assert (status, error.startswith("kindler: the dataset 't' already exists.")) == (1, True)
     assert kindler("datasets", "put", "t.csv", "t", "--mode", "append") == (0, "t@2\n", "")
     assert kindler("datasets", "get", "t", "-", "--columns", "b")[1].splitlines() == [
         '"b"', "10", "20", "30", "10", "20", "30"

@@ -239,7 +239,7 @@ def test_large_messages_that_were_read_leave_nothing_behind(om: Omega) -> None:
     messages.drop(message)
     assert om.datasets.list(hidden=True) == []
     assert not [path for path in (Path(om.store.url) / "blobs").rglob("*") if path.stat().st_size > 1 << 20]
-    with om.store._catalog._database.reading() as connection:
+    with om.store.catalog.database.reading() as connection:
         found = connection.exec_driver_sql("SELECT name FROM kindler_objects").scalars().all()
     assert found == ["net"]
     messages.close()

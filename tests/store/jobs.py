@@ -20,7 +20,7 @@ def processes() -> Any:
         [
             "tests.store.jobs",
             "kindler.store.catalog",
-            "kindler.shelves.datasets.numpy",
+            "kindler.shelves.datasets.arrays",
             "psycopg",
             "obstore.store",
         ]

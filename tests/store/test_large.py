@@ -33,13 +33,13 @@ def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omega]:
 def fill(om: Omega, count: int) -> None:
     """Rows for so many models, written at once."""
     created = datetime.now(timezone.utc).isoformat()
-    with om.store._catalog._database.writing() as connection:
+    with om.store.catalog.database.writing() as connection:
         objects = [
             {"id": 1000 + i, "bucket": "default", "shelf": "models", "name": f"m/{i:06d}", "last": 1}
             for i in range(count)
         ]
         connection.execute(catalog._objects.insert(), objects)
-        text = '{"attributes":{},"files":[],"meta":{}}'
+        text = '{"attributes":{},"meta":{}}'
         fixed = {
             "number": 1,
             "kind": "function",
@@ -55,7 +55,7 @@ def fill(om: Omega, count: int) -> None:
 def counted(om: Omega) -> Iterator[dict[str, int]]:
     """Statements, and the steps of SQLite's own machine that they took, in thousands."""
     found = {"statements": 0, "steps": 0}
-    engine = om.store._catalog._database._engine
+    engine = om.store.catalog.database._engine
 
     def before(connection: sa.Connection, _: object, statement: str, *__: object) -> None:
         found["statements"] += not statement.startswith("BEGIN")
@@ -129,7 +129,7 @@ def test_appends_take_room_in_proportion_to_their_number(tmp_path: Path) -> None
     om = Omega(tmp_path / "store")
 
     def manifests() -> int:
-        with om.store._catalog._database.reading() as connection:
+        with om.store.catalog.database.reading() as connection:
             asked = "SELECT SUM(LENGTH(manifest)) FROM kindler_versions"
             return int(connection.exec_driver_sql(asked).scalar() or 0)
 
@@ -152,7 +152,7 @@ def test_old_versions_go_by_count_and_age_and_tags_and_splits_stay(tmp_path: Pat
     om.models.split("net@prod", canary={3: 0.5})
     assert om.models.prune(keep=2, dry_run=True) == ["net@2", "net@4"]
     assert om.models.prune(keep=2, days=1) == []  # all are of today
-    with om.store._catalog._database.writing() as connection:
+    with om.store.catalog.database.writing() as connection:
         old = (datetime.now(timezone.utc) - timedelta(days=10)).isoformat()
         connection.exec_driver_sql("UPDATE kindler_versions SET created = ? WHERE number <= 4", (old,))
     assert om.models.prune(days=5, keep=5) == []

@@ -166,11 +166,11 @@ def test_a_name_that_is_forgotten_leaves_no_row_and_no_bytes(local: Omega) -> No
 
 
 def rows_of(om: Omega) -> tuple[int, int]:
-    """What the catalog keeps: the characters of all manifests, and the blobs that are written down."""
-    database = om.store._catalog._database
+    """What the catalog keeps: the characters of all manifests, and the rows of files."""
+    database = om.store.catalog.database
     with database.reading() as connection:
         count = connection.exec_driver_sql("SELECT SUM(LENGTH(manifest)) FROM kindler_versions").scalar()
-        return count, connection.exec_driver_sql("SELECT COUNT(*) FROM kindler_needs").scalar()
+        return count, connection.exec_driver_sql("SELECT COUNT(*) FROM kindler_files").scalar()
 
 
 def test_what_appending_takes_grows_with_what_is_appended(om: Omega) -> None:
@@ -178,9 +178,9 @@ def test_what_appending_takes_grows_with_what_is_appended(om: Omega) -> None:
     for i in range(60):
         om.datasets.put(pa.table({"a": [i]}), "x", mode="append")
         sizes.append(rows_of(om))
-    (first, _), (last, needs) = sizes[29], sizes[59]
+    (first, _), (last, files) = sizes[29], sizes[59]
     assert last < 2.2 * first
-    assert needs == 60
+    assert files == 60
     assert om.datasets.get("x").column("a").to_pylist() == list(range(60))
     assert om.datasets.get("x@30").column("a").to_pylist() == list(range(30))
     versions = om.datasets.versions("x")
@@ -205,19 +205,6 @@ def test_versions_can_be_dropped_from_among_those_that_grow(om: Omega) -> None:
     om.datasets.drop("x@9")
     om.store.sweep(grace_s=0)
     assert (om.datasets.get("x").tolist(), om.datasets.get("x^").tolist()) == ([1, 2], [1])
-
-
-def test_a_catalog_of_the_first_format_is_read_and_grows(local: Omega) -> None:
-    local.datasets.put(np.array([0]), "x")
-    with local.store._catalog._database.writing() as connection:
-        connection.exec_driver_sql("UPDATE kindler_store SET format = 1")
-    again = Omega(local.store.url)
-    assert again.datasets.get("x").tolist() == [0]
-    again.datasets.put(np.array([1]), "x", mode="append")
-    assert again.datasets.get("x").tolist() == [0, 1]
-    with again.store._catalog._database.reading() as connection:
-        assert connection.exec_driver_sql("SELECT format FROM kindler_store").scalar() == 2
-    again.close()
 
 
 def test_pages_follow_one_another(om: Omega) -> None:
@@ -246,7 +233,7 @@ def test_a_page_reads_no_more_rows_than_it_shows_and_a_few(
     for i in range(300):
         local.datasets.put(1, f"n{i:03}")
     asked = []
-    catalog = local.store._catalog
+    catalog = local.store.catalog
     real = catalog.newest
     monkeypatch.setattr(catalog, "newest", lambda *a, **k: asked.append(k["limit"]) or real(*a, **k))
     assert [v.name for v in local.datasets.newest(limit=2, after="n200")] == ["n201", "n202"]

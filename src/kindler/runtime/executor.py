@@ -18,7 +18,7 @@ from kindler.runtime.locked_model import LockedModel, can_be_locked_in
 from kindler.runtime.messages import REDUCE, WRITES, Task
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
-from kindler.shelves.scripts import Scripts
+from kindler.shelves.shelf import Scripts
 from kindler.store import Store, Version
 
 

@@ -72,14 +72,14 @@ def create_app(
     loads, reads = Threads(_LOADS, "kindler-load"), Threads(_READS, "kindler-read")
     bodies, waits = Threads(READERS, "kindler-body"), Threads(WAITS, "kindler-wait")
     readers = Readers(bodies, settings.timeout_s, settings.rows)
-    keys = Keys(omega.store.url)
+    keys = Keys(omega.store)
     residents = Residents(
         omega, settings, looks=looks, asks=asks, loads=loads, stats=stats, lacking=_no_jail(settings)
     )
     gate = Gate(keys, looks, local=local, origins=settings.cors_origins)
     cors = Cors(settings.cors_origins)
     log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
-    traffic = Traffic(Splits(omega.store.url), residents, stats, looks, settings.refresh_s)
+    traffic = Traffic(Splits(omega.store), residents, stats, looks, settings.refresh_s)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:

@@ -1,21 +1,19 @@
-"""The shelf of models: every `put` is one more version."""
+"""The shelf of models: every `put` adds a version."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from kindler.errors import ConfigError
 from kindler.registry import Registry, Spec
 from kindler.shelves.shelf import Shelf
-from kindler.store import Version
 from kindler.store.selectors import parse
 
 if TYPE_CHECKING:
-    from kindler.store.splits import Split, Splits
+    from kindler.store.splits import Split
 
 # Forms of other systems that a model can be written in.
 _FORMS = Registry(
@@ -34,32 +32,6 @@ class Models(Shelf):
 
     shelf: ClassVar[str] = "models"
 
-    def put(
-        self,
-        obj: Any,
-        name: str,
-        *,
-        attributes: Mapping[str, Any] | None = None,
-        tag: str | Sequence[str] | None = None,
-        kind: str | None = None,
-        trusted: bool = False,
-        **options: Any,
-    ) -> Version:
-        """Store a model; see `Shelf.put`.
-
-        Args:
-            obj: The model, or the path of its file or folder.
-            name: The name, without a version.
-            attributes: What to remember of it; anything that JSON has.
-            tag: A tag, or several, that move to the new version.
-            kind: What to store it as, where several kinds could.
-            trusted: Allow pickles, Lambda layers and SavedModels that touch files. The reader must too.
-            **options: For PyTorch `init`, the arguments that its class is made with, or `example`, inputs for
-                `torch.export`.
-        """
-        obj = Path(obj) if isinstance(obj, str) else obj
-        return super().put(obj, name, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options)
-
     def split(
         self,
         name: str,
@@ -72,48 +44,37 @@ class Models(Shelf):
         Args:
             name: The name with an alias: `net@prod`.
             canary: Versions that answer a share of the requests: `{4: 0.1}` is a tenth of them.
-            shadow: Versions that are called with a share of the requests beside, and whose answers nobody
-                sees; servers count how many differ.
+            shadow: Versions to which a share of the requests is mirrored. Their responses are discarded;
+                servers count how many differ.
 
         Returns:
             What holds from now on.
 
         Raises:
-            ConfigError: The name has no alias, or a share cannot be.
+            ConfigError: The name has no alias, or a share is invalid.
             NotFoundError: There is no such alias or version.
         """
-        from kindler.store.splits import Split
+        from kindler.store.splits import Split, Splits
 
         selector = parse(name)
         if not isinstance(selector.ref, str) or selector.back:
             raise ConfigError(f"{name!r} names no alias.\nHint: split('net@prod', canary={{4: 0.1}}).")
-        if self.store.url.startswith("memory:"):
-            raise ConfigError("a store in memory belongs to its process; no server sees its splits.")
         self.metadata(name)
         split = Split(self.bucket, selector.name, selector.ref, dict(canary or {}), dict(shadow or {}))
         for number in {*split.canary, *split.shadow}:
             self.metadata(selector.name, version=number)
-        with self._splits() as splits:
-            splits.put(split)
+        Splits(self.store).put(split)
         return split
 
     def splits(self, name: str) -> dict[str, Split]:
         """How the requests of a model's aliases are divided, by alias."""
-        with self._splits() as splits:
-            return {split.alias: split for split in splits.list(self._address(name))}
-
-    def _protected(self, name: str) -> set[int]:
-        found = super()._protected(name)
-        for split in self.splits(name).values():
-            found |= {*split.canary, *split.shadow}
-        return found
-
-    @contextmanager
-    def _splits(self) -> Iterator[Splits]:
         from kindler.store.splits import Splits
 
-        with closing(Splits(self.store.url)) as splits:
-            yield splits
+        return {split.alias: split for split in Splits(self.store).list(self._address(name))}
+
+    def _protected(self, name: str) -> set[int]:
+        splits = self.splits(name).values()
+        return super()._protected(name).union(*((*split.canary, *split.shadow) for split in splits))
 
     def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:
         """Write a version to a folder that is an MLflow model, with its signature and its requirements.

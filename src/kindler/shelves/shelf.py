@@ -14,11 +14,27 @@ from typing import Any, ClassVar
 
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.kind import Handler, known_only
-from kindler.models.registry import Kinds
-from kindler.shelves.registry import KINDS
+from kindler.models.registry import MODEL_KINDS, Kinds, Row
 from kindler.store import Address, Store, Version, archive
 from kindler.store.names import check_bucket
-from kindler.store.selectors import Selector, parse
+from kindler.store.selectors import parse
+
+
+def _row(kind: str, handler: str, loaded: tuple[str, ...] = (), suffixes: tuple[str, ...] = ()) -> Row:
+    return Row(kind, f"kindler.shelves.datasets.{handler}", ("datasets",), loaded=loaded, suffixes=suffixes)
+
+
+# Everything that can be stored. No framework is loaded for it.
+KINDS = Kinds(
+    [
+        _row("parquet", "parquet:ParquetHandler", ("pandas", "pyarrow", "pyspark"), (".parquet",)),
+        _row("numpy", "arrays:NumpyHandler", ("numpy",), (".npy",)),
+        _row("tfrecord", "tfrecord:TfrecordHandler", ("tensorflow",), (".tfrecord", ".tfrecords")),
+        _row("arrays", "arrays:ArraysHandler", ("numpy",)),
+        _row("json", "arrays:JsonHandler", suffixes=(".json",)),
+        *MODEL_KINDS.rows,
+    ]
+)
 
 
 class Shelf:
@@ -64,17 +80,21 @@ class Shelf:
             attributes: What to remember of it; anything that JSON has.
             tag: A tag, or several, that move to the new version.
             kind: What to store it as, where several kinds could.
-            trusted: Allow what could run code when it is read again, such as pickles. The reader must too.
-            **options: What only some kinds know.
+            trusted: Allow what could run code when it is read again: pickles, Lambda layers, SavedModels that
+                touch files. The reader must too.
+            **options: What only some kinds know. For PyTorch `init`, the arguments that its class is made
+                with, or `example`, inputs for `torch.export`.
 
         Returns:
             The version.
 
         Raises:
-            ConfigError: The name, an option or the kind of object cannot be.
+            ConfigError: Invalid name, option or object.
             UntrustedError: It could run code when it is read, and `trusted` was not given.
         """
-        address = self._new(name)
+        address = self._address(name)
+        if self.shelf == "models" and isinstance(obj, str):
+            obj = Path(obj)
         handler = self._kinds.taking(obj, self.shelf, kind)
         known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
         with self.store.stage() as folder:
@@ -109,7 +129,13 @@ class Shelf:
         """
         found = self.metadata(name, version=version)
         if local is not None:
-            return self._copied(found, Path(local))
+            folder = Path(local)
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError as exc:
+                raise AlreadyExistsError(f"local={str(folder)!r} already exists.", name=str(folder)) from exc
+            self.store.copy_files(found, folder)
+            return folder
         handler = self._kinds.handler(found.kind)
         self._check_get(handler, options)
         with self.store.files(found) as folder:
@@ -144,7 +170,7 @@ class Shelf:
             hidden: Also names with a part that begins with `.` or `_`.
             kind: Only those whose newest version is of this kind.
             after: Only names that come after this one: the last one of the page before.
-            limit: At most so many: a page.
+            limit: The size of a page.
         """
         if kind is None:
             return self.store.names(self.bucket, self.shelf, pattern, hidden=hidden, after=after, limit=limit)
@@ -171,11 +197,12 @@ class Shelf:
         Raises:
             NotFoundError: There is no such name.
         """
-        self.metadata(self._bare(name).name)
-        return self.store.versions(self._address(name))
+        address = self._address(name)
+        self.metadata(address.name)
+        return self.store.versions(address)
 
     def drop(self, name: str, *, version: int | str | None = None, force: bool = False) -> builtins.list[int]:
-        """Take a name away with all its versions and tags, or the one version that it says.
+        """Delete a name with all its versions and tags, or the one version that it says.
 
         The bytes go with the next `sweep`. Numbers are not given again.
 
@@ -204,7 +231,7 @@ class Shelf:
         days: float | None = None,
         dry_run: bool = False,
     ) -> builtins.list[str]:
-        """Take old versions away. What is tagged stays, and so does the newest version of each name.
+        """Delete old versions. What is tagged stays, and so does the newest version of each name.
 
         Args:
             pattern: A glob of names.
@@ -242,7 +269,7 @@ class Shelf:
         return set(self.tags(name).values())
 
     def tag(self, name: str, tag: str) -> Version:
-        """Make a tag stand at a version; it leaves the one where it stood.
+        """Move a tag to a version.
 
         Raises:
             NotFoundError: There is no such name or version.
@@ -252,7 +279,7 @@ class Shelf:
         return found
 
     def untag(self, name: str, tag: str) -> None:
-        """Take a tag of a name away.
+        """Remove a tag of a name.
 
         Raises:
             NotFoundError: There is no such tag.
@@ -260,7 +287,7 @@ class Shelf:
         self.store.untag(self._address(name), tag)
 
     def tags(self, name: str) -> dict[str, int]:
-        """The tags of a name, and the numbers of the versions they stand at."""
+        """The tags of a name, and the numbers of the versions they point to."""
         return self.store.tags(self._address(name))
 
     def promote(self, name: str, *, bucket: str | None = None, tag: str | None = None) -> Version:
@@ -293,7 +320,7 @@ class Shelf:
             bucket: The bucket of the other name; this one if not given.
             tag: A tag, or several, that move to the new version.
         """
-        target = Address(self.bucket if bucket is None else bucket, self.shelf, self._bare(to).name)
+        target = self._address(to, bucket)
         found = self.metadata(name)
         if target == found.address:
             raise ConfigError(f"copy({name!r}, {to!r}): both are the same name.")
@@ -334,16 +361,16 @@ class Shelf:
             ConfigError: It is no such file, or one of another shelf.
             DamagedError: A file in it is not what the archive says.
         """
-        with archive.reading(self.store, Path(path)) as (told, folder):
-            if told.shelf != self.shelf:
-                raise ConfigError(f"{path} holds one of the {told.shelf}, and these are the {self.shelf}.")
-            self._kinds.handler(told.kind)
+        with archive.reading(self.store, Path(path)) as (record, folder):
+            if record.shelf != self.shelf:
+                raise ConfigError(f"{path} holds one of the {record.shelf}, and these are the {self.shelf}.")
+            self._kinds.handler(record.kind)
             return self.store.publish(
-                self._new(told.name if name is None else name),
+                self._address(record.name if name is None else name),
                 folder,
-                kind=told.kind,
-                meta=told.meta,
-                attributes=told.attributes,
+                kind=record.kind,
+                meta=record.meta,
+                attributes=record.attributes,
                 tags=listed(tag),
             )
 
@@ -351,27 +378,19 @@ class Shelf:
         if not handler.takes_any:
             known_only(options, handler.get_options, what=f"get of kind {handler.kind!r}")
 
-    def _copied(self, version: Version, folder: Path) -> Path:
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError as exc:
-            raise AlreadyExistsError(f"local={str(folder)!r} is there already.", name=str(folder)) from exc
-        self.store.copy_files(version, folder)
-        return folder
-
-    def _bare(self, name: str) -> Selector:
+    def _address(self, name: str, bucket: str | None = None) -> Address:
         selector = parse(name)
         if not selector.is_bare:
             raise ConfigError(f"{name!r} names a version; a name alone is needed here.")
-        return selector
-
-    def _address(self, name: str) -> Address:
-        return Address(self.bucket, self.shelf, self._bare(name).name)
-
-    def _new(self, name: str) -> Address:
-        return self._address(name)
+        return Address(self.bucket if bucket is None else bucket, self.shelf, selector.name)
 
 
 def listed(tag: str | Sequence[str] | None) -> builtins.list[str]:
     """The tags that were given."""
     return [tag] if isinstance(tag, str) else builtins.list(tag or ())
+
+
+class Scripts(Shelf):
+    """Functions to be run, stored by import path or source."""
+
+    shelf: ClassVar[str] = "scripts"

@@ -20,9 +20,8 @@ from kindler.errors import ConfigError
 from kindler.spark.frames import arrow_schema, column
 from kindler.spark.session import running
 from kindler.spark.versions import to_arrow
-from kindler.store import staging
 from kindler.store.blobs import Blobs, open_blobs
-from kindler.store.hashing import sha256_of
+from kindler.store.files import sha256_of, staging_folder
 
 
 def write_blobs(frame: DataFrame, url: str) -> tuple[pa.Schema, tuple[tuple[str, int, int], ...]]:
@@ -92,7 +91,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     blobs = open_blobs(url)
     for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
-        with staging.folder(blobs.stage) as folder:
+        with staging_folder(blobs.stage) as folder:
             part = folder / "part.parquet"
             blobs.get(hashes[number], part)
             rows = ds.dataset(str(part), schema=schema, format="parquet")
@@ -102,7 +101,7 @@ def _read(
 
 
 def _written(rows: Iterator[pa.RecordBatch], schema: pa.Schema, blobs: Blobs) -> dict[str, Any]:
-    with staging.folder(blobs.stage) as folder:
+    with staging_folder(blobs.stage) as folder:
         path, count = folder / "part.parquet", 0
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for batch in rows:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kindler.errors import ConfigError, DamagedError
-from kindler.store.hashing import copy_hashed
+from kindler.store.files import copy_hashed
 from kindler.store.names import check_name
 from kindler.store.store import Store
 from kindler.store.versions import File, Version, as_json, check_files
@@ -42,16 +42,7 @@ _MALFORMED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Archived:
-    """The record of an archive.
-
-    Attributes:
-        name: The name of the version.
-        shelf: Its shelf.
-        kind: Its kind.
-        meta: What its reader needs.
-        attributes: The user's attributes.
-        files: Its files.
-    """
+    """The record of an archive; see `Version`."""
 
     name: str
     shelf: str
@@ -72,15 +63,15 @@ def write(store: Store, version: Version, path: Path) -> None:
     """Write a version to a file, which appears once it is complete."""
     record = {key: getattr(version, key) for key in _KNOWN}
     record |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
-    beside = path.with_name(f".{path.name}.unfinished")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with store.files(version) as folder, zipfile.ZipFile(beside, "w") as archive:
+        with store.files(version) as folder, zipfile.ZipFile(unfinished, "w") as archive:
             archive.writestr(_RECORD, as_json(record))
             for file in version.files:
                 archive.write(folder / file.path, f"files/{file.path}")
-        beside.replace(path)
+        unfinished.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from kindler.errors import ConfigError, DamagedError, MissingExtraError, StoreError
-from kindler.store import staging
-from kindler.store.hashing import check_whole, sha256_of
+from kindler.store.files import check_whole, sha256_of, staging_folder, user_folder
 from kindler.store.urls import folder_of
 
 _CHUNK_BYTES = 1 << 20
@@ -67,7 +66,7 @@ def open_blobs(url: str) -> Blobs:
     if scheme == "file":
         return FileBlobs(folder_of(url))
     if scheme == "memory":
-        return MemoryBlobs(staging.of_this_user())
+        return MemoryBlobs(user_folder())
     if scheme in ("s3", "gs", "az"):
         try:
             from kindler.store.objects import ObjectBlobs
@@ -75,7 +74,7 @@ def open_blobs(url: str) -> Blobs:
             if exc.name != "obstore":
                 raise
             raise MissingExtraError(what=f"a store at {scheme}://", package="obstore", extra="s3") from exc
-        return ObjectBlobs(url, staging.of_this_user())
+        return ObjectBlobs(url, user_folder())
     raise ConfigError(
         f"unknown blob scheme {scheme}://.\nHint: use file://, s3://, gs://, az:// or memory://."
     )
@@ -91,14 +90,14 @@ class FileBlobs:
 
     def put(self, source: Path, sha256: str) -> None:
         target = self._path(sha256)
-        there = target.exists()
-        if there and _is_whole(target, sha256) and _touched(target):
+        exists = target.exists()
+        if exists and _is_whole(target, sha256) and _touched(target):
             return
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             _sync(source)
             source.chmod(0o444)
-            if there or not _linked(source, target):
+            if exists or not _linked(source, target):
                 self._copy(source, target)
             _sync(target.parent)
         except PermissionError as exc:
@@ -106,8 +105,8 @@ class FileBlobs:
 
     def _copy(self, source: Path, target: Path) -> None:
         """Beside, then renamed: over a damaged blob, one of somebody else, or from another disk."""
-        with staging.folder(self.stage) as beside:
-            copy = beside / target.name
+        with staging_folder(self.stage) as folder:
+            copy = folder / target.name
             shutil.copyfile(source, copy)
             _sync(copy)
             copy.chmod(0o444)

@@ -1,44 +1,50 @@
-"""The rows behind a store: names, versions, tags, and which blobs they need. One set of statements for SQLite
-and PostgreSQL.
+"""The rows behind a store: names, versions, files, tags, keys and splits, in SQLite or PostgreSQL.
 
-A version appears in one transaction, together with its number and its tags, or not at all. Blobs are taken
-away only while nobody publishes (`unneeded`), and who publishes looks in the same transaction whether they
-are all there; so no version is ever without its bytes, however the two meet.
+A version appears in one transaction, together with its number, its files and its tags, or not at all. Blobs
+are removed only while nobody publishes (`unneeded`), and a publisher looks in the same transaction whether
+they are all there; so no version is ever without its bytes, however the two meet.
+
+A version that only adds to the one before it shares the rows of its files: it has those from its `base` to
+its own number. A dataset with a thousand appends takes a thousand rows, not half a million.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kindler.errors import ConfigError
+from kindler.store import urls
 from kindler.store.database import Database
 from kindler.store.selectors import Selector
-from kindler.store.urls import without_secrets
-from kindler.store.versions import Address, Draft, File, Manifest, Version, growth
+from kindler.store.versions import Address, File, Version, as_json
 
-FORMATS = (1, 2)  # since 2, a version may say only what it has more than the one before it
+FORMAT = 3
 _CHUNK = 500
 _LOCK_KEY = 0x6B696E64  # "kind": for PostgreSQL, while tables are made
 
-_tables = sa.MetaData()
+tables = sa.MetaData()
 _state = sa.Table(
     "kindler_store",
-    _tables,
+    tables,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("format", sa.Integer, nullable=False),
     sa.Column("blobs", sa.Text, nullable=False),
+    # Whether there ever was a key: a store is not open to everybody again when its last one is removed.
+    sa.Column("protected", sa.Integer, nullable=False, server_default="0"),
 )
 _objects = sa.Table(
     "kindler_objects",
-    _tables,
+    tables,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("bucket", sa.Text, nullable=False),
     sa.Column("shelf", sa.Text, nullable=False),
@@ -48,56 +54,65 @@ _objects = sa.Table(
 )
 _versions = sa.Table(
     "kindler_versions",
-    _tables,
+    tables,
     sa.Column("object", sa.ForeignKey(_objects.c.id), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("created", sa.Text, nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("manifest", sa.Text, nullable=False),
+    sa.Column("manifest", sa.Text, nullable=False),  # meta and attributes; see `packed`
+    sa.Column("base", sa.Integer, nullable=False, server_default="0"),
 )
-_VERSION = ["object", "number"]
-_needs = sa.Table(
-    "kindler_needs",
-    _tables,
-    sa.Column("object", sa.Integer, primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("sha256", sa.Text, primary_key=True, index=True),
-    sa.ForeignKeyConstraint(
-        _VERSION, ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
-    ),
+_files = sa.Table(
+    "kindler_files",
+    tables,
+    sa.Column("object", sa.ForeignKey(_objects.c.id), primary_key=True),
+    sa.Column("first", sa.Integer, primary_key=True),  # the number of the version that added it
+    sa.Column("path", sa.Text, primary_key=True),
+    sa.Column("sha256", sa.Text, nullable=False, index=True),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("rows", sa.BigInteger),
 )
 _tags = sa.Table(
     "kindler_tags",
-    _tables,
+    tables,
     sa.Column("object", sa.Integer, primary_key=True),
     sa.Column("tag", sa.Text, primary_key=True),
     sa.Column("number", sa.Integer, nullable=False),
     sa.ForeignKeyConstraint(
-        _VERSION, ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
+        ["object", "number"], ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
     ),
 )
-_joined = _versions.join(_objects, _versions.c.object == _objects.c.id)
-_BEYOND = 2**31 - 1  # no version has this number
-# The one statement that is asked all the time, made once: a version and those before it, newest first. By a
-# subquery and not by a join: so the index has the order, and it takes as long for the thousandth version.
-_FIND = (
-    sa.select(_versions)
-    .where(
-        _versions.c.object
-        == sa.select(_objects.c.id)
-        .where(
-            _objects.c.bucket == sa.bindparam("bucket"),
-            _objects.c.shelf == sa.bindparam("shelf"),
-            _objects.c.name == sa.bindparam("name"),
-        )
-        .scalar_subquery(),
-        _versions.c.number <= sa.bindparam("number"),
-    )
-    .order_by(_versions.c.number.desc())
-    .limit(sa.bindparam("count"))
+keys = sa.Table(
+    "kindler_keys",
+    tables,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("scopes", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("expires", sa.Text),
 )
+splits = sa.Table(
+    "kindler_splits",
+    tables,
+    sa.Column("bucket", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("alias", sa.Text, primary_key=True),
+    sa.Column("rules", sa.Text, nullable=False),
+)
+_joined = _versions.join(_objects, _versions.c.object == _objects.c.id)
+_needs_file = (
+    (_versions.c.object == _files.c.object)
+    & (_versions.c.base <= _files.c.first)
+    & (_versions.c.number >= _files.c.first)
+)
+_BEYOND = 2**31 - 1  # no version has this number
+_ANY = SimpleNamespace(**{name: sa.bindparam(name) for name in ("bucket", "shelf", "name")})  # an address
+
+# A row of `kindler_files` as a version has it: path, SHA-256, size, and how many rows of data it holds.
+Entry: TypeAlias = tuple[str, str, int, int | None]
 
 
 class LackingBlobs(Exception):
@@ -128,21 +143,46 @@ class Catalog:
     """What is in a store.
 
     Args:
+        url: The store's URL.
+
+    Attributes:
         database: Where the rows are.
-        blobs: Where the blobs are said to be; None takes what the catalog remembers.
-        new_blobs: Where they are to be if the catalog is new and nothing was said.
+        blobs: The URL of the blobs.
+
+    Raises:
+        ConfigError: The store is new and its URL does not say where to put the blobs, or a newer version of
+            Kindler has opened it.
     """
 
-    def __init__(self, database: Database, blobs: str | None, new_blobs: str | None = None) -> None:
-        self._database = database
-        insert = sqlite.insert if database.dialect == "sqlite" else postgresql.insert
-        self._insert: Callable[[sa.Table], Any] = insert
-        self.blobs = self._open(blobs, new_blobs)
+    def __init__(self, url: str) -> None:
+        place = urls.parse(url)
+        self.database = Database(place.catalog)
+        is_sqlite = self.database.dialect == "sqlite"
+        self._insert: Callable[[sa.Table], Any] = sqlite.insert if is_sqlite else postgresql.insert
+        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
+        self._name: Any = _objects.c.name if is_sqlite else _objects.c.name.collate("C")
+        entry = (_files.c.path, _files.c.sha256, _files.c.size, _files.c.rows)
+        listed: Any = (
+            sa.func.json_group_array(sa.func.json_array(*entry))
+            if is_sqlite
+            else sa.func.json_agg(sa.func.json_build_array(*entry))
+        )
+        files = sa.select(sa.cast(listed, sa.Text)).where(_needs_file).correlate(_versions)
+        self._columns = [*_versions.c, files.scalar_subquery().label("files")]
+        # The one statement that is asked all the time, made once: a version and those before it, newest
+        # first. By a subquery and not by a join: so the index has the order, and it takes as long for the
+        # thousandth version.
+        self._find = (
+            sa.select(*self._columns)
+            .where(_versions.c.object == _id(_ANY), _versions.c.number <= sa.bindparam("number"))
+            .order_by(_versions.c.number.desc())
+            .limit(sa.bindparam("count"))
+        )
+        self.blobs = self._open(place)
 
     def publish(
         self,
-        address: Address,
-        draft: Draft,
+        draft: Version,
         *,
         has: Callable[[str], bool],
         tags: Sequence[str] = (),
@@ -152,141 +192,133 @@ class Catalog:
         """Make the draft the newest version of its name.
 
         Args:
-            address: Where.
-            draft: What.
+            draft: The version, without a number.
             has: Whether a blob is there.
             tags: Tags that move to it.
             after: The newest version must be this one (0: there must be none).
-            grows: The version with the number `after`, if the draft has all that it has.
+            grows: The version with the number `after`, if the draft has all its files and more.
 
         Raises:
             LackingBlobs: Some blobs are not there.
             OvertakenError: The newest version is not `after`.
         """
-        created = datetime.now(timezone.utc).isoformat()
-        said = Manifest(draft.files, dict(draft.meta), dict(draft.attributes))
-        if grows is not None:
-            self._allow_growth()
-        with self._database.writing() as connection:
+        entries, manifest = packed(draft.files, draft.meta, draft.attributes)
+        with self.database.writing() as connection:
             connection.execute(sa.select(_state.c.id).with_for_update(read=True)).all()
-            object_id, number = self._next(connection, address)
-            latest = connection.scalar(
-                sa.select(sa.func.max(_versions.c.number)).where(_versions.c.object == object_id)
-            )
-            if after is not None and after != (latest or 0):
-                raise OvertakenError(latest or 0)
-            kept = self._grown(connection, object_id, draft, grows) or said
-            hashes = sorted({file.sha256 for file in kept.files})
+            object_id, number = self._next(connection, draft.address)
+            latest = connection.execute(
+                sa.select(_versions.c.number, _versions.c.base)
+                .where(_versions.c.object == object_id)
+                .order_by(_versions.c.number.desc())
+                .limit(1)
+            ).first()
+            newest = latest.number if latest else 0
+            if after is not None and after != newest:
+                raise OvertakenError(newest)
+            base = number
+            if grows is not None and latest is not None and grows.number == newest:
+                had = set(packed(grows.files, grows.meta, {})[0])
+                if had <= set(entries):
+                    base, entries = latest.base, [entry for entry in entries if entry not in had]
+            hashes = sorted({sha256 for _, sha256, _, _ in entries})
             known = self._needed(connection, hashes)
             lacking = [sha256 for sha256 in hashes if sha256 not in known and not has(sha256)]
             if lacking:
                 raise LackingBlobs(lacking)
+            version = replace(draft, number=number, created=datetime.now(timezone.utc))
             connection.execute(
                 _versions.insert().values(
                     object=object_id,
                     number=number,
-                    kind=draft.kind,
-                    created=created,
-                    size=draft.size,
-                    digest=draft.digest,
-                    manifest=kept.text(),
+                    kind=version.kind,
+                    created=version.created.isoformat(),
+                    size=version.size,
+                    digest=version.digest,
+                    manifest=manifest,
+                    base=base,
                 )
             )
-            if hashes:
-                rows = [{"object": object_id, "number": number, "sha256": sha256} for sha256 in hashes]
-                connection.execute(_needs.insert(), rows)
+            insert_files(connection, object_id, number, entries)
             for tag in tags:
                 self._move(connection, object_id, tag, number)
-        return Version.restored(
-            address,
-            number=number,
-            kind=draft.kind,
-            created=created,
-            size=draft.size,
-            digest=draft.digest,
-            manifest=Manifest.read(said.text()),  # as it will be read: what JSON has
-        )
+        return version
 
     def find(self, address: Address, selector: Selector) -> Version | None:
-        """The version that is meant, if it is there."""
-        with self._database.reading() as connection:
+        """The selected version, if it exists."""
+        with self.database.reading() as connection:
             ref = selector.ref
             number = self._tags(connection, address).get(ref) if isinstance(ref, str) else ref
             if number is None and ref is not None:
                 return None
-            known = {"bucket": address.bucket, "shelf": address.shelf, "name": address.name}
-            wanted = {**known, "number": _BEYOND if number is None else min(number, _BEYOND)}
-            rows = connection.execute(_FIND, {**wanted, "count": selector.back + 1}).all()
-            if len(rows) <= selector.back or number not in (None, rows[0].number):
-                return None
-            return self._resolved(connection, address, rows[-1])
+            values = {**asdict(address), "count": selector.back + 1}
+            values["number"] = _BEYOND if number is None else min(number, _BEYOND)
+            rows = connection.execute(self._find, values).all()
+        if len(rows) <= selector.back or number not in (None, rows[0].number):
+            return None
+        return _version(address, rows[-1], json.loads(rows[-1].files or "[]"))
 
     def versions(self, address: Address) -> list[Version]:
         """All versions of a name, oldest first."""
-        wanted = sa.select(_versions).select_from(_joined).where(*_is(address)).order_by(_versions.c.number)
-        versions: list[Version] = []
-        before: Manifest | None = None
-        with self._database.reading() as connection:
-            for row in connection.execute(wanted):
-                said = Manifest.read(row.manifest)
-                if before is not None and said.since is not None:
-                    joined = said.after(replace(before, meta=_copied(before.meta)))
-                    said = replace(joined, files=sorted(joined.files, key=_by_path))
-                versions.append(_version(address, row, said))
-                before = said
-        return versions
+        own = _id(address)
+        with self.database.reading() as connection:
+            # Files last: so those of each version are among them.
+            rows = connection.execute(
+                sa.select(_versions).where(_versions.c.object == own).order_by(_versions.c.number)
+            ).all()
+            wanted = sa.select(*list(_files.c)[1:]).where(_files.c.object == own)
+            files = [(first, tuple(entry)) for first, *entry in connection.execute(wanted)]
+        return [
+            _version(address, row, [entry for first, entry in files if row.base <= first <= row.number])
+            for row in rows
+        ]
 
     def history(self, address: Address) -> list[tuple[int, datetime]]:
         """The numbers of all versions of a name, oldest first, and when they were published."""
-        own = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
-        wanted = sa.select(_versions.c.number, _versions.c.created).where(_versions.c.object == own)
-        with self._database.reading() as connection:
+        wanted = sa.select(_versions.c.number, _versions.c.created).where(_versions.c.object == _id(address))
+        with self.database.reading() as connection:
             rows = connection.execute(wanted.order_by(_versions.c.number)).all()
         return [(row.number, datetime.fromisoformat(row.created)) for row in rows]
 
-    def needs(self, after: str, limit: int) -> list[str]:
-        """Hashes of blobs that some version needs, in order, after this one; at most so many."""
-        wanted = sa.select(_needs.c.sha256).where(_needs.c.sha256 > after).distinct()
-        with self._database.reading() as connection:
-            return list(connection.scalars(wanted.order_by(_needs.c.sha256).limit(limit)))
+    def hashes(self, after: str, limit: int) -> list[str]:
+        """Hashes of needed blobs, in order, after this one."""
+        wanted = sa.select(_files.c.sha256).where(_files.c.sha256 > after).distinct()
+        with self.database.reading() as connection:
+            return list(connection.scalars(wanted.order_by(_files.c.sha256).limit(limit)))
 
     def users(self, sha256: str, limit: int) -> list[str]:
-        """Versions that need a blob, such as "default/models/net@3"; at most so many."""
-        joined = _needs.join(_objects, _needs.c.object == _objects.c.id)
-        wanted = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _needs.c.number)
-        wanted = wanted.select_from(joined).where(_needs.c.sha256 == sha256).limit(limit)
-        with self._database.reading() as connection:
+        """Versions that need a blob, such as "default/models/net@3"; at most `limit`."""
+        joined = _files.join(_versions, _needs_file).join(_objects, _files.c.object == _objects.c.id)
+        wanted = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _versions.c.number)
+        wanted = wanted.select_from(joined).where(_files.c.sha256 == sha256).distinct().limit(limit)
+        with self.database.reading() as connection:
             rows = connection.execute(wanted).all()
         return sorted(f"{row.bucket}/{row.shelf}/{row.name}@{row.number}" for row in rows)
 
-    def compact(self) -> tuple[int, int]:
-        """Give back the room that removed rows took; returns the bytes before and after, 0 if unknown."""
-        return self._database.compact()
-
     def numbers(self, address: Address, limit: int) -> list[int]:
-        """The numbers of the newest versions of a name, oldest first, at most so many."""
-        # By a subquery, as in _FIND: with a join, SQLite reads all versions to find that there is none.
-        own = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
-        wanted = sa.select(_versions.c.number).where(_versions.c.object == own)
-        with self._database.reading() as connection:
-            found = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
-        return found[::-1]
+        """The numbers of the newest versions of a name, oldest first."""
+        # By a subquery, as in `_find`: with a join, SQLite reads all versions to find that there is none.
+        wanted = sa.select(_versions.c.number).where(_versions.c.object == _id(address))
+        with self.database.reading() as connection:
+            numbers = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
+        return numbers[::-1]
 
     def newest(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
     ) -> list[Version]:
-        """The newest version of each name that begins so and comes after `after`, by name."""
+        """The newest version of each name with the prefix that comes after `after`, by name."""
         newest = _versions.alias()
-        wanted = self._names(sa.select(_objects.c.name, _versions), bucket, shelf, prefix, after, limit)
+        wanted = self._names(sa.select(_objects.c.name, *self._columns), bucket, shelf, prefix, after, limit)
         wanted = wanted.select_from(_joined).where(
             _versions.c.number
             == sa.select(sa.func.max(newest.c.number))
             .where(newest.c.object == _objects.c.id)
             .scalar_subquery()
         )
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(wanted).all()
-            return [self._resolved(connection, Address(bucket, shelf, row.name), row) for row in rows]
+        return [
+            _version(Address(bucket, shelf, row.name), row, json.loads(row.files or "[]")) for row in rows
+        ]
 
     def names(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
@@ -295,165 +327,131 @@ class Catalog:
         wanted = self._names(sa.select(_objects.c.name), bucket, shelf, prefix, after, limit).where(
             sa.exists().where(_versions.c.object == _objects.c.id)
         )
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             return list(connection.scalars(wanted))
 
     def all_tags(
         self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
     ) -> dict[str, dict[str, int]]:
-        """The tags of all names that have any, from the first to the last if they are given."""
+        """The tags of all names that have any, from `first` to `last`."""
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
         wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
         if first is not None and last is not None:
             wanted = wanted.where(self._name >= first, self._name <= last)
-        tags: dict[str, dict[str, int]] = {}
-        with self._database.reading() as connection:
+        by_name: dict[str, dict[str, int]] = {}
+        with self.database.reading() as connection:
             for row in connection.execute(wanted):
-                tags.setdefault(row.name, {})[row.tag] = row.number
-        return tags
+                by_name.setdefault(row.name, {})[row.tag] = row.number
+        return by_name
 
     def buckets(self) -> list[str]:
-        """The buckets that hold something."""
-        with self._database.reading() as connection:
+        """The buckets that are not empty."""
+        with self.database.reading() as connection:
             return sorted(connection.scalars(sa.select(_objects.c.bucket).select_from(_joined).distinct()))
 
     def drop(self, address: Address, number: int | None = None, *, forget: bool = False) -> list[int]:
-        """Take a version away, or all of a name; returns which. One that is forgotten begins with 1 again."""
-        with self._database.writing() as connection:
-            ids = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
-            which = _versions.c.object == ids
+        """Delete a version, or all of a name; returns which. A name that is forgotten begins with 1 again."""
+        with self.database.writing() as connection:
             # Nobody publishes this name meanwhile: the next version might grow on the one that goes.
-            object_id = connection.scalar(sa.select(_objects.c.id).where(*_is(address)).with_for_update())
+            object_id = connection.scalar(_select_id(address).with_for_update())
+            unneeded = _files.c.object == object_id
+            which = _versions.c.object == object_id
             if number is not None:
-                self._hand_on(connection, object_id, number)
+                # The version before has all older files of the same base.
+                before = sa.select(sa.func.coalesce(sa.func.max(_versions.c.number), 0)).where(
+                    which, _versions.c.number < number
+                )
                 which &= _versions.c.number == number
+                unneeded &= _files.c.first.between(before.scalar_subquery() + 1, number)
+                unneeded &= ~sa.exists().where(_needs_file).correlate(_files)
             gone = sorted(connection.scalars(_versions.delete().where(which).returning(_versions.c.number)))
+            if gone:
+                connection.execute(_files.delete().where(unneeded))
             if forget:
-                connection.execute(_objects.delete().where(*_is(address)))
+                connection.execute(_objects.delete().where(_objects.c.id == object_id))
             return gone
 
     def tags(self, address: Address) -> dict[str, int]:
-        """The tags of a name, and the numbers they stand at."""
-        with self._database.reading() as connection:
+        """The tags of a name, and the numbers they point to."""
+        with self.database.reading() as connection:
             return self._tags(connection, address)
 
     def move_tag(self, version: Version, tag: str) -> bool:
-        """Make the tag stand at the version; whether the version is there."""
-        with self._database.writing() as connection:
-            wanted = sa.select(_versions.c.object).select_from(_joined).where(*_is(version.address))
+        """Point the tag at the version; False if the version does not exist."""
+        with self.database.writing() as connection:
+            wanted = sa.select(_versions.c.object).where(_versions.c.object == _id(version.address))
             object_id = connection.scalar(wanted.where(_versions.c.number == version.number))
             if object_id is not None:
                 self._move(connection, object_id, tag, version.number)
         return object_id is not None
 
     def remove_tag(self, address: Address, tag: str) -> bool:
-        """Take a tag away; whether it was there."""
-        with self._database.writing() as connection:
-            ids = sa.select(_objects.c.id).where(*_is(address)).scalar_subquery()
-            gone = connection.execute(_tags.delete().where(_tags.c.object == ids, _tags.c.tag == tag))
-            return bool(gone.rowcount)
+        """Remove a tag; False if it does not exist."""
+        with self.database.writing() as connection:
+            which = (_tags.c.object == _id(address)) & (_tags.c.tag == tag)
+            return bool(connection.execute(_tags.delete().where(which)).rowcount)
 
     @contextmanager
     def unneeded(self, hashes: Sequence[str]) -> Iterator[list[str]]:
         """Which of the blobs no version needs; while the block runs, nobody publishes."""
-        with self._database.writing() as connection:
+        with self.database.writing() as connection:
             connection.execute(sa.select(_state.c.id).with_for_update()).all()
             needed = self._needed(connection, hashes)
             yield [sha256 for sha256 in hashes if sha256 not in needed]
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._database.close()
+    def is_protected(self) -> bool:
+        """Whether there is a key, or was one once."""
+        # Older versions of Kindler add keys without saying so.
+        wanted = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(keys.c.id))))
+        with self.database.reading() as connection:
+            return bool(connection.scalar(wanted))
 
-    def _open(self, blobs: str | None, new_blobs: str | None) -> str:
-        with self._database.reading() as connection:
+    def protect(self, connection: sa.Connection) -> None:
+        """Remember that there was a key."""
+        connection.execute(_state.update().values(protected=1))
+
+    def _open(self, place: urls.Place) -> str:
+        columns = sa.select(_state.c.id, _state.c.format, _state.c.blobs)  # which every format has
+        with self.database.reading() as connection:
             # Before it is asked for: PostgreSQL ends a transaction in which a table was missing.
             exists = sa.inspect(connection).has_table(_state.name)
-            row = connection.execute(sa.select(_state)).first() if exists else None
-        if row is None:
-            row = self._create(blobs or new_blobs)
-        if row.format not in FORMATS:
-            known = " and ".join(map(str, FORMATS))
+            row = connection.execute(columns).first() if exists else None
+        if row is None or row.format < FORMAT:
+            from kindler.store._migration import upgrade
+
+            if row is None and not (place.blobs or place.new_blobs):
+                raise ConfigError(
+                    "this store is new, and its URL does not say where to put the blobs.\n"
+                    "Hint: add ?blobs=s3://bucket/prefix or ?blobs=file:///folder."
+                )
+            if row is not None and self.database.is_read_only:
+                self.database = self.database.copied()
+            with self.database.writing() as connection:
+                if self.database.dialect == "postgresql":  # one process at a time
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
+                if row is None:
+                    protected = sa.inspect(connection).has_table(keys.name)  # made before the store was
+                    tables.create_all(connection)
+                    blobs = urls.without_secrets(place.blobs or str(place.new_blobs))
+                    first = {"id": 1, "format": FORMAT, "blobs": blobs, "protected": int(protected)}
+                    connection.execute(self._insert(_state).values(first).on_conflict_do_nothing())
+                else:
+                    upgrade(connection)
+                row = connection.execute(columns).one()
+        if row.format != FORMAT:
             raise ConfigError(
-                f"the store's catalog has the format {row.format}; this version of Kindler reads {known}."
+                f"the store's catalog has the format {row.format}; this version of Kindler reads up to"
+                f" {FORMAT}.\n"
+                "Hint: update Kindler; a newer version has opened this store."
             )
-        self._format = row.format
-        known = str(row.blobs)
-        if blobs is not None and blobs.partition("?")[0] != known.partition("?")[0]:
+        known, wanted = (str(url).partition("?")[0] for url in (row.blobs, place.blobs or row.blobs))
+        if wanted != known:
             raise ConfigError(
-                f"the store's blobs are at {known.partition('?')[0]}, not at {blobs.partition('?')[0]}.\n"
+                f"the store's blobs are at {known}, not at {wanted}.\n"
                 "Hint: leave blobs=... out of the URL; the catalog records it."
             )
-        return blobs or known
-
-    def _create(self, blobs: str | None) -> Any:
-        if blobs is None:
-            raise ConfigError(
-                "this store is new, and its URL does not say where to put the blobs.\n"
-                "Hint: add ?blobs=s3://bucket/prefix or ?blobs=file:///folder."
-            )
-        with self._database.writing() as connection:
-            self._database.make(connection, _tables, _LOCK_KEY)
-            first = self._insert(_state).values(id=1, format=max(FORMATS), blobs=without_secrets(blobs))
-            connection.execute(first.on_conflict_do_nothing())
-            return connection.execute(sa.select(_state)).one()
-
-    def _allow_growth(self) -> None:
-        """Let no older Kindler read what it would take for all of a version."""
-        if self._format < max(FORMATS):
-            with self._database.writing() as connection:
-                connection.execute(_state.update().values(format=max(FORMATS)))
-            self._format = max(FORMATS)
-
-    def _grown(
-        self, connection: sa.Connection, object_id: int, draft: Draft, before: Version | None
-    ) -> Manifest | None:
-        if before is None:
-            return None
-        row = connection.execute(
-            sa.select(_versions.c.manifest).where(
-                _versions.c.object == object_id, _versions.c.number == before.number
-            )
-        ).one()
-        since = Manifest.read(row.manifest).since
-        return growth(draft, before, before.number if since is None else since)
-
-    def _resolved(self, connection: sa.Connection, address: Address, row: Any) -> Version:
-        """The version of a row, with all that it grew on."""
-        said = Manifest.read(row.manifest)
-        if said.since is None:
-            return _version(address, row, said)
-        wanted = (
-            sa.select(_versions.c.manifest)
-            .where(_versions.c.object == row.object, _versions.c.number.between(said.since, row.number))
-            .order_by(_versions.c.number)
-        )
-        files: list[File] = []
-        whole: Manifest | None = None
-        for text in connection.scalars(wanted):
-            one = Manifest.read(text)
-            whole = one if whole is None else one.after(replace(whole, files=()))
-            files.extend(one.files)
-        return _version(address, row, replace(whole or said, files=sorted(files, key=_by_path)))
-
-    def _hand_on(self, connection: sa.Connection, object_id: int | None, number: int) -> None:
-        """Before a version is dropped: give what it has to the next one, if that grows on it."""
-        wanted = sa.select(_versions.c.number, _versions.c.manifest).where(_versions.c.object == object_id)
-        own = connection.execute(wanted.where(_versions.c.number == number)).first()
-        later = wanted.where(_versions.c.number > number).order_by(_versions.c.number).limit(1)
-        heir = connection.execute(later).first()
-        if own is None or heir is None or Manifest.read(heir.manifest).since is None:
-            return
-        joined = Manifest.read(heir.manifest).after(Manifest.read(own.manifest))
-        which = (_versions.c.object == object_id) & (_versions.c.number == heir.number)
-        connection.execute(_versions.update().where(which).values(manifest=joined.text()))
-        rows = [
-            {"object": object_id, "number": heir.number, "sha256": sha256}
-            for sha256 in sorted({file.sha256 for file in joined.files})
-        ]
-        if rows:
-            connection.execute(self._insert(_needs).on_conflict_do_nothing(), rows)
+        return place.blobs or str(row.blobs)
 
     def _names(self, wanted: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
         name = self._name
@@ -464,11 +462,6 @@ class Catalog:
         if after or prefix:  # one bound: of two, SQLite would use the first for the index
             wanted = wanted.where(name >= prefix if prefix > after else name > after)
         return wanted if limit is None else wanted.limit(limit)
-
-    @property
-    def _name(self) -> Any:
-        # By the codes of the characters, as Python sorts; databases do not agree on an order of text.
-        return _objects.c.name if self._database.dialect == "sqlite" else _objects.c.name.collate("C")
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
         statement = self._insert(_objects).values(
@@ -481,14 +474,13 @@ class Catalog:
         return row.id, row.last
 
     def _move(self, connection: sa.Connection, object_id: int, tag: str, number: int) -> None:
-        made = self._insert(_tags).values(object=object_id, tag=tag, number=number)
+        row = self._insert(_tags).values(object=object_id, tag=tag, number=number)
         connection.execute(
-            made.on_conflict_do_update(index_elements=["object", "tag"], set_={"number": number})
+            row.on_conflict_do_update(index_elements=["object", "tag"], set_={"number": number})
         )
 
     def _tags(self, connection: sa.Connection, address: Address) -> dict[str, int]:
-        joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
-        wanted = sa.select(_tags.c.tag, _tags.c.number).select_from(joined).where(*_is(address))
+        wanted = sa.select(_tags.c.tag, _tags.c.number).where(_tags.c.object == _id(address))
         return {row.tag: row.number for row in connection.execute(wanted)}
 
     def _needed(self, connection: sa.Connection, hashes: Sequence[str]) -> set[str]:
@@ -496,17 +488,78 @@ class Catalog:
         for start in range(0, len(hashes), _CHUNK):
             some = hashes[start : start + _CHUNK]
             needed.update(
-                connection.scalars(sa.select(_needs.c.sha256).where(_needs.c.sha256.in_(some)).distinct())
+                connection.scalars(sa.select(_files.c.sha256).where(_files.c.sha256.in_(some)).distinct())
             )
         return needed
 
 
-def _is(address: Address) -> tuple[sa.ColumnElement[bool], ...]:
-    return (
-        _objects.c.bucket == address.bucket,
-        _objects.c.shelf == address.shelf,
-        _objects.c.name == address.name,
+def packed(
+    files: Sequence[File], meta: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> tuple[list[Entry], str]:
+    """The rows of a version's files, and the rest as text.
+
+    Kinds whose datasets can be appended to say in `meta["rows"]` how many rows each file has. That is a
+    column of the files: else each version would repeat the list of all those before it.
+    """
+    ordered = sorted(files, key=lambda file: _part_order(file.path))
+    rows = meta.get("rows")
+    by_file = (
+        isinstance(rows, list)
+        and len(rows) == len(ordered)
+        and all(count is None or (type(count) is int and 0 <= count < 2**63) for count in rows)
     )
+    counts: Sequence[int | None] = rows if by_file and rows is not None else [None] * len(ordered)
+    entries = [(f.path, f.sha256, f.size, count) for f, count in zip(ordered, counts, strict=True)]
+    record: dict[str, Any] = {"meta": dict(meta), "attributes": dict(attributes)}
+    if by_file:
+        del record["meta"]["rows"]
+        record["rows"] = True
+    return entries, as_json(record)
+
+
+def insert_files(
+    connection: sa.Connection, object_id: int, number: int, entries: Sequence[Sequence[Any]]
+) -> None:
+    """Record the files that a version adds."""
+    names = ("path", "sha256", "size", "rows")
+    added = {"object": object_id, "first": number}
+    if entries:
+        rows = [{**added, **dict(zip(names, entry, strict=True))} for entry in entries]
+        connection.execute(_files.insert(), rows)
+
+
+def _version(address: Address, row: Any, entries: Sequence[Sequence[Any]]) -> Version:
+    record = json.loads(row.manifest)
+    if record.get("rows"):
+        ordered = sorted(entries, key=lambda entry: _part_order(entry[0]))
+        record["meta"]["rows"] = [count for *_, count in ordered]
+    return Version(
+        bucket=address.bucket,
+        shelf=address.shelf,
+        name=address.name,
+        number=row.number,
+        kind=row.kind,
+        created=datetime.fromisoformat(row.created).astimezone(timezone.utc),
+        size=row.size,
+        digest=row.digest,
+        files=tuple(File(*entry[:3]) for entry in sorted(entries)),
+        meta=record["meta"],
+        attributes=record["attributes"],
+    )
+
+
+def _part_order(path: str) -> tuple[int, str]:
+    """Parts by their numbers: part-99999 comes before part-100000."""
+    return len(path), path
+
+
+def _select_id(address: Any) -> sa.Select[tuple[int]]:
+    names = ("bucket", "shelf", "name")
+    return sa.select(_objects.c.id).where(*(_objects.c[name] == getattr(address, name) for name in names))
+
+
+def _id(address: Any) -> sa.ScalarSelect[int]:
+    return _select_id(address).scalar_subquery()
 
 
 def _behind(prefix: str) -> str:
@@ -515,23 +568,3 @@ def _behind(prefix: str) -> str:
     if code > sys.maxunicode:
         return prefix + chr(sys.maxunicode)
     return prefix[:-1] + ("\ue000" if 0xD800 <= code < 0xE000 else chr(code))  # UTF-8 has no surrogates
-
-
-def _by_path(file: File) -> str:
-    return file.path
-
-
-def _copied(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, list) else value for key, value in meta.items()}
-
-
-def _version(address: Address, row: Any, said: Manifest) -> Version:
-    return Version.restored(
-        address,
-        number=row.number,
-        kind=row.kind,
-        created=row.created,
-        size=row.size,
-        digest=row.digest,
-        manifest=said,
-    )

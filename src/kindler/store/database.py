@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """ "sqlite" or "postgresql"."""
+        """Either "sqlite" or "postgresql"."""
         return self._engine.dialect.name
 
     @contextmanager
@@ -64,17 +64,19 @@ class Database:
         with self._transaction(writes=True) as connection:
             yield connection
 
-    def make(self, connection: sa.Connection, tables: sa.MetaData, lock: int) -> None:
-        """Make tables that are not there, in a transaction that writes.
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it is a file that this user may not write to."""
+        return self.dialect == "sqlite" and not self.in_memory and _is_read_only(Path(str(self.url.database)))
 
-        Args:
-            connection: The transaction.
-            tables: Which.
-            lock: A number of theirs, under which PostgreSQL lets one process at a time do so.
-        """
-        if self.dialect == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(lock)))
-        tables.create_all(connection)
+    def copied(self) -> Database:
+        """The rows of a file as they are now, in memory."""
+        copy = Database("sqlite://")
+        with copy._translated(), closing(_connect_to_read(Path(str(self.url.database)))) as source:
+            borrowed = copy._engine.raw_connection()
+            source.backup(borrowed.driver_connection)  # type: ignore[arg-type]
+            borrowed.close()
+        return copy
 
     def compact(self) -> tuple[int, int]:
         """Give back the room that removed rows took.

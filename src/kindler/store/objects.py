@@ -13,7 +13,7 @@ from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from kindler.errors import DamagedError, StoreError
-from kindler.store.hashing import check_whole
+from kindler.store.files import check_whole
 
 T = TypeVar("T")
 

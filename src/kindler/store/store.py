@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,13 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from kindler.errors import ConfigError, DamagedError, MissingExtraError, NotFoundError, StoreError
-from kindler.store import staging, urls
+from kindler.store import urls
 from kindler.store.blobs import Blobs, open_blobs
-from kindler.store.hashing import sha256_of
+from kindler.store.files import sha256_of, staging_folder, sweep_staging, user_folder
 from kindler.store.names import check_path, check_tag, is_hidden, literal_prefix, matches
 from kindler.store.selectors import Selector
-from kindler.store.suggestions import Suggestions
-from kindler.store.versions import Address, Draft, File, Version, check_files
+from kindler.store.versions import Address, File, Version, check_files
 
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
@@ -56,8 +57,7 @@ class Damage:
     Attributes:
         sha256: Its hash.
         problem: What is wrong.
-        versions: Some of the versions that need it, such as "default/models/net@3". Versions that were
-            appended to these need it too.
+        versions: Some of the versions that need it, such as "default/models/net@3".
     """
 
     sha256: str
@@ -87,7 +87,7 @@ class Store:
     def __init__(self, url: str, catalog: Catalog, blobs: Blobs) -> None:
         self.url = url
         self.blobs = blobs
-        self._catalog = catalog
+        self.catalog = catalog
         self._suggestions = Suggestions()
 
     @classmethod
@@ -103,24 +103,23 @@ class Store:
             MissingExtraError: A package that it needs is not installed.
             StoreError: The database cannot be reached.
         """
-        named = urls.default_url(os.environ) if url is None else os.fspath(url)
-        place = urls.parse(named)
+        known = urls.default_url(os.environ) if url is None else os.fspath(url)
         try:
             from kindler.store.catalog import Catalog
-            from kindler.store.database import Database
         except ModuleNotFoundError as exc:
             if (exc.name or "").partition(".")[0] != "sqlalchemy":
                 raise
             raise MissingExtraError(what="the store", package="sqlalchemy", extra="store") from exc
-        database = Database(place.catalog)
-        catalog = Catalog(database, place.blobs, place.new_blobs)
-        beside = Path(database.url.database or "").parent
-        known = f"file://{quote(str(beside))}" if catalog.blobs == urls.BESIDE else catalog.blobs
-        return cls(named, catalog, open_blobs(known))
+        catalog = Catalog(known)
+        blobs = catalog.blobs
+        if blobs == urls.RELATIVE:
+            catalog_file = Path(urls.parse(known).catalog.removeprefix("sqlite:///"))
+            blobs = f"file://{quote(str(catalog_file.parent))}"
+        return cls(known, catalog, open_blobs(blobs))
 
     @staticmethod
     def is_there(url: str | os.PathLike[str] | None = None) -> bool:
-        """Whether there is a store on this machine; one that is a server's is taken to be there."""
+        """Whether there is a store; a remote one is assumed to exist."""
         place = urls.parse(urls.default_url(os.environ) if url is None else os.fspath(url))
         path = place.catalog.removeprefix("sqlite:///")
         return path == place.catalog or Path(path).exists()
@@ -136,15 +135,15 @@ class Store:
         return f"Store('{place.partition('://')[0]}://...@{host}')" if at else f"Store({shown!r})"
 
     def close(self) -> None:
-        """Close the connections to the catalog; what is used again opens them again."""
-        self._catalog.close()
+        """Close the connections to the catalog; they are opened again when needed."""
+        self.catalog.database.close()
 
     def stage(self) -> AbstractContextManager[Path]:
         """An empty folder to prepare files in, gone after the block.
 
         On the blobs' own disk; a store that this user may only read has files prepared among the user's own.
         """
-        return staging.folder(self.blobs.stage if self._may_write() else staging.of_this_user())
+        return staging_folder(self.blobs.stage if self._may_write() else user_folder())
 
     def publish(
         self,
@@ -182,20 +181,14 @@ class Store:
         for tag in tags:
             check_tag(tag)
         ours = {} if folder is None else _files_in(folder)
-        draft = Draft(
-            kind=kind,
-            files=tuple(sorted([*shared, *ours], key=lambda file: file.path)),
-            meta=dict(meta or {}),
-            attributes=dict(attributes or {}),
+        draft = Version.draft(
+            address, kind=kind, files=[*shared, *ours], meta=meta or {}, attributes=attributes or {}
         )
-        draft.manifest()  # what cannot be written is said before bytes are
         sources = {file.sha256: path for file, path in ours.items()}
         for sha256, path in sources.items():
             self.blobs.put(path, sha256)
         try:
-            return self._catalog.publish(
-                address, draft, has=self.blobs.has, tags=tags, after=after, grows=grows
-            )
+            return self.catalog.publish(draft, has=self.blobs.has, tags=tags, after=after, grows=grows)
         except LackingBlobs:
             pass  # a sweep took them for debris just now
 
@@ -206,7 +199,7 @@ class Store:
             return self.blobs.has(sha256)
 
         try:
-            return self._catalog.publish(address, draft, has=has, tags=tags, after=after, grows=grows)
+            return self.catalog.publish(draft, has=has, tags=tags, after=after, grows=grows)
         except LackingBlobs as exc:
             raise StoreError(
                 f"{address.name!r} cannot be published: {len(exc.hashes)} of its blobs were removed "
@@ -227,11 +220,11 @@ class Store:
 
     def seek(self, bucket: str, shelf: str, selector: Selector) -> Version | None:
         """The same, or None where there is none."""
-        return self._catalog.find(Address(bucket, shelf, selector.name), selector)
+        return self.catalog.find(Address(bucket, shelf, selector.name), selector)
 
     def versions(self, address: Address) -> list[Version]:
         """All versions of a name, oldest first; none for a name that is not there."""
-        return self._catalog.versions(address)
+        return self.catalog.versions(address)
 
     def newest(
         self,
@@ -257,7 +250,7 @@ class Store:
         """
         prefix = literal_prefix(pattern)
         return _paged(
-            lambda last, count: self._catalog.newest(bucket, shelf, prefix, after=last, limit=count),
+            lambda last, count: self.catalog.newest(bucket, shelf, prefix, after=last, limit=count),
             lambda one: _listed(one.name, pattern, hidden=hidden) and kind in (None, one.kind),
             lambda one: one.name,
             after,
@@ -277,7 +270,7 @@ class Store:
         """The names alone, which takes less time; see `newest`."""
         prefix = literal_prefix(pattern)
         return _paged(
-            lambda last, count: self._catalog.names(bucket, shelf, prefix, after=last, limit=count),
+            lambda last, count: self.catalog.names(bucket, shelf, prefix, after=last, limit=count),
             lambda one: _listed(one, pattern, hidden=hidden),
             str,
             after,
@@ -287,7 +280,7 @@ class Store:
     def all_tags(
         self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
     ) -> dict[str, dict[str, int]]:
-        """The tags of all names of a shelf that have any, and the numbers they stand at.
+        """The tags of all names of a shelf that have any, and the numbers they point to.
 
         Args:
             bucket: The bucket.
@@ -295,50 +288,50 @@ class Store:
             first: With `last`, only names from this one on: those of a page.
             last: With `first`, only names up to this one.
         """
-        return self._catalog.all_tags(bucket, shelf, first, last)
+        return self.catalog.all_tags(bucket, shelf, first, last)
 
     def buckets(self) -> list[str]:
         """The buckets that hold something."""
-        return self._catalog.buckets()
+        return self.catalog.buckets()
 
     def drop(self, address: Address, number: int | None = None) -> list[int]:
-        """Take a name away with all its versions, or one of them; returns their numbers.
+        """Delete a name with all its versions, or one of them; returns their numbers.
 
         Bytes that nothing needs any more go with the next `sweep`.
         """
-        return self._catalog.drop(address, number)
+        return self.catalog.drop(address, number)
 
     def forget(self, address: Address) -> None:
-        """Take a name away as if it had never been: with its bytes, and with the memory of its numbers.
+        """Delete a name as if it had never been: with its bytes, and with the memory of its numbers.
 
         For what has a name of its own each time, and was never a version that anybody could refer to.
         """
         hashes = sorted({file.sha256 for version in self.versions(address) for file in version.files})
-        self._catalog.drop(address, forget=True)
-        with self._catalog.unneeded(hashes) as debris:
+        self.catalog.drop(address, forget=True)
+        with self.catalog.unneeded(hashes) as debris:
             self.blobs.remove(debris)
 
     def tags(self, address: Address) -> dict[str, int]:
-        """The tags of a name, and the numbers they stand at."""
-        return self._catalog.tags(address)
+        """The tags of a name, and the numbers they point to."""
+        return self.catalog.tags(address)
 
     def tag(self, version: Version, tag: str) -> None:
-        """Make a tag stand at a version; it leaves the one where it stood.
+        """Move a tag to a version.
 
         Raises:
             NotFoundError: The version was dropped.
         """
-        if not self._catalog.move_tag(version, check_tag(tag)):
+        if not self.catalog.move_tag(version, check_tag(tag)):
             raise NotFoundError(what="version", name=str(version))
 
     def untag(self, address: Address, tag: str) -> None:
-        """Take a tag away.
+        """Remove a tag.
 
         Raises:
             NotFoundError: There is none of that name.
         """
-        if not self._catalog.remove_tag(address, tag):
-            there = sorted(self._catalog.tags(address))
+        if not self.catalog.remove_tag(address, tag):
+            there = sorted(self.catalog.tags(address))
             raise NotFoundError(what=f"tag of {address.name!r}", name=tag, available=there)
 
     @contextmanager
@@ -373,10 +366,10 @@ class Store:
             grace_s: Leave blobs alone that were written in the last so many seconds. They may belong to a
                 version that is about to be published.
         """
-        folders = staging.sweep(self.blobs.stage)
+        folders = sweep_staging(self.blobs.stage)
         old, removed = iter(self.blobs.old(grace_s)), 0
         while some := list(islice(old, _SWEPT_AT_ONCE)):
-            with self._catalog.unneeded(some) as debris:
+            with self.catalog.unneeded(some) as debris:
                 self.blobs.remove(debris)
                 removed += len(debris)
         return Swept(blobs=removed, folders=folders)
@@ -387,12 +380,12 @@ class Store:
         A damaged blob is healed by putting the same content again.
         """
         count, damaged, after = 0, [], ""
-        while some := self._catalog.needs(after, _SWEPT_AT_ONCE):
+        while some := self.catalog.hashes(after, _SWEPT_AT_ONCE):
             after = some[-1]
             for sha256 in some:
                 count += 1
                 problem = self._problem_of(sha256)
-                users = self._catalog.users(sha256, _SHOWN) if problem else []
+                users = self.catalog.users(sha256, _SHOWN) if problem else []
                 if problem and users:  # else the last version that needed it was dropped meanwhile
                     damaged.append(Damage(sha256, problem, tuple(users)))
         return Verified(count, tuple(damaged))
@@ -403,11 +396,11 @@ class Store:
         Returns:
             The bytes of the catalog before and after; 0 where the database does not say.
         """
-        return self._catalog.compact()
+        return self.catalog.database.compact()
 
     def history(self, address: Address) -> list[tuple[int, datetime]]:
         """The numbers of all versions of a name, oldest first, and when they were published."""
-        return self._catalog.history(address)
+        return self.catalog.history(address)
 
     def _problem_of(self, sha256: str) -> str | None:
         with self.stage() as folder:
@@ -430,7 +423,7 @@ class Store:
         what = address.shelf.removesuffix("s")
         if not self._suggestions.may_look():
             return NotFoundError(what=f"{what} in the bucket {address.bucket!r}:", name=str(selector))
-        known = [] if selector.is_bare else self._catalog.numbers(address, _SHOWN)
+        known = [] if selector.is_bare else self.catalog.numbers(address, _SHOWN)
         if known:
             there = [f"{address.name}@{number}" for number in known]
             there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))[:_SHOWN]]
@@ -445,15 +438,50 @@ class Store:
 
         Never many: whoever asks for names that there are not must not keep others waiting.
         """
-        names = self._catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
+        names = self.catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
         if len(names) <= _COMPARED:
             return names
         for length in (len(address.name) - 1, len(address.name) // 2, 1):
             prefix = address.name[: max(1, length)]
-            names = self._catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
+            names = self.catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
             if names:
                 break
         return names
+
+
+class Suggestions:
+    """Allows a few looks at once, and then some a second.
+
+    Looking for what might have been meant by a name costs many times what finding one does. A person never
+    asks that often; a client that does must not keep the others waiting.
+    """
+
+    def __init__(
+        self, *, at_once: int = 20, per_second: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._at_once, self._per_second, self._clock = at_once, per_second, clock
+        self._left, self._since = float(at_once), clock()
+        self._lock = threading.Lock()
+
+    def may_look(self) -> bool:
+        """Whether one more may be made now; it counts if so.
+
+        >>> now = [0.0]
+        >>> some = Suggestions(at_once=1, per_second=2.0, clock=lambda: now[0])
+        >>> some.may_look(), some.may_look()
+        (True, False)
+        >>> now[0] = 0.5
+        >>> some.may_look()
+        True
+        """
+        with self._lock:
+            now = self._clock()
+            self._left = min(self._at_once, self._left + (now - self._since) * self._per_second)
+            self._since = now
+            if self._left < 1:
+                return False
+            self._left -= 1
+            return True
 
 
 def _listed(name: str, pattern: str, *, hidden: bool) -> bool:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from kindler.errors import ConfigError
 
 ENVIRONMENT = "KINDLER_STORE"
-BESIDE = "beside:"  # in the folder of the catalog's file, wherever that is moved to
+RELATIVE = "beside:"  # in the folder of the catalog's file, wherever that is moved to
 _HARMLESS = ("endpoint", "region", "virtual_hosted_style_request")
 _FORMS = "a folder, sqlite:///file?blobs=URL, postgresql://user@host/db?blobs=URL, or memory://"
 
@@ -54,7 +54,7 @@ def parse(url: str) -> Place:
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme == "file":
         folder = folder_of(url)
-        return Place(f"sqlite:///{folder / 'catalog.sqlite'}", new_blobs=BESIDE)
+        return Place(f"sqlite:///{folder / 'catalog.sqlite'}", new_blobs=RELATIVE)
     if scheme == "memory":
         return Place("sqlite://", new_blobs="memory://")
     bare, blobs = _without_blobs(url)
@@ -64,7 +64,7 @@ def parse(url: str) -> Place:
             raise ConfigError(
                 f"{url!r} does not name a file.\nHint: use sqlite:////absolute/path.db?blobs=URL."
             )
-        return Place(f"sqlite:///{path.absolute()}", blobs, new_blobs=BESIDE)
+        return Place(f"sqlite:///{path.absolute()}", blobs, new_blobs=RELATIVE)
     if scheme in ("postgresql", "postgres", "postgresql+psycopg"):
         return Place("postgresql+psycopg" + bare.removeprefix(scheme), blobs)
     raise ConfigError(f"unknown store scheme {scheme}://.\nHint: use {_FORMS}.")

@@ -1,11 +1,11 @@
-"""The catalog's record of one version: frozen values, and their JSON form."""
+"""The catalog's record of one version: frozen values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,13 +16,7 @@ from kindler.store.names import check_bucket, check_name, check_path
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A bucket, a shelf in it, and a name.
-
-    Attributes:
-        bucket: The bucket.
-        shelf: "models", "datasets" or "scripts".
-        name: The name.
-    """
+    """A bucket, a shelf in it ("models", "datasets" or "scripts"), and a name."""
 
     bucket: str
     shelf: str
@@ -53,69 +47,6 @@ class File:
             raise ConfigError(f"{self.sha256!r} is not a SHA-256.")
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The content of a version as a row of the catalog stores it.
-
-    A version that only adds to the one before it stores only the additions: a dataset with a thousand appends
-    takes space for a thousand parts, not for half a million.
-
-    Attributes:
-        files: Its files; only the added ones, if it grows.
-        meta: What its reader needs; of growing lists, only the added items.
-        attributes: The user's attributes.
-        since: The number of the version that the growing chain starts at; None if the row is complete.
-        grown: Which lists of `meta` grow.
-    """
-
-    files: Sequence[File]
-    meta: dict[str, Any]
-    attributes: dict[str, Any]
-    since: int | None = None
-    grown: tuple[str, ...] = ()
-
-    @staticmethod
-    def read(text: str) -> Manifest:
-        fields = json.loads(text)
-        files = [File(*entry) for entry in fields["files"]]
-        return Manifest(
-            files, fields["meta"], fields["attributes"], fields.get("since"), tuple(fields.get("grown", ()))
-        )
-
-    def text(self) -> str:
-        files = [[file.path, file.sha256, file.size] for file in self.files]
-        fields = {"files": files, "meta": self.meta, "attributes": self.attributes}
-        growing = {} if self.since is None else {"since": self.since, "grown": list(self.grown)}
-        return as_json(fields | growing)
-
-    def after(self, before: Manifest) -> Manifest:
-        """This manifest joined to the one that it grows on; the lists of `before` may be reused."""
-        if self.since is None:
-            return self
-        meta = dict(self.meta)
-        for key in self.grown:
-            whole = before.meta[key]
-            whole.extend(meta[key])
-            meta[key] = whole
-        grown = tuple(key for key in self.grown if key in before.grown)
-        return Manifest([*before.files, *self.files], meta, self.attributes, before.since, grown)
-
-
-def growth(draft: Draft, before: Version, since: int) -> Manifest | None:
-    """What a draft adds to a version; None if it lacks something of it."""
-    had = set(before.files)
-    if not had <= set(draft.files):
-        return None
-    meta, grown = dict(draft.meta), []
-    for key, value in draft.meta.items():
-        old = before.meta.get(key)
-        if isinstance(value, list) and isinstance(old, list) and value[: len(old)] == old:
-            meta[key] = value[len(old) :]
-            grown.append(key)
-    added = [file for file in draft.files if file not in had]
-    return Manifest(added, meta, dict(draft.attributes), since, tuple(grown))
-
-
 def check_files(files: Sequence[File]) -> None:
     """Check that the files of a version can share one folder.
 
@@ -132,40 +63,6 @@ def check_files(files: Sequence[File]) -> None:
         parts = path.split("/")
         if any("/".join(parts[:i]) in paths for i in range(1, len(parts))):
             raise ConfigError(f"a version cannot have the file {path!r} within another file.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
-    """A version before it has a number.
-
-    Attributes:
-        kind: The kind that wrote it and will read it: "keras", "parquet".
-        files: Its files.
-        meta: What its reader needs.
-        attributes: The user's attributes.
-    """
-
-    kind: str
-    files: tuple[File, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_files(self.files)
-
-    @property
-    def size(self) -> int:
-        """The bytes of all files."""
-        return sum(file.size for file in self.files)
-
-    @property
-    def digest(self) -> str:
-        """A SHA-256 that is the same for the same content, whatever its name."""
-        files = sorted([file.path, file.sha256] for file in self.files)
-        return hashlib.sha256(as_json([self.kind, files, self.meta]).encode()).hexdigest()
-
-    def manifest(self) -> str:
-        return Manifest(self.files, dict(self.meta), dict(self.attributes)).text()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,22 +115,34 @@ class Version:
         return card(str(self), facts)
 
     @staticmethod
-    def restored(
-        address: Address, *, number: int, kind: str, created: str, size: int, digest: str, manifest: Manifest
+    def draft(
+        address: Address,
+        *,
+        kind: str,
+        files: Sequence[File],
+        meta: Mapping[str, Any],
+        attributes: Mapping[str, Any],
     ) -> Version:
-        """Rebuild a version from a row of the catalog."""
+        """A version without a number, before it is published.
+
+        Raises:
+            ConfigError: `meta` or `attributes` is not JSON, or the files cannot share a folder.
+        """
+        check_files(files)
+        # The same for the same content, whatever its name.
+        content = as_json([kind, sorted([file.path, file.sha256] for file in files), meta])
         return Version(
             bucket=address.bucket,
             shelf=address.shelf,
             name=address.name,
-            number=number,
+            number=0,
             kind=kind,
-            created=datetime.fromisoformat(created).astimezone(timezone.utc),
-            size=size,
-            digest=digest,
-            files=tuple(manifest.files),
-            meta=manifest.meta,
-            attributes=manifest.attributes,
+            created=datetime.now(timezone.utc),
+            size=sum(file.size for file in files),
+            digest=hashlib.sha256(content.encode()).hexdigest(),
+            files=tuple(sorted(files, key=lambda file: file.path)),
+            meta=json.loads(as_json(meta)),  # as it will be read
+            attributes=json.loads(as_json(attributes)),
         )
 
 

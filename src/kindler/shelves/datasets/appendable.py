@@ -110,11 +110,16 @@ def parts_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*"), key=lambda path: int(path.name.split(".")[0].removeprefix("part-")))
 
 
+def renumbered(path: str, number: int) -> str:
+    """The file of a part, with another number."""
+    return part_name(number, path[path.index(".") :])
+
+
 def renumber(folder: Path, first: int) -> None:
     """Let the parts begin with this number."""
-    found = parts_in(folder)
-    wanted = [folder / part_name(first + i, "".join(path.suffixes)) for i, path in enumerate(found)]
+    parts = parts_in(folder)
+    names = [renumbered(path.name, first + i) for i, path in enumerate(parts)]
     # Away first: a new name may be the old one of another.
-    aside = [path.rename(folder / f"aside-{i}") for i, path in enumerate(found)]
-    for path, name in zip(aside, wanted, strict=True):
-        path.rename(name)
+    aside = [path.rename(folder / f"aside-{i}") for i, path in enumerate(parts)]
+    for path, name in zip(aside, names, strict=True):
+        path.rename(folder / name)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.function import FunctionKind
 from kindler.models.kind import Handler, known_only
-from kindler.shelves.datasets.appendable import Handle, Parts, renumber
+from kindler.shelves.datasets.appendable import Handle, Parts, renumber, renumbered
 from kindler.shelves.shelf import Shelf, listed
-from kindler.store import Address, File, Version
+from kindler.store import Address, Version
 from kindler.store.selectors import parse
 
 Mode = Literal["fail", "replace", "append"]
@@ -69,7 +69,7 @@ class Datasets(Shelf):
         obj: Any,
         name: str,
         *,
-        mode: Mode = "fail",
+        mode: Mode,
         attributes: Mapping[str, Any] | None = None,
         tag: str | Sequence[str] | None = None,
         kind: str | None = None,
@@ -78,30 +78,46 @@ class Datasets(Shelf):
         **options: Any,
     ) -> Version:
         """See `put`; with `replaces`, raises OvertakenError unless that is the newest version (0: none)."""
+        from kindler.store.catalog import OvertakenError
+
         if mode not in _MODES:
             raise ConfigError(f"mode={mode!r}: there are {', '.join(_MODES)}.")
         address = self._address(name)
         handler = self._kinds.taking(obj, self.shelf, kind)
         known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
-        latest = self._latest(address)
-        if mode == "fail" and latest is not None:
-            raise _exists(name)
-        if mode == "append" and latest is not None:
+        latest = None if mode == "replace" else self._latest(address, mode)
+        if latest is not None:
             obj = _appendable(handler, latest).fitted(obj, latest.meta)
         with self.store.stage() as folder:
             elsewhere = handler.write_blobs(obj, self.store)
             files, meta = elsewhere or ((), handler.write(obj, folder, trusted=trusted, **options))
-            return self._published(
-                address,
-                folder,
-                handler,
-                files,
-                meta,
-                mode,
-                replaces=replaces,
-                attributes=attributes,
-                tags=listed(tag),
-            )
+            for _ in range(_TRIES):
+                shared, joined = list(files), meta
+                if latest is not None:
+                    first = len(latest.files)
+                    joined = _appendable(handler, latest).joined(latest.meta, meta)
+                    renumber(folder, first)
+                    shared = [
+                        *latest.files,
+                        *(replace(f, path=renumbered(f.path, first + i)) for i, f in enumerate(files)),
+                    ]
+                try:
+                    return self.store.publish(
+                        address,
+                        folder,
+                        kind=handler.kind,
+                        meta=joined,
+                        attributes=attributes,
+                        tags=listed(tag),
+                        shared=shared,
+                        after=replaces if mode == "replace" else 0 if latest is None else latest.number,
+                        grows=latest,
+                    )
+                except OvertakenError:
+                    if mode == "replace":
+                        raise
+                    latest = self._latest(address, mode)  # another was quicker; its rows come before ours
+        raise ConfigError(f"{name!r} is being written to by too many at once.")
 
     def get(
         self,
@@ -141,66 +157,25 @@ class Datasets(Shelf):
             return super().get(str(found), trusted=trusted, local=local, **options)
         if not isinstance(handler, Parts):
             raise ConfigError(f"{name!r} is of kind {found.kind!r}, which is read at once.")
-        return self._handle(found, handler, options)
+        self._check_get(handler, options)
+        with ExitStack() as resources:
+            folder = resources.enter_context(self.store.files(found))
+            return Handle(found, handler.open(folder, found.meta, **options), resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
         """A dataset in pieces of so many rows, as what was put; `options` as in `get`."""
         with self.get(name, lazy=True, **options) as handle:
             yield from handle.iterate(chunksize)
 
-    def _handle(self, version: Version, handler: Parts, options: Mapping[str, Any]) -> Handle:
-        self._check_get(handler, options)
-        with ExitStack() as resources:
-            folder = resources.enter_context(self.store.files(version))
-            opened = handler.open(folder, version.meta, **options)
-            return Handle(version, opened, resources.pop_all())
-
-    def _published(
-        self,
-        address: Address,
-        folder: Path,
-        handler: Handler,
-        files: Sequence[File],
-        meta: Mapping[str, Any],
-        mode: Mode,
-        *,
-        replaces: int | None,
-        **told: Any,
-    ) -> Version:
-        from kindler.store.catalog import OvertakenError
-
-        for _ in range(_TRIES):
-            latest = self._latest(address) if mode != "replace" else None
-            if mode == "fail" and latest is not None:
-                raise _exists(address.name)
-            shared, told["meta"] = list(files), meta
-            if mode == "append" and latest is not None:
-                parts = _appendable(handler, latest)
-                told["meta"] = parts.joined(latest.meta, meta)
-                renumber(folder, len(latest.files))
-                shared = [*latest.files, *_renumbered(files, len(latest.files))]
-            after = replaces if mode == "replace" else (0 if latest is None else latest.number)
-            grows = latest if mode == "append" else None
-            try:
-                return self.store.publish(
-                    address, folder, kind=handler.kind, shared=shared, after=after, grows=grows, **told
-                )
-            except OvertakenError:
-                if mode == "replace":
-                    raise
-                continue  # another one was quicker; its rows come before ours
-        raise ConfigError(f"{address.name!r} is being written to by too many at once.")
-
-    def _latest(self, address: Address) -> Version | None:
-        return self.store.seek(self.bucket, self.shelf, parse(address.name))
-
-
-def _exists(name: str) -> AlreadyExistsError:
-    return AlreadyExistsError(
-        f"there is a dataset {name!r} already.\nHint: mode='replace' makes a new version of it,"
-        " mode='append' one with these rows after the others.",
-        name=name,
-    )
+    def _latest(self, address: Address, mode: Mode = "append") -> Version | None:
+        latest = self.store.seek(self.bucket, self.shelf, parse(address.name))
+        if mode == "fail" and latest is not None:
+            raise AlreadyExistsError(
+                f"the dataset {address.name!r} already exists.\nHint: mode='replace' makes a new version of"
+                " it, mode='append' one with these rows after the others.",
+                name=address.name,
+            )
+        return latest
 
 
 def _appendable(handler: Handler, latest: Version) -> Parts:
@@ -209,12 +184,3 @@ def _appendable(handler: Handler, latest: Version) -> Parts:
     if not isinstance(handler, Parts):
         raise ConfigError(f"nothing can be appended to {latest.name!r}, which is of kind {latest.kind!r}.")
     return handler
-
-
-def _renumbered(files: Sequence[File], first: int) -> list[File]:
-    from kindler.shelves.datasets.appendable import part_name
-
-    return [
-        File(part_name(first + i, "." + file.path.partition(".")[2]), file.sha256, file.size)
-        for i, file in enumerate(files)
-    ]

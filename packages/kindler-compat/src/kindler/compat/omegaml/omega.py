@@ -20,7 +20,8 @@ from kindler.errors import ConfigError
 from kindler.models.function import PLAIN
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime.settings import TaskSettings
-from kindler.shelves import models, scripts
+from kindler.shelves import models
+from kindler.shelves import shelf as shelves
 from kindler.shelves.datasets import shelf as datasets
 from kindler.shelves.datasets.expressions import parse_expression
 from kindler.shelves.shelf import Shelf
@@ -328,5 +329,5 @@ class Datasets(_Trusting, datasets.Datasets):
             return handler.read(folder, version.meta, trusted=trusted or self._trusted)
 
 
-class Scripts(_Trusting, scripts.Scripts):
+class Scripts(_Trusting, shelves.Scripts):
     """Functions."""

@@ -1,13 +1,15 @@
-"""Folders to work in that a killed process may leave behind, and that a sweep then finds.
+"""Files on this machine: their hashes, and the folders in which they are prepared.
 
-Each has a lock beside it, held as long as its process lives. The lock, not the age, says whether a folder is
-debris: a writer that takes a day is left alone, and one that was killed a second ago is not.
+A killed process may leave such a folder behind. Each has a lock beside it, held as long as its process lives.
+The lock, not the age, says whether a folder is debris: a writer that takes a day is left alone, and one that
+was killed a second ago is not.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
@@ -16,13 +18,48 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from kindler.errors import StoreError
+from kindler.errors import DamagedError, StoreError
 
 _LOCK = ".lock"
+_CHUNK_BYTES = 1 << 20
 
 
-def of_this_user() -> Path:
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(_CHUNK_BYTES)
+        view = memoryview(buffer)
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def copy_hashed(source: BinaryIO, target: Path, *, at_most: int | None = None) -> tuple[str, int]:
+    """Write what can be read to a new file; returns its hash and its size.
+
+    It stops one chunk after `at_most` bytes: the size then says that there were more.
+    """
+    digest, size = hashlib.sha256(), 0
+    with target.open("xb") as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+            size += len(chunk)
+            if at_most is not None and size > at_most:
+                break
+    return digest.hexdigest(), size
+
+
+def check_whole(path: Path, sha256: str) -> None:
+    """Raise DamagedError unless the file has this hash."""
+    actual = sha256_of(path)
+    if actual != sha256:
+        raise DamagedError(sha256=sha256, problem=f"its bytes hash to {actual}")
+
+
+def user_folder() -> Path:
     """Where to work when the blobs are not on this machine.
 
     Raises:
@@ -37,7 +74,7 @@ def of_this_user() -> Path:
 
 
 @contextmanager
-def folder(parent: Path) -> Iterator[Path]:
+def staging_folder(parent: Path) -> Iterator[Path]:
     """A new, empty folder, gone after the block.
 
     Raises:
@@ -61,7 +98,7 @@ def folder(parent: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def sweep(parent: Path) -> int:
+def sweep_staging(parent: Path) -> int:
     """Remove the folders whose processes are gone; returns how many."""
     removed = 0
     for lock in sorted(parent.glob(f"*{_LOCK}")):
