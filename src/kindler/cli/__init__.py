@@ -9,10 +9,10 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 
-from kindler.cli import cluster, doctor, predict, serve, store, upkeep, worker
+from kindler.cli import cluster, doctor, predict, serve, store
 from kindler.errors import JavaNotFoundError, KindlerError
 
 __all__ = ["main"]
@@ -37,13 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
     commands = parser.add_subparsers(dest="command", metavar="command")
-    store.add_commands(commands)
-    upkeep.add_commands(commands)
-    predict.add_commands(commands)
-    serve.add_commands(commands)
-    worker.add_commands(commands)
-    cluster.add_commands(commands)
-    doctor.add_commands(commands)
+    for module in (store, predict, serve, cluster, doctor):
+        module.add_commands(commands)
     info = commands.add_parser("info", help="show the versions of Kindler and its dependencies")
     info.set_defaults(run=_show_info)
     chosen = parser.parse_args(arguments)
@@ -70,16 +65,10 @@ def _failed(message: str) -> int:
 
 
 def _show_info(_: argparse.Namespace) -> int:
-    for name, value in _info():
+    versions = {package: _version(package) for package in _PACKAGES}
+    for name, value in {"python": platform.python_version(), **versions, "java": _java()}.items():
         print(f"{name:<10} {value}")
     return 0
-
-
-def _info() -> Iterator[tuple[str, str]]:
-    yield "python", platform.python_version()
-    for package in _PACKAGES:
-        yield package, _version(package)
-    yield "java", _java()
 
 
 def _version(package: str) -> str:

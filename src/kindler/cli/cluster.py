@@ -43,7 +43,7 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("args", nargs="*", help="what main_fun gets as a list, after --")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="nodes that train (default: 1)")
     parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
-    parser.add_argument("--evaluator", action="store_true", help="an evaluator besides")
+    parser.add_argument("--evaluator", action="store_true", help="also start an evaluator")
     parser.add_argument("--no-chief", action="store_true", help="all nodes that train are workers")
     parser.add_argument("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow")
     parser.add_argument("--input-mode", choices=("program", "spark"), default="program")
@@ -132,14 +132,8 @@ def _folder(chosen: argparse.Namespace) -> Path:
 def _up(chosen: argparse.Namespace) -> int:
     from kindler.spark.standalone import up
 
-    cluster = up(
-        _folder(chosen),
-        workers=chosen.workers,
-        cores=chosen.cores,
-        memory=chosen.memory,
-        port=chosen.port,
-    )
-    print(cluster.address)
+    sizes = {name: getattr(chosen, name) for name in ("workers", "cores", "memory", "port")}
+    print(up(_folder(chosen), **sizes).address)
     return 0
 
 

@@ -17,21 +17,17 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError, first_line
+from kindler.models.arrow_columns import columns_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
-_TABLES = ("csv", "jsonl", "parquet")
+_EXTENSIONS = f"one of {', '.join('.' + name for name in FORMATS)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows to predict.
-
-    Attributes:
-        arrays: Arrays by name; one without a name has the name "".
-        table: The table that they are columns of, if they are.
-    """
+    """The rows to predict: arrays by name ("" if there is none), and the table of which they are columns."""
 
     arrays: Mapping[str, Array]
     table: pa.Table | None = None
@@ -60,7 +56,7 @@ def read_rows(path: str, kind: str | None) -> Rows:
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     shown = "the input" if path == "-" else path
     chosen = kind or _kind(Path(path), content)
-    if chosen in _TABLES:
+    if chosen in ("csv", "jsonl", "parquet"):
         return _columns(_table(content, chosen, shown))
     if chosen == "npz":
         return Rows(_arrays(content, shown))
@@ -80,13 +76,11 @@ def write(value: Any, path: Path | None) -> None:
     Raises:
         ConfigError: The format cannot hold the value.
     """
-    kind = path.suffix.lower().removeprefix(".") if path is not None else _printed(value)
-    make = _WRITERS.get(kind)
-    if make is None:
-        raise ConfigError(
-            f"{path} has an unknown extension; expected one of {', '.join('.' + name for name in FORMATS)}."
-        )
-    content = make(value)
+    printed = "csv" if isinstance(value, pa.Table) else "json"
+    kind = path.suffix.lower().removeprefix(".") if path is not None else printed
+    if kind not in _WRITERS:
+        raise ConfigError(f"{path} has an unknown extension; expected {_EXTENSIONS}.")
+    content = _WRITERS[kind](value)
     if path is None:
         sys.stdout.write(content.decode())
         return
@@ -94,19 +88,12 @@ def write(value: Any, path: Path | None) -> None:
     path.write_bytes(content)
 
 
-def _printed(value: Any) -> str:
-    return "csv" if isinstance(value, pa.Table) else "json"
-
-
 def _kind(path: Path, content: bytes) -> str:
     suffix = path.suffix.lower().removeprefix(".")
     if suffix in FORMATS:
         return suffix
     if str(path) != "-":
-        raise ConfigError(
-            f"{path} has an unknown extension; expected one of {', '.join('.' + name for name in FORMATS)}.\n"
-            "Hint: pass --format."
-        )
+        raise ConfigError(f"{path} has an unknown extension; expected {_EXTENSIONS}.\nHint: pass --format.")
     return "json" if content.lstrip()[:1] in (b"[", b"{") else "csv"
 
 
@@ -157,13 +144,7 @@ def _from_json(content: bytes, shown: str) -> Rows:
 
 
 def _columns(table: pa.Table) -> Rows:
-    from kindler.serve.http_errors import Problem
-    from kindler.serve.protocols.tables import table_columns
-
-    try:
-        return Rows(table_columns(table), table)
-    except Problem as exc:
-        raise DataError(exc.message) from exc
+    return Rows(columns_of(table), table)
 
 
 def _column(array: Array, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`kindler serve` and `kindler keys`."""
+"""`kindler serve`, `kindler keys` and `kindler worker`."""
 
 from __future__ import annotations
 
@@ -6,79 +6,9 @@ import argparse
 import os
 from typing import Any
 
+from kindler.cli.store import add_store
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.store.urls import default_url
-
-
-def add_commands(commands: Any) -> None:
-    """Add `kindler serve` and `kindler keys`."""
-    _add_serve(commands.add_parser("serve", help="serve the models of a store over HTTP"))
-    _add_keys(commands.add_parser("keys", help="create, list and remove the API keys of a store"))
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    _add_store(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port; 0 picks a free one (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--broker", metavar="URL", help="broker that runs tasks (default: KINDLER_BROKER, or this machine)"
-    )
-    parser.add_argument("--model", help="model that /invocations uses")
-    parser.add_argument(
-        "--trusted", action="store_true", help="allow models and scripts that can run code of the store"
-    )
-    parser.add_argument(
-        "--alone", metavar="NAME", action="append", default=[],
-        help="model whose requests are never batched together; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--isolation", choices=["process", "none"], default="process",
-        help="run models in processes of their own, or in the server's (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--processes", type=_count, metavar="N", default=None,
-        help="maximum processes of one model; auto chooses by the cores (default: auto)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", metavar="[NAME=]DEVICE", action="append", default=[],
-        help="where models compute: auto, cpu, cuda or cuda:N; NAME=cuda:1 for one model; repeatable"
-        " (default: auto)",
-    )  # fmt: skip
-    for name, kind, text in _LIMITS:
-        parser.add_argument(f"--{name}", type=kind, metavar="N", help=text)
-    _add_edges(parser)
-    parser.set_defaults(run=_serve)
-
-
-def _add_edges(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--grpc-port", type=int, metavar="PORT",
-        help="also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one",
-    )  # fmt: skip
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain in PEM format, for https")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key in PEM format")
-    parser.add_argument(
-        "--tls-client-ca", metavar="FILE", help="demand client certificates that this authority signed"
-    )
-    parser.add_argument(
-        "--cors-origin", metavar="ORIGIN", action="append", default=[],
-        help="let web pages of this origin use the server, such as https://shop.example; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--access-log", metavar="FILE", help="write a JSON line per request; - is stderr")
-    parser.add_argument(
-        "--audit-log", metavar="FILE", help="write a JSON line per change and refused key; - is stderr"
-    )
-    parser.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], default="info",
-        help="least level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--log-format", choices=["text", "json"], default="text",
-        help="format of the server's own messages on stderr (default: %(default)s)",
-    )  # fmt: skip
-
 
 _LIMITS = (
     ("batch-rows", int, "maximum rows in one call of a model"),
@@ -98,19 +28,89 @@ _LIMITS = (
     ("task-result-s", float, "seconds that the result of a finished task is kept"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
 )
+_OF_SERVER = ("fastapi", "uvicorn", "orjson", "prometheus_client", "sqlalchemy", "starlette", "pydantic")
+
+
+def add_commands(commands: Any) -> None:
+    """Add `kindler serve`, `kindler keys` and `kindler worker`."""
+    _add_serve(commands.add_parser("serve", help="serve the models of a store over HTTP"))
+    _add_keys(commands.add_parser("keys", help="create, list and remove the API keys of a store"))
+    _add_worker(commands.add_parser("worker", help="run the tasks of a broker: predict, fit, scripts"))
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_store(parser, bucket=False)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port; 0 picks a free one (default: %(default)s)")
+    broker = "broker that runs tasks (default: KINDLER_BROKER, or this machine)"
+    add("--broker", metavar="URL", help=broker)
+    add("--model", help="model that /invocations uses")
+    add("--trusted", action="store_true", help="allow models and scripts that can run code of the store")
+    alone = "model whose requests are never batched together; repeatable"
+    add("--alone", metavar="NAME", action="append", default=[], help=alone)
+    isolation = "run models in processes of their own, or in the server's (default: %(default)s)"
+    add("--isolation", choices=["process", "none"], default="process", help=isolation)
+    processes = "maximum processes of one model; auto chooses by the cores (default: auto)"
+    add("--processes", type=_count, metavar="N", default=None, help=processes)
+    device = "where models compute: auto, cpu, cuda or cuda:N; NAME=cuda:1 for one model; repeatable"
+    add("--device", metavar="[NAME=]DEVICE", action="append", default=[], help=f"{device} (default: auto)")
+    for name, kind, text in _LIMITS:
+        add(f"--{name}", type=kind, metavar="N", help=text)
+    grpc = "also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one"
+    add("--grpc-port", type=int, metavar="PORT", help=grpc)
+    add("--tls-cert", metavar="FILE", help="certificate chain in PEM format, for https")
+    add("--tls-key", metavar="FILE", help="its private key in PEM format")
+    add("--tls-client-ca", metavar="FILE", help="demand client certificates that this authority signed")
+    cors = "let web pages of this origin use the server, such as https://shop.example; repeatable"
+    add("--cors-origin", metavar="ORIGIN", action="append", default=[], help=cors)
+    add("--access-log", metavar="FILE", help="write a JSON line per request; - is stderr")
+    add("--audit-log", metavar="FILE", help="write a JSON line per change and rejected key; - is stderr")
+    level = "least level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)"
+    add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=level)
+    form = "format of the server's own messages on stderr (default: %(default)s)"
+    add("--log-format", choices=["text", "json"], default="text", help=form)
+    parser.set_defaults(run=_serve)
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    adding = verbs.add_parser("add", help="create a key and print it once")
+    add = adding.add_argument
+    scopes = ["read", "predict", "write", "admin"]
+    add("--scope", action="append", required=True, choices=scopes, help="what the key allows; repeatable")
+    add("--note", default="", help="a note on what it is for")
+    add("--days", type=float, help="days until it expires (default: never)")
+    add("--bucket", action="append", default=[], metavar="NAME", help="only for this bucket; repeatable")
+    for shelf in ("model", "dataset", "script"):
+        only = f"restrict the key to {shelf}s matching GLOB (closes unlisted shelves); repeatable"
+        add(f"--{shelf}", action="append", default=[], metavar="GLOB", help=only)
+    listing = verbs.add_parser("ls", help="list the keys, without their secrets")
+    removing = verbs.add_parser("rm", help="remove a key")
+    removing.add_argument("id", help="id of the key, as `ls` prints it")
+    for verb, run in ((adding, _add), (listing, _list), (removing, _remove)):
+        add_store(verb, bucket=False)
+        verb.set_defaults(run=run)
+
+
+def _add_worker(parser: argparse.ArgumentParser) -> None:
+    add_store(parser, bucket=False)
+    add = parser.add_argument
+    add("--broker", metavar="URL", help="redis://host/0 or amqp://user@host// (default: KINDLER_BROKER)")
+    label = "take tasks that require this label; repeatable (default: 'default')"
+    add("--label", action="append", metavar="NAME", help=label)
+    add("--workers", type=int, metavar="N", help="concurrent tasks (default: one per core, up to 4)")
+    add("--trusted", action="store_true", help="allow functions and pickles of the store to run")
+    parser.set_defaults(run=_work)
 
 
 def _count(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
-def _devices(given: list[str]) -> dict[str, Any]:
-    """The device of all models, and those of single ones; a name may have an equals sign, a device has none.
-
-    Raises:
-        ConfigError: Several devices were given for all models.
-    """
-    pairs = [text.rpartition("=") for text in given]
+def _devices(options: list[str]) -> dict[str, Any]:
+    """The device of all models, and of single ones; a name may have an equals sign, a device has none."""
+    pairs = [text.rpartition("=") for text in options]
     common = [device for _, named, device in pairs if not named]
     if len(common) > 1:
         raise ConfigError(f"--device was given {len(common)} times for all models: {', '.join(common)}.")
@@ -162,31 +162,6 @@ def _serve(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    adding = verbs.add_parser("add", help="create a key and print it once")
-    adding.add_argument(
-        "--scope", action="append", required=True, choices=["read", "predict", "write", "admin"],
-        help="what the key allows; repeatable",
-    )  # fmt: skip
-    adding.add_argument("--note", default="", help="a note on what it is for")
-    adding.add_argument("--days", type=float, help="days until it expires (default: never)")
-    adding.add_argument(
-        "--bucket", action="append", default=[], metavar="NAME", help="only for this bucket; repeatable"
-    )
-    for shelf in ("model", "dataset", "script"):
-        adding.add_argument(
-            f"--{shelf}", action="append", default=[], metavar="GLOB",
-            help=f"only for {shelf}s of these names, and for nothing else that is not listed; repeatable",
-        )  # fmt: skip
-    listing = verbs.add_parser("ls", help="list the keys, without their secrets")
-    removing = verbs.add_parser("rm", help="remove a key")
-    removing.add_argument("id", help="id of the key, as `ls` prints it")
-    for verb, run in ((adding, _add), (listing, _list), (removing, _remove)):
-        _add_store(verb)
-        verb.set_defaults(run=run)
-
-
 def _add(chosen: argparse.Namespace) -> int:
     names = {f"{shelf}s": getattr(chosen, shelf) for shelf in ("model", "dataset", "script")}
     _, token = _keys(chosen).add(
@@ -204,8 +179,8 @@ def _list(chosen: argparse.Namespace) -> int:
         limits += [
             f"{shelf.removesuffix('s')}={glob}" for shelf, globs in key.names.items() for glob in globs
         ]
-        told = " ".join([*limits, key.note])
-        print(f"{key.id}  {' '.join(key.scopes):<24} {key.created:%Y-%m-%d} {until}{over}  {told}".rstrip())
+        note = " ".join([*limits, key.note])
+        print(f"{key.id}  {' '.join(key.scopes):<24} {key.created:%Y-%m-%d} {until}{over}  {note}".rstrip())
     return 0
 
 
@@ -222,24 +197,32 @@ def _keys(chosen: argparse.Namespace) -> Any:
     return Keys(chosen.store or default_url(os.environ))
 
 
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store",
-        metavar="URL",
-        help="URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)",
-    )
-
-
 def _lacking(error: ModuleNotFoundError) -> Exception:
     package = (error.name or "").partition(".")[0]
-    if package not in (
-        "fastapi",
-        "uvicorn",
-        "orjson",
-        "prometheus_client",
-        "sqlalchemy",
-        "starlette",
-        "pydantic",
-    ):
+    if package not in _OF_SERVER:
         return error
     return MissingExtraError(what="the server", package=package, extra="serve")
+
+
+def _work(chosen: argparse.Namespace) -> int:
+    from kindler.runtime.engine import default_broker
+
+    broker = chosen.broker or default_broker(os.environ)
+    if broker is None:
+        raise ConfigError("no broker.\nHint: pass --broker redis://host/0, or set KINDLER_BROKER.")
+    if chosen.workers is not None and chosen.workers < 1:
+        raise ConfigError(f"--workers {chosen.workers}: must be at least 1.")
+    try:
+        from kindler.runtime.broker_worker import run_worker
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("celery", "kombu"):
+            raise
+        raise MissingExtraError(what="kindler worker", package="celery", extra="celery") from exc
+    return run_worker(
+        chosen.store or default_url(os.environ),
+        broker,
+        labels=tuple(chosen.label or ("default",)),
+        workers=chosen.workers,
+        trusted=chosen.trusted,
+        say=lambda line: print(line, flush=True),
+    )

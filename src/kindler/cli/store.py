@@ -1,4 +1,4 @@
-"""`kindler models` and `kindler datasets`: ls, put, get, rm and tag. Files become objects in `files.py`."""
+"""`kindler models`, `kindler datasets` and `kindler store`; and the options that say which store."""
 
 from __future__ import annotations
 
@@ -11,131 +11,202 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kindler.cli.opened_store import add_store, as_json, as_table, opened
 from kindler.errors import AlreadyExistsError, ConfigError, NotFoundError
 
 if TYPE_CHECKING:
+    from kindler.omega import Omega
     from kindler.shelves.shelf import Shelf
     from kindler.store import Version
 
-_NAMES = "a name, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)"
+NAMES = "a name, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)"
 _GLOBS = "a name or a quoted glob: '*' matches within one part of a name, '**' across parts"
+_FILES = {
+    "models": "a .keras, .onnx, .xml, .pt2 or exported file, or a SavedModel's folder",
+    "datasets": "a .parquet, .csv, .json, .jsonl, .npy, .npz, .tfrecord or exported file",
+}
+_TRUSTED = "allow objects that can run code when they are loaded"
+
+
+def add_store(parser: argparse.ArgumentParser, *, bucket: bool = True) -> None:
+    """Add the options that say which store, and which bucket of it."""
+    where = "URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)"
+    parser.add_argument("--store", metavar="URL", help=where)
+    if bucket:
+        which = "bucket of the store (default: %(default)s)"
+        parser.add_argument("--bucket", default="default", metavar="NAME", help=which)
+
+
+def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
+    """The shelves of the bucket.
+
+    Args:
+        chosen: The parsed command line.
+        make: Whether to create a missing store; otherwise a mistyped URL would become one.
+
+    Raises:
+        ConfigError: There is no store at the URL.
+    """
+    from kindler.omega import Omega
+    from kindler.store import Store
+
+    if not make and not Store.is_there(chosen.store):
+        shown = "the default location" if chosen.store is None else repr(chosen.store)
+        raise ConfigError(f"there is no store at {shown}.\nHint: `kindler models put` creates one.")
+    return Omega(chosen.store, bucket=chosen.bucket)
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler models` and `kindler datasets`."""
-    models = commands.add_parser("models", help="list, store, fetch, remove and tag models")
-    _add_verbs(models, "models", "a .keras, .onnx, .xml, .pt2 or exported file, or a SavedModel's folder")
-    datasets = commands.add_parser("datasets", help="list, store, fetch, remove and tag datasets")
-    _add_verbs(
-        datasets, "datasets", "a .parquet, .csv, .json, .jsonl, .npy, .npz, .tfrecord or exported file"
-    )
-
-
-def _add_verbs(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    _add_ls(verbs.add_parser("ls", help=f"list {shelf}"), shelf)
-    _add_put(verbs.add_parser("put", help="store a file as the newest version of a name"), shelf, files)
-    _add_get(verbs.add_parser("get", help="write a version to a file or a folder"), shelf)
-    removing = verbs.add_parser("rm", help="remove names with all their versions, or single versions")
-    removing.add_argument("names", nargs="+", metavar="NAME", help=f"{_NAMES}; or {_GLOBS}")
-    removing.add_argument("--force", action="store_true", help="do not fail if there is none")
-    removing.set_defaults(run=_remove)
-    tagging = verbs.add_parser("tag", help="point a tag at a version, or show the tags of a name")
-    tagging.add_argument("name", metavar="NAME", help=_NAMES)
-    tagging.add_argument("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
-    tagging.add_argument("--remove", action="store_true", help="take the tag away instead")
-    tagging.set_defaults(run=_tag)
-    if shelf == "models":
-        _add_split(verbs.add_parser("split", help="divide an alias's requests among versions, or show how"))
-    for verb in verbs.choices.values():
-        add_store(verb)
-        verb.set_defaults(shelf=shelf)
-
-
-def _add_split(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
-    parser.add_argument(
-        "--canary", action="append", default=[], metavar="VERSION=SHARE",
-        help="let this version answer a share of the requests, such as 4=0.1; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shadow", action="append", default=[], metavar="VERSION=SHARE",
-        help="call this version with a share of the requests beside; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--clear", action="store_true", help="send all requests to the alias's own version")
-    parser.set_defaults(run=_split)
+    """Add `kindler models`, `kindler datasets` and `kindler store`."""
+    for shelf in _FILES:
+        parser = commands.add_parser(shelf, help=f"list, store, fetch, remove and tag {shelf}")
+        verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+        _add_ls(verbs.add_parser("ls", help=f"list {shelf}"), shelf)
+        _add_put(verbs.add_parser("put", help="store a file as the newest version of a name"), shelf)
+        _add_get(verbs.add_parser("get", help="write a version to a file or a folder"), shelf)
+        _add_rm(verbs.add_parser("rm", help="remove names with all their versions, or single versions"))
+        _add_tag(verbs.add_parser("tag", help="point a tag at a version, or show the tags of a name"))
+        if shelf == "models":
+            _add_split(
+                verbs.add_parser("split", help="divide an alias's requests among versions, or show how")
+            )
+        for verb in verbs.choices.values():
+            add_store(verb)
+            verb.set_defaults(shelf=shelf)
+    _add_upkeep(commands.add_parser("store", help="verify, sweep, compact and prune a store"))
 
 
 def _add_ls(parser: argparse.ArgumentParser, shelf: str) -> None:
-    parser.add_argument("pattern", nargs="?", default="**", metavar="PATTERN", help=_GLOBS)
-    parser.add_argument("--versions", action="store_true", help="list all versions, not only the newest")
-    parser.add_argument("--kind", help=f"list only {shelf} of this kind")
-    parser.add_argument("--hidden", action="store_true", help="also list names that begin with '.' or '_'")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("pattern", nargs="?", default="**", metavar="PATTERN", help=_GLOBS)
+    add("--versions", action="store_true", help="list all versions, not only the newest")
+    add("--kind", help=f"list only {shelf} of this kind")
+    add("--hidden", action="store_true", help="also list names that begin with '.' or '_'")
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_list)
 
 
-def _add_put(parser: argparse.ArgumentParser, shelf: str, files: str) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help=files)
-    parser.add_argument("name", metavar="NAME", help="the name, without a version")
-    parser.add_argument("--tag", action="append", metavar="TAG", help="tag the new version; repeatable")
-    parser.add_argument("--kind", help="kind to store the file as, if several apply")
-    parser.add_argument(
-        "--attribute", action="append", default=[], metavar="KEY=VALUE",
-        help="attribute of the version; VALUE is JSON, else text; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trusted", action="store_true", help="allow objects that can run code when they are loaded"
-    )
+def _add_put(parser: argparse.ArgumentParser, shelf: str) -> None:
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help=_FILES[shelf])
+    add("name", metavar="NAME", help="the name, without a version")
+    add("--tag", action="append", metavar="TAG", help="tag the new version; repeatable")
+    add("--kind", help="kind to store the file as, if several apply")
+    attribute = "attribute of the version; VALUE is JSON, else text; repeatable"
+    add("--attribute", action="append", default=[], metavar="KEY=VALUE", help=attribute)
+    add("--trusted", action="store_true", help=_TRUSTED)
     if shelf == "datasets":
-        parser.add_argument(
-            "--mode", choices=["fail", "replace", "append"], default="fail",
-            help="what to do if the name exists (default: %(default)s)",
-        )  # fmt: skip
+        modes = ["fail", "replace", "append"]
+        add("--mode", choices=modes, default="fail", help="if the name exists (default: %(default)s)")
     parser.set_defaults(run=_put)
 
 
 def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
-    parser.add_argument("name", metavar="NAME", help=_NAMES)
+    add = parser.add_argument
+    add("name", metavar="NAME", help=NAMES)
     if shelf == "models":
-        parser.add_argument(
-            "path", type=Path, metavar="PATH",
-            help="a file for a model that is one file, else a new folder",
-        )  # fmt: skip
-        parser.add_argument(
-            "--format", choices=["files", "archive", "mlflow"], default="files",
-            help="the model's own files, one file that `put` accepts, or a folder with an MLflow model"
-            " (default: %(default)s)",
-        )  # fmt: skip
+        add("path", type=Path, metavar="PATH", help="a file for a model that is one file, else a new folder")
+        formats = "the model's own files, one file that `put` accepts, or an MLflow model (default: files)"
+        add("--format", choices=["files", "archive", "mlflow"], default="files", help=formats)
     else:
-        parser.add_argument(
-            "path", metavar="FILE",
-            help="a .parquet, .csv, .json, .jsonl, .npy, .npz or .tfrecord file; - prints CSV, or JSON",
-        )  # fmt: skip
-        parser.add_argument("--columns", metavar="A,B", help="only these columns of a table")
-        parser.add_argument(
-            "--format", choices=["auto", "archive"], default="auto",
-            help="the format of the file's extension, or one file that `put` accepts (default: %(default)s)",
-        )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument(
-        "--trusted", action="store_true", help="allow objects that can run code when they are loaded"
-    )
+        path = "a .parquet, .csv, .json, .jsonl, .npy, .npz or .tfrecord file; - prints CSV, or JSON"
+        add("path", metavar="FILE", help=path)
+        add("--columns", metavar="A,B", help="only these columns of a table")
+        formats = "the format of the file's extension, or one file that `put` accepts (default: %(default)s)"
+        add("--format", choices=["auto", "archive"], default="auto", help=formats)
+    add("--force", action="store_true", help="overwrite an existing file")
+    add("--trusted", action="store_true", help=_TRUSTED)
     parser.set_defaults(run=_get)
+
+
+def _add_rm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"{NAMES}; or {_GLOBS}")
+    parser.add_argument("--force", action="store_true", help="do not fail if there is none")
+    parser.set_defaults(run=_remove)
+
+
+def _add_tag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help=NAMES)
+    parser.add_argument("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
+    parser.add_argument("--remove", action="store_true", help="remove the tag instead")
+    parser.set_defaults(run=_tag)
+
+
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
+    shares = {
+        "--canary": "let this version answer a share of the requests, such as 4=0.1; repeatable",
+        "--shadow": "mirror a share of the requests to this version; responses are discarded; repeatable",
+    }
+    for option, text in shares.items():
+        parser.add_argument(option, action="append", default=[], metavar="VERSION=SHARE", help=text)
+    parser.add_argument("--clear", action="store_true", help="send all requests to the alias's own version")
+    parser.set_defaults(run=_split)
+
+
+def _add_upkeep(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    verify = verbs.add_parser("verify", help="check all stored bytes against their hashes")
+    verify.set_defaults(run=_verify)
+    sweep = verbs.add_parser("sweep", help="remove the bytes of dropped versions and of killed processes")
+    grace = "leave bytes alone that were written in the last N seconds (default: %(default)g)"
+    sweep.add_argument("--grace-s", type=float, default=3600.0, metavar="N", help=grace)
+    sweep.set_defaults(run=_sweep)
+    compact = verbs.add_parser("compact", help="give back the space of removed rows of the catalog")
+    compact.set_defaults(run=_compact)
+    prune = verbs.add_parser("prune", help="remove old versions; the newest and tagged ones stay")
+    prune.add_argument("pattern", nargs="?", default="**", metavar="PATTERN", help="a quoted glob of names")
+    shelves = ["models", "datasets", "scripts"]
+    prune.add_argument("--shelf", choices=shelves, default="models", help="where (default: %(default)s)")
+    prune.add_argument("--keep", type=int, metavar="N", help="keep the newest N versions of each name")
+    prune.add_argument("--days", type=float, metavar="N", help="keep versions younger than N days")
+    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    prune.set_defaults(run=_prune)
+    for verb in verbs.choices.values():
+        add_store(verb)
 
 
 def _list(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
     versions = shelf.newest(chosen.pattern, hidden=chosen.hidden, kind=chosen.kind)
-    tags: dict[tuple[str, int], list[str]] = {}
-    for name, by_tag in shelf.store.all_tags(shelf.bucket, shelf.shelf).items():
-        for tag, number in sorted(by_tag.items()):
-            tags.setdefault((name, number), []).append(tag)
     if chosen.versions:
         versions = [one for v in versions for one in shelf.versions(v.name)]
-    print((as_json if chosen.json else as_table)(versions, tags))
+    all_tags = shelf.store.all_tags(shelf.bucket, shelf.shelf)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": v.name,
+            "version": v.number,
+            "kind": v.kind,
+            "size": v.size,
+            "created": v.created.isoformat(),
+            "tags": sorted(tag for tag, number in all_tags.get(v.name, {}).items() if number == v.number),
+            "attributes": dict(v.attributes),
+        }
+        for v in versions
+    ]
+    if chosen.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    lines: list[tuple[str, ...]] = [("NAME", "VERSION", "KIND", "SIZE", "CREATED", "TAGS")]
+    for v, row in zip(versions, rows, strict=True):
+        created = f"{v.created.astimezone():%Y-%m-%d %H:%M}"
+        lines.append((v.name, str(v.number), v.kind, _size(v.size), created, " ".join(row["tags"])))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [
+            cell.rjust(width) if i in (1, 3) else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
     return 0
+
+
+def _size(size: int) -> str:
+    value: float = size
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
 
 
 def _put(chosen: argparse.Namespace) -> int:
@@ -235,18 +306,18 @@ def _tag(chosen: argparse.Namespace) -> int:
 
 def _split(chosen: argparse.Namespace) -> int:
     models: Any = _shelf(chosen)
-    given = {what: dict(map(_share, getattr(chosen, what))) for what in ("canary", "shadow")}
-    if any(given.values()) or chosen.clear:
-        if any(given.values()) and chosen.clear:
+    shares = {what: dict(map(_share, getattr(chosen, what))) for what in ("canary", "shadow")}
+    if any(shares.values()) or chosen.clear:
+        if any(shares.values()) and chosen.clear:
             raise ConfigError("--clear takes the shares away; --canary and --shadow set them.")
-        models.split(chosen.name, **given)
+        models.split(chosen.name, **shares)
     name, _, alias = chosen.name.partition("@")
     models.metadata(chosen.name)
     for split in models.splits(name).values():
         if alias in ("", split.alias):
-            shares = [f"canary {number}={share:g}" for number, share in split.canary.items()]
-            shares += [f"shadow {number}={share:g}" for number, share in split.shadow.items()]
-            print(f"{name}@{split.alias} {' '.join(shares)}")
+            shown = [f"canary {number}={share:g}" for number, share in split.canary.items()]
+            shown += [f"shadow {number}={share:g}" for number, share in split.shadow.items()]
+            print(f"{name}@{split.alias} {' '.join(shown)}")
     return 0
 
 
@@ -259,8 +330,7 @@ def _share(text: str) -> tuple[int, float]:
 
 
 def _shelf(chosen: argparse.Namespace) -> Shelf:
-    omega = opened(chosen, make=chosen.verb == "put")
-    shelf: Shelf = omega.models if chosen.shelf == "models" else omega.datasets
+    shelf: Shelf = getattr(opened(chosen, make=chosen.verb == "put"), chosen.shelf)
     return shelf
 
 
@@ -297,3 +367,34 @@ def _free(path: Path, force: bool) -> Path:
         hint = "" if path.is_dir() else "\nHint: --force overwrites it."
         raise AlreadyExistsError(f"{str(path)!r} already exists.{hint}", name=str(path))
     return path
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    verified = opened(chosen).verify()
+    for damage in verified.damaged:
+        print(f"{damage.sha256}: {damage.problem}; needed by {', '.join(damage.versions)}")
+    print(f"{verified.blobs} blobs read, {len(verified.damaged)} damaged")
+    return 1 if verified.damaged else 0
+
+
+def _sweep(chosen: argparse.Namespace) -> int:
+    if not chosen.grace_s >= 0:
+        raise ConfigError(f"--grace-s {chosen.grace_s:g}: must be 0 or more.")
+    swept = opened(chosen).sweep(chosen.grace_s)
+    print(f"{swept.blobs} blobs and {swept.folders} folders removed")
+    return 0
+
+
+def _compact(chosen: argparse.Namespace) -> int:
+    before, after = opened(chosen).store.compact()
+    print(f"catalog: {_size(before)} -> {_size(after)}" if before else "catalog compacted")
+    return 0
+
+
+def _prune(chosen: argparse.Namespace) -> int:
+    if chosen.keep is None and chosen.days is None:
+        raise ConfigError("prune needs --keep or --days, to say what stays.")
+    shelf = getattr(opened(chosen), chosen.shelf)
+    for name in shelf.prune(chosen.pattern, keep=chosen.keep, days=chosen.days, dry_run=chosen.dry_run):
+        print(name)
+    return 0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kindler import cli
-from kindler.cli import machine_checks
-from kindler.cli.machine_checks import free_space
+from kindler.cli import doctor as doctors
+from kindler.cli.doctor import free_space
 
 Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 
@@ -66,12 +66,12 @@ def test_without_spark_and_frameworks_it_says_what_to_install_and_does_not_fail(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch, pyspark=None)
-    monkeypatch.setattr(machine_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctors, "find_spec", lambda name: None)
 
     def no_java(**options: Any) -> None:
-        raise machine_checks.JavaNotFoundError("Spark needs Java.\n  PATH: none\nHint: pip install it")
+        raise doctors.JavaNotFoundError("Spark needs Java.\n  PATH: none\nHint: pip install it")
 
-    monkeypatch.setattr(machine_checks, "find_java", no_java)
+    monkeypatch.setattr(doctors, "find_java", no_java)
 
     status, checks = doctor()
 
@@ -83,7 +83,7 @@ def test_without_spark_and_frameworks_it_says_what_to_install_and_does_not_fail(
 
 def test_gpus_that_torch_cannot_use_are_told(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, torch="2.13.0+cpu")
-    monkeypatch.setattr(machine_checks, "machine_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(doctors, "machine_gpus", lambda: ["0", "1"])
 
     assert doctor()[1]["gpus"]["found"] == "2, and torch cannot use them"
 
