@@ -251,7 +251,7 @@ def test_an_interrupt_ends_running_trials_at_once_and_they_run_again_later(tmp_p
     assert not eventually_none(workers)
     found = search(linear, {"lr": choice([0.01])}, ROWS, trials=1, fit=FIT, **options)
     assert [row["state"] for row in found.trials] == ["lost", "finished"]
-    with pytest.raises(ConfigError, match="was begun with a metric whose minimum"):
+    with pytest.raises(ConfigError, match="was created with direction='minimize'"):
         search(linear, {"lr": choice([0.01])}, ROWS, metric="max:loss", trials=1, fit=FIT, **options)
 
 

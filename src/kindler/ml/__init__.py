@@ -16,7 +16,7 @@ except ModuleNotFoundError as exc:
 
 from kindler.ml.estimator import KindlerEstimator
 from kindler.ml.model import KindlerModel
+from kindler.ml.persistence import trusting
 from kindler.ml.pretrained_model import PretrainedModel, pretrained
-from kindler.ml.trust import trusting
 
 __all__ = ["KindlerEstimator", "KindlerModel", "PretrainedModel", "pretrained", "trusting"]

@@ -16,11 +16,9 @@ from pyspark.sql import functions as F
 
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
-from kindler.ml import training
 from kindler.ml.model import KindlerModel
 from kindler.ml.params import FitParams
-from kindler.ml.persistence import SavedStage
-from kindler.ml.trust import is_trusted
+from kindler.ml.persistence import SavedStage, is_trusted, read_recipe, write_recipe
 from kindler.models.framework import FrameworkKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.spark.frames import column
@@ -115,7 +113,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         kind = MODEL_KINDS.model_kind(_KIND)
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
         told = _framework_kind(meta).describe_training(self.estimator)
-        if not training.write_recipe(self.estimator, folder) and told is None:
+        if not write_recipe(self.estimator, folder) and told is None:
             _log.warning("what trains %s cannot be pickled: loaded again, it cannot be fitted.", self.uid)
         if self._callbacks:
             _log.warning("the callbacks of %s are not saved with it.", self.uid)
@@ -134,7 +132,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
     @classmethod
     def _from_files(cls, folder: Path, facts: dict[str, Any]) -> KindlerEstimator:
         kind = MODEL_KINDS.model_kind(_KIND)
-        whole = training.read_recipe(folder) if is_trusted() else None
+        whole = read_recipe(folder) if is_trusted() else None
         if whole is not None:
             return cls(whole)
         told = facts.get("training")

@@ -11,10 +11,9 @@ from pyspark.sql import DataFrame
 
 from kindler.errors import NotFittedError
 from kindler.estimator.estimator import Estimator
-from kindler.ml.outputs import as_vectors
 from kindler.ml.params import PredictParams
-from kindler.ml.persistence import SavedStage
-from kindler.ml.trust import is_trusted
+from kindler.ml.persistence import SavedStage, is_trusted
+from kindler.ml.scoring import as_vectors
 from kindler.models.estimator import EstimatorKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.train.history import History

@@ -10,7 +10,7 @@ from pyspark.ml.param.shared import HasInputCol, HasInputCols, HasLabelCol, HasP
 
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
-from kindler.ml.outputs import PREDICTION_TYPES, Finish
+from kindler.ml.scoring import PREDICTION_TYPES, Finish
 from kindler.train.options import PredictOptions
 
 
@@ -195,6 +195,17 @@ class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
         return self._set(predictionCol=value)
 
 
+# Parameters whose values `Estimator.fit` takes as they are.
+_FIT_OPTIONS = {
+    **{name: name for name in ("verbose", "shapes", "dtypes", "shuffle", "ingest", "sync")},
+    "batchSize": "batch_size",
+    "maxSteps": "max_steps",
+    "stepsPerEpoch": "steps_per_epoch",
+    "weightCol": "sample_weight_col",
+    "syncOptions": "sync_options",
+}
+
+
 class FitParams(PredictParams, HasLabelCol):
     """What a stage needs to train, besides."""
 
@@ -263,23 +274,13 @@ class FitParams(PredictParams, HasLabelCol):
         """The keyword arguments of `Estimator.fit`."""
         weights = self._value("classWeight")
         return {
+            **{option: self._value(name) for name, option in _FIT_OPTIONS.items()},
             "epochs": None if self._value("maxSteps") and not self.isSet("epochs") else self._value("epochs"),
-            "batch_size": self._value("batchSize"),
             "feature_cols": self._features(),
             "label_cols": self._labels(),
-            "max_steps": self._value("maxSteps"),
-            "verbose": self._value("verbose"),
-            "shapes": self._value("shapes"),
-            "dtypes": self._value("dtypes"),
             "stack_features": bool(self._value("stackFeatures")),
             "allow_nan": self._value("allowNan") or False,
-            "shuffle": self._value("shuffle"),
-            "ingest": self._value("ingest"),
-            "steps_per_epoch": self._value("stepsPerEpoch"),
             "class_weight": None if weights is None else {int(key): w for key, w in weights.items()},
-            "sample_weight_col": self._value("weightCol"),
-            "sync": self._value("sync"),
-            "sync_options": self._value("syncOptions"),
         }
 
     def setLabelCol(self, value: str) -> Any:

@@ -1,14 +1,23 @@
 """Saving and loading stages: JSON metadata as Spark writes it, and the model's files beside it.
 
+As Spark's own models do, a stage keeps its data in Parquet beside its metadata. So it can be saved wherever
+Spark can write, on classic sessions and on Spark Connect, where this process may not see the files at all. A
+row is a piece of a file: its name, where the piece begins, and its bytes.
+
 What a model's files may do when they are read is decided by its kind, see `kindler.models`; code runs, and a
 pickle is read, only within `trusting()`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import cloudpickle
+import pyarrow as pa
 from pyspark.ml.util import (
     DefaultParamsReader,
     DefaultParamsWriter,
@@ -20,13 +29,40 @@ from pyspark.ml.util import (
 from pyspark.sql import is_remote
 
 from kindler.errors import ConfigError, UntrustedError
-from kindler.ml.files import read_folder, write_folder
+from kindler.estimator.estimator import Estimator
+from kindler.estimator.model import FrameworkModel
+from kindler.spark.versions import from_arrow
+from kindler.store.names import check_path
 from kindler.temporary import Folder
 
 T = TypeVar("T", bound="SavedStage")
 
 _FACTS = "kindler"
 _FORMAT = 1
+_RECIPE = "training.pickle"
+_PIECE = 8 << 20
+_PARTITION = 256 << 20  # a partition is collected at once
+_SCHEMA = pa.schema([("name", pa.string()), ("begin", pa.int64()), ("bytes", pa.binary())])
+_trusted: ContextVar[bool] = ContextVar("kindler_ml_trusted", default=False)
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    """Read stages whose model is, or names, code: `with kindler.ml.trusting(): PipelineModel.load(path)`.
+
+    Needed for PyTorch models of your own classes, which are imported by name, and for exported programs. Use
+    it only for files from people whose code you would run.
+    """
+    token = _trusted.set(True)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def is_trusted() -> bool:
+    """Whether this is within `trusting()`."""
+    return _trusted.get()
 
 
 class SavedStage(MLWritable, MLReadable[Any]):
@@ -80,7 +116,7 @@ class StageWriter(MLWriter):
             extra = {"class": stage._public, _FACTS: {"format": _FORMAT, **facts}}
             params = {p.name: v for p, v in stage._paramMap.items() if p.name not in stage._in_files}
             DefaultParamsWriter.saveMetadata(stage, path, self.sparkSession, extra, params)
-            write_folder(self.sparkSession, folder, _data(path))
+            _write_folder(self.sparkSession, folder, _data(path))
 
 
 class StageReader(MLReader[Any], Generic[T]):
@@ -106,7 +142,7 @@ class StageReader(MLReader[Any], Generic[T]):
                 f"{path} has format {facts.get('format')!r}; this version of Kindler reads {_FORMAT}."
             )
         with Folder("kindler-stage-") as folder:
-            read_folder(self.sparkSession, _data(path), folder)
+            _read_folder(self.sparkSession, _data(path), folder)
             try:
                 stage = self.cls._from_files(folder, facts)
             except UntrustedError as exc:
@@ -121,3 +157,74 @@ class StageReader(MLReader[Any], Generic[T]):
 
 def _data(path: str) -> str:
     return f"{path.rstrip('/')}/data"
+
+
+def write_recipe(estimator: Estimator, folder: Path) -> bool:
+    """Write what trains the model of a stage that was not fitted; returns whether that was possible.
+
+    Optimizer, loss, metrics and creators are code of the user's, saved as a pickle that is read only within
+    `trusting()`. What needs no trust is for the kind of the model to say: `FrameworkKind.describe_training`.
+    """
+    model = estimator._model
+    recipe = {
+        "model": (model.framework, model.packed, model.extra_preload),
+        "options": {
+            **{name: value for name, value in vars(estimator._run_config).items() if name != "model_dir"},
+            "preparation": estimator._preparation,
+        },
+        "state": estimator._live.state,
+        "columns": (estimator.signature, list(estimator.history)),
+    }
+    try:
+        (folder / _RECIPE).write_bytes(cloudpickle.dumps(recipe))
+    except Exception:  # noqa: BLE001 - objects of the user's that cannot be pickled; the model is saved without
+        return False
+    return True
+
+
+def read_recipe(folder: Path) -> Estimator | None:
+    """The estimator again; None if it was saved without. Runs code of the file."""
+    if not (folder / _RECIPE).is_file():
+        return None
+    recipe = cloudpickle.loads((folder / _RECIPE).read_bytes())
+    estimator = Estimator(FrameworkModel.unpacked(*recipe["model"]), **recipe["options"])
+    if recipe["state"]:
+        estimator._live.state = recipe["state"]
+    return estimator.restore_columns(*recipe["columns"])
+
+
+def _write_folder(spark: Any, folder: Path, path: str) -> None:
+    """Write all files below a folder to a Parquet folder that does not exist yet."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    rows = [(file.relative_to(folder).as_posix(), *piece) for file in files for piece in _pieces(file)]
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+    table = pa.table([list(column) for column in columns], schema=_SCHEMA)
+    partitions = max(1, -(-table.nbytes // _PARTITION))
+    from_arrow(spark, table).coalesce(partitions).write.option("compression", "zstd").parquet(path)
+
+
+def _read_folder(spark: Any, path: str, folder: Path) -> None:
+    """Write the files of such a Parquet folder into an empty folder of this machine.
+
+    Raises:
+        ConfigError: A name in it would leave the folder.
+    """
+    for row in spark.read.parquet(path).select("name", "begin", "bytes").toLocalIterator():
+        file = folder / check_path(row["name"])
+        if row["begin"] < 0:
+            raise ConfigError(f"{path}: a piece of the file {row['name']!r} begins at {row['begin']}.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        with file.open("r+b") as out:
+            out.seek(row["begin"])
+            out.write(row["bytes"])
+
+
+def _pieces(file: Path) -> Iterator[tuple[int, bytes]]:
+    begin = 0
+    with file.open("rb") as content:
+        while piece := content.read(_PIECE):
+            yield begin, piece
+            begin += len(piece)
+    if not begin:
+        yield 0, b""

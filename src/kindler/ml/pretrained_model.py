@@ -25,11 +25,9 @@ from kindler.estimator.estimator import Estimator
 from kindler.estimator.inputs.contract import repeated_row, zeros
 from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 from kindler.ml.model import KindlerModel
-from kindler.ml.model_files import ModelFiles, Scorer
-from kindler.ml.outputs import as_vectors
 from kindler.ml.params import PredictParams, declared
-from kindler.ml.persistence import SavedStage
-from kindler.ml.trust import is_trusted
+from kindler.ml.persistence import SavedStage, is_trusted
+from kindler.ml.scoring import ModelFiles, Scorer, as_vectors
 from kindler.models.framework import FrameworkKind
 from kindler.models.loaded import LoadedModel, load_files
 from kindler.models.registry import MODEL_KINDS

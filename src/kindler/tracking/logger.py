@@ -1,7 +1,7 @@
 """`MLflowLogger`: logs `fit` as an MLflow run, from the driver; see `train/driver_callbacks.py`.
 
 An unusable server is an error before workers start. After that, no problem with it stops the training: a
-thread writes the metrics (`async_writer.py`), and a warning says what could not be written.
+thread writes the metrics (`run.Journal`), and a warning says what could not be written.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.errors import MissingExtraError, TrackingError, first_line
-from kindler.tracking.async_writer import Journal
-from kindler.tracking.run import TrackedRun
+from kindler.tracking.run import Journal, TrackedRun
 from kindler.train.callbacks import DriverCallback, RunStatus
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import mlflow.pyfunc
-from mlflow.models import Model
+import numpy as np
+from mlflow.models import Model, ModelSignature
+from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.types.schema import TensorSpec as MlflowTensor
 
 from kindler.errors import AlreadyExistsError
 from kindler.models.loaded import load
+from kindler.models.predictor import Predictor
+from kindler.models.signature import Array, Signature, example
 from kindler.store import Store, Version, archive
-from kindler.tracking.signature import signature_of
 
 _LOADER = "kindler.tracking.loader"
 
@@ -35,7 +39,7 @@ def write(
     Args:
         store: Where it is.
         version: Which.
-        path: The folder, which must not be there.
+        path: The folder, which must not exist.
         trusted: Allow what runs code when it is loaded; who loads the folder must too.
         **fields: Fields of the `MLmodel` file, such as `run_id`.
 
@@ -48,7 +52,7 @@ def write(
     """
     folder = Path(path)
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        raise AlreadyExistsError(f"{str(folder)!r} is there already.", name=str(folder))
+        raise AlreadyExistsError(f"{str(folder)!r} already exists.", name=str(folder))
     loaded = load(store, version, trusted=trusted)
     packages = loaded.kind.requirements(version.meta)
     with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
@@ -62,15 +66,15 @@ def write(
                 loader_module=_LOADER,
                 data_path=str(packed),
                 mlflow_model=Model(**fields),
-                signature=signature_of(loaded.predictor),
-                pip_requirements=requirements(packages),
+                signature=_signature(loaded.predictor),
+                pip_requirements=_requirements(packages),
                 model_config=_config(packages),
                 metadata={"kindler": {"name": version.name, "version": version.number, "kind": version.kind}},
             )
     return folder
 
 
-def requirements(packages: Sequence[str]) -> list[str]:
+def _requirements(packages: Sequence[str]) -> list[str]:
     """What must be installed to load a model, as pip writes it, with the versions that are here."""
     wanted = ["kindler", "numpy", "pandas", "pyarrow", "orjson", *packages]
     return [f"{name}=={_version(name)}" for name in wanted if _version(name)]
@@ -90,3 +94,53 @@ def _version(package: str) -> str | None:
         return metadata.version(package).partition("+")[0]
     except metadata.PackageNotFoundError:
         return None
+
+
+def _signature(predictor: Predictor) -> ModelSignature | None:
+    """The signature; None for a model that does not say what it takes before it is called.
+
+    A model with one input takes arrays, or a table of its width; one with several takes them by name. A model
+    that was trained on columns of a table takes those.
+    """
+    inputs = _inputs(predictor.signature)
+    if inputs is None:
+        return None
+    outputs = _example_outputs(predictor)
+    by_name = [
+        _tensor(array.dtype, array.shape, name if len(outputs) > 1 else None)
+        for name, array in outputs.items()
+    ]
+    methods = predictor.methods
+    params: Any = None
+    if len(methods) > 1:
+        params = ParamSchema([ParamSpec(name="method", dtype="string", default=methods[0])])
+    return ModelSignature(inputs=inputs, outputs=Schema(by_name) if by_name else None, params=params)
+
+
+def _inputs(signature: Signature) -> Schema | None:
+    specs = signature.inputs
+    if signature.columns is not None:
+        # Not float: MLflow rejects doubles, which every table has, for a signature of floats.
+        kind = AnyType() if specs[0].dtype in (None, "object") else "double"
+        return Schema([ColSpec(type=kind, name=name) for name in signature.columns])
+    if not all(spec.dtype and spec.shape for spec in specs):
+        return None
+    return Schema(
+        [
+            _tensor(spec.dtype or "object", spec.shape or (), spec.name if len(specs) > 1 else None)
+            for spec in specs
+        ]
+    )
+
+
+def _tensor(dtype: Any, shape: Sequence[int | None], name: str | None) -> MlflowTensor:
+    return MlflowTensor(np.dtype(dtype), (-1, *(-1 if size is None else size for size in shape[1:])), name)
+
+
+def _example_outputs(predictor: Predictor) -> dict[str, Array]:
+    """The outputs for one row, where one can be made up."""
+    row = example(predictor.signature)
+    try:
+        return {} if row is None else predictor.call(row, "predict")
+    except Exception:  # noqa: BLE001  the row may be nothing to this model; then its outputs stay unsaid
+        return {}

@@ -1,13 +1,20 @@
-"""One MLflow run, written with MLflow's own client. `logger.py` decides what is written and when."""
+"""One MLflow run, and the thread that writes to it. `logger.py` decides what is written and when."""
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_NO_METRICS = {"epoch", "steps", "num_samples", "val_num_samples"}
+from kindler.errors import first_line
+
+_log = logging.getLogger(__name__)
+
+_NOT_METRICS = {"epoch", "steps", "num_samples", "val_num_samples"}
 _PARAMS_AT_ONCE = 100
 _LONGEST_PARAM = 500
 
@@ -51,12 +58,12 @@ class TrackedRun:
         epoch = int(row["epoch"])
         if epoch <= self._epoch:
             return
-        figures = [
+        metrics = [
             self._entities.Metric(_key(name), float(value), timestamp, epoch)
             for name, value in row.items()
-            if name not in _NO_METRICS and isinstance(value, int | float)
+            if name not in _NOT_METRICS and isinstance(value, int | float)
         ]
-        self._client.log_batch(self.id, metrics=figures)
+        self._client.log_batch(self.id, metrics=metrics)
         self._epoch = epoch
 
     def log_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -99,6 +106,62 @@ class TrackedRun:
 
     def _last_epoch(self) -> int:
         return max((metric.step for metric in self._client.get_metric_history(self.id, "loss")), default=0)
+
+
+class Journal:
+    """Writes entries in order on a thread of its own, so that the caller never waits.
+
+    If the server cannot be reached, entries are kept and retried with the next one, with a single warning.
+
+    Args:
+        name: The destination, for the warning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entries: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._news = self._closing = self._warned = False
+        self._thread = threading.Thread(target=self._run, name="kindler-journal", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Callable[[], None]) -> None:
+        """Queue an entry behind the others."""
+        with self._wake:
+            self._entries.append(entry)
+            self._news = True
+            self._wake.notify()
+
+    def close(self, timeout_s: float) -> int:
+        """Wait until all entries are written or the timeout is over; returns how many are left."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        with self._wake:
+            return len(self._entries)
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            with self._wake:
+                # After a failure, retry only when a new entry arrives.
+                self._wake.wait_for(lambda: self._news or self._closing)
+                self._news, last = False, self._closing
+                waiting = list(self._entries)
+            self._write(waiting)
+
+    def _write(self, waiting: list[Callable[[], None]]) -> None:
+        for entry in waiting:
+            try:
+                entry()
+            except Exception as exc:  # noqa: BLE001  whatever it is, the run must go on
+                if not self._warned:
+                    _log.warning("cannot write to %s; training continues: %s", self._name, first_line(exc))
+                self._warned = True
+                return
+            with self._wake:
+                self._entries.popleft()
 
 
 def _key(name: str) -> str:

@@ -29,13 +29,10 @@ from kindler.tune.storage import LOST, claim, release, retake, storage_url
 from kindler.tune.study import Best, Study
 from kindler.tune.subjects import Subject, subject_of
 
-__all__ = ["search"]
-
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _SAMPLERS = ("tpe", "random", "grid")
-_PRUNERS = ("median", "halving", "hyperband")
 
 
 class _Stopped(BaseException):
@@ -95,10 +92,9 @@ def search(
         ConfigError: The arguments cannot work.
         TrainingError: Not one trial could be finished; the first error is its cause.
     """
-    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise ConfigError(f"trials must be a whole number of at least 1; received {trials!r}.")
-    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
-        raise ConfigError(f"slots must be a whole number of at least 1; received {slots!r}.")
+    for what, count in (("trials", trials), ("slots", 1 if slots is None else slots)):
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"{what} must be a whole number of at least 1; received {count!r}.")
     slots = min(slots or _slots(data), trials)
     subject, named = subject_of(
         model,
@@ -125,7 +121,11 @@ def search(
             direction="minimize" if subject.direction == "min" else "maximize",
             load_if_exists=True,
         )
-        _check_direction(study, subject, name)
+        if study.direction.name.lower()[:3] != subject.direction:
+            raise ConfigError(
+                f"the study {name!r} was created with direction={study.direction.name.lower()!r}.\n"
+                "Hint: choose another name= or folder=."
+            )
         study.set_user_attr("metric", subject.metric)
         best = Best(subject, chosen, place)
         best.go_on_from(study)
@@ -215,8 +215,7 @@ class _Runner:
             if self._stop.is_set() or self._left < 1 or time.monotonic() > self._deadline:
                 return None
             self._left -= 1
-            trial = self._study.ask()
-            return trial, self._space.draw(trial)
+            return self._space.ask(self._study)
 
     def _one(self, trial: Trial, values: dict[str, Any]) -> None:
         began = time.monotonic()
@@ -276,24 +275,17 @@ def _slots(data: Any) -> int:
     return slots(session)
 
 
-def _check_direction(study: optuna.Study, subject: Subject, name: str) -> None:
-    kept = "min" if study.direction == optuna.study.StudyDirection.MINIMIZE else "max"
-    if kept != subject.direction:
-        raise ConfigError(
-            f"the study {name!r} was begun with a metric whose {kept}imum is best, not its"
-            f" {subject.direction}imum.\nHint: choose another name= or folder=."
-        )
-
-
-def _sampler(given: Any, space: Space, seed: int) -> Any:
-    if not isinstance(given, str):
-        return given
-    if given == "grid":
-        _grid(space)  # complains where there is none
-    if given in ("random", "grid"):
+def _sampler(sampler: Any, space: Space, seed: int) -> Any:
+    if not isinstance(sampler, str):
+        return sampler
+    if sampler == "grid":
+        _grid(space)  # raises where there is none
+    if sampler in ("random", "grid"):
         return optuna.samplers.RandomSampler(seed=seed)
-    if given != "tpe":
-        raise ConfigError(f"sampler={given!r}: expected {', '.join(map(repr, _SAMPLERS))} or one of Optuna.")
+    if sampler != "tpe":
+        raise ConfigError(
+            f"sampler={sampler!r}: expected {', '.join(map(repr, _SAMPLERS))} or one of Optuna."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Trials that run side by side are told apart: what still runs counts as a bad value.
@@ -322,20 +314,18 @@ def _grid(space: Space) -> dict[str, list[Any]]:
     return grid
 
 
-def _pruner(given: Any) -> Any:
-    if given is None:
-        return optuna.pruners.NopPruner()
-    if not isinstance(given, str):
-        return given
-    made: dict[str, Any] = {
+def _pruner(pruner: Any) -> Any:
+    if pruner is not None and not isinstance(pruner, str):
+        return pruner
+    known: dict[Any, Any] = {
         "median": optuna.pruners.MedianPruner,
         "halving": optuna.pruners.SuccessiveHalvingPruner,
         "hyperband": optuna.pruners.HyperbandPruner,
+        None: optuna.pruners.NopPruner,
     }
-    if given not in made:
-        known = ", ".join(map(repr, _PRUNERS))
-        raise ConfigError(f"pruner={given!r}: expected {known}, None or one of Optuna.")
-    return made[given]()
+    if pruner not in known:
+        raise ConfigError(f"pruner={pruner!r}: expected {', '.join(map(repr, known))} or one of Optuna.")
+    return known[pruner]()
 
 
 @contextmanager

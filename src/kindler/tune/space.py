@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import Trial
 
 from kindler.errors import ConfigError
 
@@ -30,11 +30,6 @@ class Dimension:
 
     distribution: BaseDistribution
     values: tuple[Any, ...] = ()
-
-    def draw(self, trial: Trial, name: str) -> Any:
-        """The value of a trial, which is the same each time it is asked."""
-        drawn = _suggest(trial, name, self.distribution)
-        return self.values[drawn] if self.values else drawn
 
     def value(self, drawn: Any) -> Any:
         """The value that Optuna has recorded as `drawn`."""
@@ -80,12 +75,10 @@ class Space:
         """What differs between trials."""
         return {name: one for name, one in self._dimensions.items() if isinstance(one, Dimension)}
 
-    def draw(self, trial: Trial) -> dict[str, Any]:
-        """The values of a trial."""
-        return {
-            name: one.draw(trial, name) if isinstance(one, Dimension) else one
-            for name, one in self._dimensions.items()
-        }
+    def ask(self, study: optuna.Study) -> tuple[optuna.Trial, dict[str, Any]]:
+        """A new trial, and its values."""
+        trial = study.ask({name: one.distribution for name, one in self.searched.items()})
+        return trial, self.recorded(trial.params)
 
     def recorded(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a trial of which Optuna has recorded these parameters."""
@@ -105,20 +98,6 @@ def _dimension(name: str, given: Any) -> Any:
             " tune.integer(low, high), tune.uniform(low, high) or tune.loguniform(low, high)."
         )
     return given
-
-
-def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
-    if isinstance(distribution, FloatDistribution):
-        return trial.suggest_float(
-            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
-        )
-    if isinstance(distribution, IntDistribution):
-        return trial.suggest_int(
-            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
-        )
-    if isinstance(distribution, CategoricalDistribution):
-        return trial.suggest_categorical(name, distribution.choices)
-    raise ConfigError(f"{type(distribution).__name__} is not a distribution that a search knows.")
 
 
 def _check_range(low: float, high: float, *, positive: bool = False) -> None:

@@ -67,17 +67,7 @@ class _Follow(DriverCallback):
 
 @dataclass
 class EstimatorSubject:
-    """A function of the values that returns an estimator, or an estimator whose config they are.
-
-    Attributes:
-        model: The function, or the estimator.
-        data: What it is trained on.
-        validation_data: What it is validated on.
-        fit: Other arguments of `Estimator.fit`.
-        metric: The figure of the history.
-        direction: Whether lower or higher is better.
-        slots: How many trials run side by side.
-    """
+    """A function of the values that returns an estimator, or an estimator whose config they are."""
 
     model: Any
     data: Any
@@ -148,16 +138,7 @@ class EstimatorSubject:
 
 @dataclass
 class StageSubject:
-    """A stage of Spark ML, or a pipeline of them, judged by an evaluator.
-
-    Attributes:
-        stage: The stage.
-        params: Its parameters that are searched, by the names of the dimensions.
-        data: What it is trained on.
-        validation_data: What it is judged on.
-        evaluator: The judge.
-        direction: Whether lower or higher is better.
-    """
+    """A stage of Spark ML, or a pipeline of them, judged by an evaluator."""
 
     stage: Any
     params: dict[str, Any]

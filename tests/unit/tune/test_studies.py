@@ -32,8 +32,8 @@ def test_a_study_of_a_process_that_still_runs_is_left_to_it() -> None:
 
 def test_choices_of_any_kind_are_drawn_and_recorded_by_number() -> None:
     measures = choice([len, sum])
-    trial = optuna.create_study().ask()
-    drawn = Space({"measure": measures, "width": integer(1, 8, log=True), "fixed": 3}).draw(trial)
+    space = Space({"measure": measures, "width": integer(1, 8, log=True), "fixed": 3})
+    trial, drawn = space.ask(optuna.create_study())
 
     assert drawn["measure"] in (len, sum)
     assert drawn["fixed"] == 3

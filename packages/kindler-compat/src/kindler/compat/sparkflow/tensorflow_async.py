@@ -33,8 +33,7 @@ from kindler.compat.sparkflow.ml_util import (
 from kindler.errors import ConfigError, NotFittedError
 from kindler.ml.model import KindlerModel
 from kindler.ml.params import declared
-from kindler.ml.persistence import SavedStage
-from kindler.ml.trust import is_trusted
+from kindler.ml.persistence import SavedStage, is_trusted
 from kindler.spark.executors import slots
 
 __all__ = [
