@@ -258,7 +258,7 @@ class Catalog:
         return _version(address, rows[-1], json.loads(rows[-1].files or "[]"))
 
     def versions(self, address: Address) -> list[Version]:
-        """All versions of a name, oldest first."""
+        """All versions of a name, oldest first; none for a name that does not exist."""
         own = _id(address)
         with self.database.reading() as connection:
             # Files last: so those of each version are among them.
@@ -333,7 +333,10 @@ class Catalog:
     def all_tags(
         self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
     ) -> dict[str, dict[str, int]]:
-        """The tags of all names that have any, from `first` to `last`."""
+        """The tags of all names of a shelf that have any, and the numbers they point to.
+
+        With `first` and `last`, only of names from the one to the other: those of a page.
+        """
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
         wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
         wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)

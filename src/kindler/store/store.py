@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,13 +80,16 @@ class Verified:
 class Store:
     """Named, versioned files.
 
-    Make one with `Store.open`. Any number of processes and threads may use the same store.
+    Make one with `Store.open`. Any number of processes and threads may use the same store. The catalog
+    answers `versions(address)`, `history(address)`, `tags(address)`, `all_tags(bucket, shelf)` and `buckets()`.
     """
 
     def __init__(self, url: str, catalog: Catalog, blobs: Blobs) -> None:
         self.url = url
         self.blobs = blobs
         self.catalog = catalog
+        self.versions, self.history = catalog.versions, catalog.history
+        self.tags, self.all_tags, self.buckets = catalog.tags, catalog.all_tags, catalog.buckets
         self._suggestions = Suggestions()
 
     @classmethod
@@ -187,16 +189,15 @@ class Store:
         sources = {file.sha256: path for file, path in ours.items()}
         for sha256, path in sources.items():
             self.blobs.put(path, sha256)
-        try:
-            return self.catalog.publish(draft, has=self.blobs.has, tags=tags, after=after, grows=grows)
-        except LackingBlobs:
-            pass  # a sweep took them for debris just now
 
         def has(sha256: str) -> bool:
-            # Within the transaction, so that no sweep comes between: those that are ours are written again.
-            if sha256 in sources:
-                self.blobs.put(sources[sha256], sha256)
-            return self.blobs.has(sha256)
+            if self.blobs.has(sha256):
+                return True
+            if sha256 not in sources:
+                return False
+            # A sweep took it for debris just now; within this transaction, none comes between.
+            self.blobs.put(sources[sha256], sha256)
+            return True
 
         try:
             return self.catalog.publish(draft, has=has, tags=tags, after=after, grows=grows)
@@ -222,10 +223,6 @@ class Store:
         """The same, or None where there is none."""
         return self.catalog.find(Address(bucket, shelf, selector.name), selector)
 
-    def versions(self, address: Address) -> list[Version]:
-        """All versions of a name, oldest first; none for a name that is not there."""
-        return self.catalog.versions(address)
-
     def newest(
         self,
         bucket: str,
@@ -237,17 +234,7 @@ class Store:
         after: str = "",
         limit: int | None = None,
     ) -> list[Version]:
-        """The newest version of each name that a glob means, by name.
-
-        Args:
-            bucket: The bucket.
-            shelf: The shelf.
-            pattern: The glob.
-            hidden: Also names that listings leave out.
-            kind: Only those whose newest version is of this kind.
-            after: Only names that come after this one.
-            limit: At most so many.
-        """
+        """The newest version of each name that a glob matches, by name; see `Shelf.list`."""
         prefix = literal_prefix(pattern)
         return _paged(
             lambda last, count: self.catalog.newest(bucket, shelf, prefix, after=last, limit=count),
@@ -267,7 +254,7 @@ class Store:
         after: str = "",
         limit: int | None = None,
     ) -> list[str]:
-        """The names alone, which takes less time; see `newest`."""
+        """The names alone, which takes less time."""
         prefix = literal_prefix(pattern)
         return _paged(
             lambda last, count: self.catalog.names(bucket, shelf, prefix, after=last, limit=count),
@@ -276,23 +263,6 @@ class Store:
             after,
             limit,
         )
-
-    def all_tags(
-        self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
-    ) -> dict[str, dict[str, int]]:
-        """The tags of all names of a shelf that have any, and the numbers they point to.
-
-        Args:
-            bucket: The bucket.
-            shelf: The shelf.
-            first: With `last`, only names from this one on: those of a page.
-            last: With `first`, only names up to this one.
-        """
-        return self.catalog.all_tags(bucket, shelf, first, last)
-
-    def buckets(self) -> list[str]:
-        """The buckets that hold something."""
-        return self.catalog.buckets()
 
     def drop(self, address: Address, number: int | None = None) -> list[int]:
         """Delete a name with all its versions, or one of them; returns their numbers.
@@ -310,10 +280,6 @@ class Store:
         self.catalog.drop(address, forget=True)
         with self.catalog.unneeded(hashes) as debris:
             self.blobs.remove(debris)
-
-    def tags(self, address: Address) -> dict[str, int]:
-        """The tags of a name, and the numbers they point to."""
-        return self.catalog.tags(address)
 
     def tag(self, version: Version, tag: str) -> None:
         """Move a tag to a version.
@@ -397,10 +363,6 @@ class Store:
             The bytes of the catalog before and after; 0 where the database does not say.
         """
         return self.catalog.database.compact()
-
-    def history(self, address: Address) -> list[tuple[int, datetime]]:
-        """The numbers of all versions of a name, oldest first, and when they were published."""
-        return self.catalog.history(address)
 
     def _problem_of(self, sha256: str) -> str | None:
         with self.stage() as folder:
