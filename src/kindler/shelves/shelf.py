@@ -361,7 +361,7 @@ class Shelf:
             ConfigError: It is no such file, or one of another shelf.
             DamagedError: A file in it is not what the archive says.
         """
-        with archive.reading(self.store, Path(path)) as (record, folder):
+        with archive.reading(self.store.stage, Path(path)) as (record, folder):
             if record.shelf != self.shelf:
                 raise ConfigError(f"{path} holds one of the {record.shelf}, and these are the {self.shelf}.")
             self._kinds.handler(record.kind)

@@ -10,17 +10,14 @@ import json
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from kindler.errors import ConfigError, DamagedError
 from kindler.store.files import copy_hashed
-from kindler.store.names import check_name
 from kindler.store.store import Store
-from kindler.store.versions import File, Version, as_json, check_files
+from kindler.store.versions import Address, File, Version, as_json
 
 _FORMAT = 1
 _RECORD = "kindler.json"
@@ -40,25 +37,6 @@ _MALFORMED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Archived:
-    """The record of an archive; see `Version`."""
-
-    name: str
-    shelf: str
-    kind: str
-    meta: dict[str, Any]
-    attributes: dict[str, Any]
-    files: tuple[File, ...]
-
-
-class Stages(Protocol):
-    """Has space for the files of an archive, as a store does."""
-
-    def stage(self) -> AbstractContextManager[Path]:
-        """An empty folder that is removed after the block."""
-
-
 def write(store: Store, version: Version, path: Path) -> None:
     """Write a version to a file, which appears once it is complete."""
     record = {key: getattr(version, key) for key in _KNOWN}
@@ -75,14 +53,14 @@ def write(store: Store, version: Version, path: Path) -> None:
 
 
 @contextmanager
-def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
-    """The record of an archive and its files in a folder, verified.
+def reading(stage: Callable[[], AbstractContextManager[Path]], path: Path) -> Iterator[tuple[Version, Path]]:
+    """The version of an archive, without a number, and its files in a folder that `stage` makes, verified.
 
     Raises:
         ConfigError: It is not an archive of Kindler's, or has paths that leave the folder.
         DamagedError: A file does not match its hash.
     """
-    with store.stage() as folder:
+    with stage() as folder:
         try:
             with zipfile.ZipFile(path) as archive:
                 record = _record(archive, path)
@@ -95,7 +73,7 @@ def reading(store: Stages, path: Path) -> Iterator[tuple[Archived, Path]]:
         yield record, folder
 
 
-def _record(archive: zipfile.ZipFile, path: Path) -> Archived:
+def _record(archive: zipfile.ZipFile, path: Path) -> Version:
     try:
         entry = archive.getinfo(_RECORD)
         if entry.file_size > _RECORD_BYTES:
@@ -105,22 +83,22 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Archived:
             raise ConfigError(
                 f"{path} has the format {record['format']!r}; this version of Kindler reads {_FORMAT}."
             )
-        files = tuple(File(str(name), str(sha256), int(size)) for name, sha256, size in record["files"])
+        files = [File(str(name), str(sha256), int(size)) for name, sha256, size in record["files"]]
         fields = {key: record[key] for key in _KNOWN}
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is not an archive of a store: {exc!r}.") from exc
-    check_name(fields["name"])
-    check_files(files)
     kinds = {"shelf": str, "kind": str, "meta": dict, "attributes": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(fields[key], kind)]
     if wrong:
         raise ConfigError(f"{path} is not an archive of a store: its {wrong[0]} is {fields[wrong[0]]!r}.")
-    total, at_most = sum(file.size for file in files), _RATIO * path.stat().st_size + _UNPACKED_BYTES
-    if total > at_most:
-        raise ConfigError(f"{path} unpacks to {total} bytes; at most {at_most} are allowed.")
-    return Archived(files=files, **fields)
+    address = Address("default", fields.pop("shelf"), fields.pop("name"))
+    version = Version.draft(address, files=files, **fields)
+    at_most = _RATIO * path.stat().st_size + _UNPACKED_BYTES
+    if version.size > at_most:
+        raise ConfigError(f"{path} unpacks to {version.size} bytes; at most {at_most} are allowed.")
+    return version
 
 
 def _extract(archive: zipfile.ZipFile, file: File, folder: Path) -> None:

@@ -80,8 +80,8 @@ class Verified:
 class Store:
     """Named, versioned files.
 
-    Make one with `Store.open`. Any number of processes and threads may use the same store. The catalog
-    answers `versions(address)`, `history(address)`, `tags(address)`, `all_tags(bucket, shelf)` and `buckets()`.
+    Make one with `Store.open`. Any number of processes and threads may use the same store. The catalog has
+    `versions(address)`, `history(address)`, `tags(address)`, `all_tags(bucket, shelf)` and `buckets()`.
     """
 
     def __init__(self, url: str, catalog: Catalog, blobs: Blobs) -> None:

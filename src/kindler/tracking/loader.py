@@ -22,11 +22,11 @@ from kindler.store import archive
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
     """The model in an archive; MLflow's name for what loads one."""
-    with archive.reading(_Scratch(), Path(path)) as (told, folder):
+    with archive.reading(_scratch, Path(path)) as (version, folder):
         config = dict(model_config or {})
         if config.get("keras_backend") and "keras" not in sys.modules:
             os.environ.setdefault("KERAS_BACKEND", str(config["keras_backend"]))
-        loaded = load_files(told.kind, folder, told.meta, trusted=config.get("trusted") is True)
+        loaded = load_files(version.kind, folder, version.meta, trusted=config.get("trusted") is True)
         return PyfuncModel(loaded.predictor)
 
 
@@ -49,8 +49,7 @@ class PyfuncModel:
         return self._predictor(data, method=str((params or {}).get("method", "predict")))
 
 
-class _Scratch:
-    @contextmanager
-    def stage(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
-            yield Path(folder)
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
+        yield Path(folder)
