@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +107,18 @@ def test_outputs_are_files_with_the_columns_that_they_were_made_of(kindler: Kind
     np.testing.assert_array_equal(table[["prediction_0", "prediction_1"]].to_numpy(), chances)
     np.testing.assert_array_equal(np.stack(pd.read_parquet("out.parquet")["prediction"]), chances)
     np.testing.assert_array_equal(np.load("out.npy"), chances)
+
+
+def test_nothing_of_the_server_is_needed(kindler: Kindler, server: Served) -> None:
+    expected = kindler("team/frame", "--input", "rows.csv")[1]
+    blocked = ("orjson", "fastapi", "starlette", "uvicorn", "prometheus_client", "kindler.serve")
+    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from kindler import cli"
+    run = [sys.executable, "-c", f"{program}; sys.exit(cli.main(sys.argv[1:]))", "predict", "team/frame"]
+    for more in ((), ("--url", server.url, "--key", server.key)):  # type: ignore[attr-defined]
+        done = subprocess.run(
+            [*run, "--input", "rows.csv", *more], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_a_server_answers_as_the_store_does(kindler: Kindler, server: Served) -> None:

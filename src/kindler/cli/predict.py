@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib import error, parse, request
 
 from kindler.cli.store import NAMES, add_store, opened
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     from kindler.cli.files import Rows
@@ -87,6 +87,8 @@ def _requested(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     try:
         with request.urlopen(sent, timeout=chosen.timeout_s) as reply:
             return columns_of(pa.ipc.open_stream(reply.read()).read_all())
+    except pa.ArrowException as exc:
+        raise DataError(f"{chosen.url} did not return an Arrow stream: {first_line(exc)}.") from exc
     except error.HTTPError as exc:
         raise ConfigError(f"{chosen.url} returned {exc.code}: {_message(exc.read())}") from exc
     except (error.URLError, TimeoutError) as exc:
