@@ -57,7 +57,8 @@ def read_rows(path: str, kind: str | None) -> Rows:
     shown = "the input" if path == "-" else path
     chosen = kind or _kind(Path(path), content)
     if chosen in ("csv", "jsonl", "parquet"):
-        return _columns(_table(content, chosen, shown))
+        table = _table(content, chosen, shown)
+        return Rows(columns_of(table), table)
     if chosen == "npz":
         return Rows(_arrays(content, shown))
     if chosen == "npy":
@@ -78,9 +79,9 @@ def write(value: Any, path: Path | None) -> None:
     """
     printed = "csv" if isinstance(value, pa.Table) else "json"
     kind = path.suffix.lower().removeprefix(".") if path is not None else printed
-    if kind not in _WRITERS:
+    if kind not in FORMATS:
         raise ConfigError(f"{path} has an unknown extension; expected {_EXTENSIONS}.")
-    content = _WRITERS[kind](value)
+    content = _content(value, kind)
     if path is None:
         sys.stdout.write(content.decode())
         return
@@ -132,19 +133,17 @@ def _from_json(content: bytes, shown: str) -> Rows:
         raise DataError(f"{shown} is not JSON: {exc}.") from exc
     try:
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return _columns(pa.Table.from_pylist(value))
+            table = pa.Table.from_pylist(value)
+            return Rows(columns_of(table), table)
         if isinstance(value, dict):
-            return _columns(pa.table({name: pa.array(items) for name, items in value.items()}))
+            table = pa.table({name: pa.array(items) for name, items in value.items()})
+            return Rows(columns_of(table), table)
         array = np.array(value)
     except (pa.ArrowException, ValueError, TypeError) as exc:
         raise DataError(f"{shown} does not hold rows: {_first(exc)}.") from exc
     if not isinstance(value, list) or not value or array.dtype.kind not in "biufU":
         raise DataError(f"{shown} must be a list of rows, a list of objects, or an object of lists.")
     return Rows({"": array})
-
-
-def _columns(table: pa.Table) -> Rows:
-    return Rows(columns_of(table), table)
 
 
 def _column(array: Array, name: str) -> Any:
@@ -155,51 +154,32 @@ def _column(array: Array, name: str) -> Any:
     return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
 
 
-def _csv(value: Any) -> bytes:
+def _content(value: Any, kind: str) -> bytes:
+    if kind == "json":
+        return f"{json.dumps(_plain(value))}\n".encode()
     sink = io.BytesIO()
-    try:
-        pa.csv.write_csv(_flat(_as_table(value, "csv")), sink)
-    except pa.ArrowException as exc:
-        raise ConfigError(
-            f"this table cannot be written as CSV: {_first(exc)}.\nHint: .parquet can hold it."
-        ) from exc
+    if kind == "npy":
+        if not isinstance(value, np.ndarray):
+            raise ConfigError(f"a .npy file holds one array; received a {_title(value)}.")
+        np.save(sink, value, allow_pickle=False)
+    elif kind == "npz":
+        arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
+        if not isinstance(arrays, Mapping) or not all(isinstance(one, np.ndarray) for one in arrays.values()):
+            raise ConfigError(f"a .npz file holds named arrays; received a {_title(value)}.")
+        np.savez(sink, **{str(name): one for name, one in arrays.items()})
+    elif kind == "jsonl":
+        rows = _as_table(value, kind).to_pylist()
+        return "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
+    elif kind == "parquet":
+        pq.write_table(_as_table(value, kind), sink, compression="zstd")
+    else:
+        try:
+            pa.csv.write_csv(_flat(_as_table(value, kind)), sink)
+        except pa.ArrowException as exc:
+            raise ConfigError(
+                f"this table cannot be written as CSV: {_first(exc)}.\nHint: .parquet can hold it."
+            ) from exc
     return sink.getvalue()
-
-
-def _parquet(value: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(_as_table(value, "parquet"), sink, compression="zstd")
-    return sink.getvalue()
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(_plain(value)) + "\n").encode()
-
-
-def _jsonl(value: Any) -> bytes:
-    return "".join(
-        json.dumps(row, default=str) + "\n" for row in _as_table(value, "jsonl").to_pylist()
-    ).encode()
-
-
-def _npy(value: Any) -> bytes:
-    if not isinstance(value, np.ndarray):
-        raise ConfigError(f"a .npy file holds one array; received a {_title(value)}.")
-    sink = io.BytesIO()
-    np.save(sink, value, allow_pickle=False)
-    return sink.getvalue()
-
-
-def _npz(value: Any) -> bytes:
-    arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
-    if not isinstance(arrays, Mapping) or not all(isinstance(one, np.ndarray) for one in arrays.values()):
-        raise ConfigError(f"a .npz file holds named arrays; received a {_title(value)}.")
-    sink = io.BytesIO()
-    np.savez(sink, **{str(name): one for name, one in arrays.items()})
-    return sink.getvalue()
-
-
-_WRITERS = {"csv": _csv, "json": _json, "jsonl": _jsonl, "parquet": _parquet, "npy": _npy, "npz": _npz}
 
 
 def _as_table(value: Any, kind: str) -> pa.Table:

@@ -172,12 +172,13 @@ class Catalog:
         # The one statement that is asked all the time, made once: a version and those before it, newest
         # first. By a subquery and not by a join: so the index has the order, and it takes as long for the
         # thousandth version.
-        self._find = (
+        find = (
             sa.select(*self._columns)
             .where(_versions.c.object == _id(_ANY), _versions.c.number <= sa.bindparam("number"))
             .order_by(_versions.c.number.desc())
             .limit(sa.bindparam("count"))
         )
+        self._find = self.database.compiled(find)
         self.blobs = self._open(place)
 
     def publish(
@@ -252,10 +253,10 @@ class Catalog:
                 return None
             values = {**asdict(address), "count": selector.back + 1}
             values["number"] = _BEYOND if number is None else min(number, _BEYOND)
-            rows = connection.execute(self._find, values).all()
+            rows = self._find(connection, values).all()
         if len(rows) <= selector.back or number not in (None, rows[0].number):
             return None
-        return _version(address, rows[-1], json.loads(rows[-1].files or "[]"))
+        return _version(address, rows[-1], _entries(rows[-1].files))
 
     def versions(self, address: Address) -> list[Version]:
         """All versions of a name, oldest first; none for a name that does not exist."""
@@ -266,9 +267,10 @@ class Catalog:
                 sa.select(_versions).where(_versions.c.object == own).order_by(_versions.c.number)
             ).all()
             wanted = sa.select(*list(_files.c)[1:]).where(_files.c.object == own)
-            files = [(first, tuple(entry)) for first, *entry in connection.execute(wanted)]
+            added = [(row.first, (File(*row[1:4]), row.rows)) for row in connection.execute(wanted)]
+        added.sort(key=lambda row: row[1][0].path)
         return [
-            _version(address, row, [entry for first, entry in files if row.base <= first <= row.number])
+            _version(address, row, [entry for first, entry in added if row.base <= first <= row.number])
             for row in rows
         ]
 
@@ -316,9 +318,7 @@ class Catalog:
         )
         with self.database.reading() as connection:
             rows = connection.execute(wanted).all()
-        return [
-            _version(Address(bucket, shelf, row.name), row, json.loads(row.files or "[]")) for row in rows
-        ]
+        return [_version(Address(bucket, shelf, row.name), row, _entries(row.files)) for row in rows]
 
     def names(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
@@ -531,11 +531,16 @@ def insert_files(
         connection.execute(_files.insert(), rows)
 
 
+def _entries(files: str | None) -> list[tuple[File, int | None]]:
+    """The files of a version by path, each with its number of rows."""
+    return [(File(*entry), rows) for *entry, rows in sorted(json.loads(files or "[]"))]
+
+
 def _version(address: Address, row: Any, entries: Sequence[Sequence[Any]]) -> Version:
     record = json.loads(row.manifest)
     if record.get("rows"):
-        ordered = sorted(entries, key=lambda entry: _part_order(entry[0]))
-        record["meta"]["rows"] = [count for *_, count in ordered]
+        ordered = sorted(entries, key=lambda entry: _part_order(entry[0].path))
+        record["meta"]["rows"] = [count for _, count in ordered]
     return Version(
         bucket=address.bucket,
         shelf=address.shelf,
@@ -545,7 +550,7 @@ def _version(address: Address, row: Any, entries: Sequence[Sequence[Any]]) -> Ve
         created=datetime.fromisoformat(row.created).astimezone(timezone.utc),
         size=row.size,
         digest=row.digest,
-        files=tuple(File(*entry[:3]) for entry in sorted(entries)),
+        files=tuple(file for file, _ in entries),
         meta=record["meta"],
         attributes=record["attributes"],
     )

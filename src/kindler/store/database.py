@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,18 @@ class Database:
         """A transaction that may write; undone if the block raises."""
         with self._transaction(writes=True) as connection:
             yield connection
+
+    def compiled(self, statement: sa.Select[Any]) -> Callable[[sa.Connection, dict[str, Any]], Any]:
+        """A function that executes the statement, without the time that SQLAlchemy takes to know it again."""
+        made: Any = statement.compile(self._engine)
+
+        def execute(connection: sa.Connection, values: dict[str, Any]) -> Any:
+            params = made.construct_params(values)
+            return connection.exec_driver_sql(
+                made.string, tuple(params[name] for name in made.positiontup) if made.positional else params
+            )
+
+        return execute
 
     @property
     def is_read_only(self) -> bool:
