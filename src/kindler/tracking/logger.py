@@ -25,9 +25,9 @@ from kindler.train.callbacks import DriverCallback, RunStatus
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _LONGEST_TAG = 5000
-_PATIENCE_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
+_FLUSH_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
 # Defaults, unless the user set them: MLflow would retry an unreachable server for minutes.
-_HASTE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 
 
 class MLflowLogger(DriverCallback):
@@ -80,9 +80,9 @@ class MLflowLogger(DriverCallback):
         self.registered_model = registered_model
         self.model_options = dict(model_options or {})
         self.model_uri: str | None = None
-        self._given_run = run_id
+        self._initial_run = run_id
         self._run: TrackedRun | None = None
-        self._refused: str | None = None
+        self._rejected: str | None = None
 
     def on_run_begin(self, params: Mapping[str, Any]) -> None:
         """Open the run and log its parameters.
@@ -95,12 +95,15 @@ class MLflowLogger(DriverCallback):
         uri = self.tracking_uri or mlflow.get_tracking_uri()
         self.model_uri = None
         try:
-            with _in_haste():
+            with _short_timeouts():
                 self._run = self._opened(mlflow, uri)
                 self._run.log_params(params)
                 self._run.set_tags({**_system(params), **self.tags})
         except (mlflow.exceptions.MlflowException, OSError, ImportError) as exc:
-            self._abandon()
+            run, self._run = self._run, None
+            if run is not None:
+                with suppress(Exception):
+                    run.end("FAILED")
             hint = "is the tracking server running, and is tracking_uri (or MLFLOW_TRACKING_URI) correct?"
             if isinstance(exc, ImportError):
                 hint = "a database or a folder as tracking_uri needs the full package: pip install mlflow."
@@ -109,7 +112,7 @@ class MLflowLogger(DriverCallback):
                 f"MLflow at {_bare(uri)} cannot be used: {reason}\nHint: {hint}", uri=_bare(uri)
             ) from exc
         self.run_id = self._run.id
-        self._joined, self._refused = 0, None
+        self._joined, self._rejected = 0, None
         self._journal = Journal(f"MLflow at {_bare(uri)}")
 
     def on_workers_ready(self, workers: int) -> None:
@@ -134,7 +137,7 @@ class MLflowLogger(DriverCallback):
         run, self._run = self._run, None
         if run is None:
             return
-        unwritten = self._journal.close(_PATIENCE_S[status])
+        unwritten = self._journal.close(_FLUSH_S[status])
         if unwritten:
             warnings.warn(
                 f"MLflow could not be reached: run {run.id} lacks its last {unwritten} entries"
@@ -142,8 +145,8 @@ class MLflowLogger(DriverCallback):
                 stacklevel=2,
             )
             return
-        if self._refused is not None:
-            warnings.warn(f"MLflow rejected some entries of run {run.id}: {self._refused}", stacklevel=2)
+        if self._rejected is not None:
+            warnings.warn(f"MLflow rejected some entries of run {run.id}: {self._rejected}", stacklevel=2)
         try:
             self._complete(run, status, error, estimator)
         except Exception as exc:  # noqa: BLE001  the trained model must not be lost over this
@@ -152,27 +155,20 @@ class MLflowLogger(DriverCallback):
     def _write(self, entry: Callable[[], None]) -> None:
         """Queue an entry; one that the server rejects would be rejected again, so it is dropped."""
 
-        def unless_refused() -> None:
+        def unless_rejected() -> None:
             try:
                 entry()
             except _library().exceptions.MlflowException as exc:
                 if not 400 <= exc.get_http_status_code() < 429:
                     raise
-                self._refused = self._refused or _first(exc)
+                self._rejected = self._rejected or _first(exc)
 
-        self._journal.add(unless_refused)
-
-    def _abandon(self) -> None:
-        """Mark the run as failed, if it was opened."""
-        run, self._run = self._run, None
-        if run is not None:
-            with suppress(Exception):
-                run.end("FAILED")
+        self._journal.add(unless_rejected)
 
     def _complete(
         self, run: TrackedRun, status: RunStatus, error: BaseException | None, estimator: Any
     ) -> None:
-        with _in_haste():
+        with _short_timeouts():
             try:
                 if error is not None:
                     message = str(error) or type(error).__qualname__
@@ -211,22 +207,21 @@ class MLflowLogger(DriverCallback):
 
     def _opened(self, mlflow: Any, uri: str) -> TrackedRun:
         client = mlflow.MlflowClient(tracking_uri=uri)
-        active = mlflow.active_run() if self._given_run is None and self.tracking_uri is None else None
-        known = self._given_run or (active.info.run_id if active is not None else None)
+        active = mlflow.active_run() if self._initial_run is None and self.tracking_uri is None else None
+        known = self._initial_run or (active.info.run_id if active is not None else None)
         if known is not None:
             run = TrackedRun(client, client.get_run(known), owned=active is None)
             if run.owned:
                 client.update_run(known, status="RUNNING")
             return run
-        new_run = client.create_run(self._experiment_id(client), tags=_context(), run_name=self.run_name)
+        experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
+        if name := self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+            experiment = client.get_experiment_by_name(name)
+            experiment_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        # MLflow's own tags: user, source and so on.
+        context = import_module("mlflow.tracking.context.registry").resolve_tags()
+        new_run = client.create_run(experiment_id, tags=context, run_name=self.run_name)
         return TrackedRun(client, new_run, owned=True)
-
-    def _experiment_id(self, client: Any) -> str:
-        name = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        if name is None:
-            return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-        experiment = client.get_experiment_by_name(name)
-        return str(client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
 
 def _library() -> Any:
@@ -240,21 +235,15 @@ def _library() -> Any:
 
 
 @contextmanager
-def _in_haste() -> Iterator[None]:
+def _short_timeouts() -> Iterator[None]:
     """Short timeouts for MLflow's requests, which it reads from the environment each time."""
-    ours = {name: value for name, value in _HASTE.items() if name not in os.environ}
+    ours = {name: value for name, value in _TIMEOUTS.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
     finally:
         for name in ours:
             os.environ.pop(name, None)
-
-
-def _context() -> dict[str, str]:
-    """MLflow's own context tags: user, source and so on."""
-    tags: dict[str, str] = import_module("mlflow.tracking.context.registry").resolve_tags()
-    return tags
 
 
 def _system(facts: Mapping[str, Any]) -> dict[str, str]:
