@@ -116,27 +116,11 @@ Entry: TypeAlias = tuple[str, str, int, int | None]
 
 
 class LackingBlobs(Exception):
-    """A version cannot be published yet: blobs of it are not there.
-
-    Attributes:
-        hashes: Which.
-    """
-
-    def __init__(self, hashes: Sequence[str]) -> None:
-        self.hashes = tuple(hashes)
-        super().__init__(f"{len(hashes)} blobs are lacking")
+    """A version cannot be published: blobs of it are not there."""
 
 
 class OvertakenError(Exception):
-    """The newest version is another one than the publisher took it to be.
-
-    Attributes:
-        latest: Its number; 0 if there is none.
-    """
-
-    def __init__(self, latest: int) -> None:
-        self.latest = latest
-        super().__init__(f"the newest version is {latest}")
+    """The newest version is another one than the publisher took it to be."""
 
 
 class Catalog:
@@ -190,17 +174,10 @@ class Catalog:
         after: int | None = None,
         grows: Version | None = None,
     ) -> Version:
-        """Make the draft the newest version of its name.
-
-        Args:
-            draft: The version, without a number.
-            has: Whether a blob is there.
-            tags: Tags that move to it.
-            after: The newest version must be this one (0: there must be none).
-            grows: The version with the number `after`, if the draft has all its files and more.
+        """Make the draft the newest version of its name; see `Store.publish`.
 
         Raises:
-            LackingBlobs: Some blobs are not there.
+            LackingBlobs: `has` says that some of its blobs are not there.
             OvertakenError: The newest version is not `after`.
         """
         entries, manifest = packed(draft.files, draft.meta, draft.attributes)
@@ -215,7 +192,7 @@ class Catalog:
             ).first()
             newest = latest.number if latest else 0
             if after is not None and after != newest:
-                raise OvertakenError(newest)
+                raise OvertakenError(f"the newest version is {newest}")
             base = number
             if grows is not None and latest is not None and grows.number == newest:
                 had = set(packed(grows.files, grows.meta, {})[0])
@@ -225,7 +202,7 @@ class Catalog:
             known = self._needed(connection, hashes)
             lacking = [sha256 for sha256 in hashes if sha256 not in known and not has(sha256)]
             if lacking:
-                raise LackingBlobs(lacking)
+                raise LackingBlobs(f"{len(lacking)} of its blobs were removed meanwhile")
             version = replace(draft, number=number, created=datetime.now(timezone.utc))
             connection.execute(
                 _versions.insert().values(

@@ -203,8 +203,7 @@ class Store:
             return self.catalog.publish(draft, has=has, tags=tags, after=after, grows=grows)
         except LackingBlobs as exc:
             raise StoreError(
-                f"{address.name!r} cannot be published: {len(exc.hashes)} of its blobs were removed "
-                "meanwhile.\n"
+                f"{address.name!r} cannot be published: {exc}.\n"
                 "Hint: sweep with a longer grace_s, and do not drop a version while it is copied."
             ) from None
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution
 
@@ -22,29 +22,11 @@ from kindler.train.callbacks import DriverCallback
 from kindler.train.metric_names import Direction, parse
 from kindler.tune.space import Dimension
 
-Report = Callable[[int, float], None]  # an epoch and its figure; raises to end the run
+Report = Callable[[int, float], None]  # an epoch and its metric; raises to end the run
 Check = Callable[[], None]  # raises to end the run
 Outcome = tuple[float, Any, dict[str, Any]]
 
 _RATE = "learning_rate"
-
-
-class Subject(Protocol):
-    """What a trial trains, and the metric that judges it."""
-
-    @property
-    def metric(self) -> str: ...
-    @property
-    def direction(self) -> Direction: ...
-
-    def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
-        """Train with these values; returns the figure, what was trained, and facts about it as JSON."""
-
-    def save(self, trained: Any, path: Path) -> None:
-        """Write what was trained."""
-
-    def load(self, path: Path, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
-        """Read it again."""
 
 
 class _Follow(DriverCallback):
@@ -110,6 +92,7 @@ class EstimatorSubject:
         return replace(settings, threads=max(1, local.slots() // (self.slots * workers)))
 
     def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
+        """Train with these values; returns the metric, what was trained, and facts about it as JSON."""
         estimator = self.make(values)
         chosen = {
             name.removeprefix("fit."): value for name, value in values.items() if name.startswith("fit.")
@@ -167,6 +150,9 @@ class StageSubject:
         from pyspark.ml.util import DefaultParamsReader
 
         return DefaultParamsReader.loadParamsInstance(str(path), self.data.sparkSession)
+
+
+Subject: TypeAlias = EstimatorSubject | StageSubject
 
 
 def subject_of(
