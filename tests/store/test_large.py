@@ -125,24 +125,6 @@ def test_a_missing_version_of_a_name_with_many_does_not_read_them(tmp_path: Path
     om.close()
 
 
-def test_appends_take_room_in_proportion_to_their_number(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
-
-    def manifests() -> int:
-        with om.store.catalog.database.reading() as connection:
-            asked = "SELECT SUM(LENGTH(manifest)) FROM kindler_versions"
-            return int(connection.exec_driver_sql(asked).scalar() or 0)
-
-    sizes = []
-    for i in range(60):
-        om.datasets.put(np.arange(3) + i, "x", mode="append")
-        if i in (29, 59):
-            sizes.append(manifests())
-    assert sizes[1] < 2.2 * sizes[0]
-    assert om.datasets.get("x").shape == (180,)
-    om.close()
-
-
 def test_old_versions_go_by_count_and_age_and_tags_and_splits_stay(tmp_path: Path) -> None:
     om = Omega(tmp_path / "store")
     for _ in range(6):

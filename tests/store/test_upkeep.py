@@ -225,16 +225,3 @@ def test_pages_follow_one_another(om: Omega) -> None:
     assert om.store.all_tags("default", "datasets") == {"z": {"t": 1}}
     with pytest.raises(ConfigError, match="limit=0"):
         om.datasets.list(limit=0)
-
-
-def test_a_page_reads_no_more_rows_than_it_shows_and_a_few(
-    local: Omega, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for i in range(300):
-        local.datasets.put(1, f"n{i:03}")
-    asked = []
-    catalog = local.store.catalog
-    real = catalog.newest
-    monkeypatch.setattr(catalog, "newest", lambda *a, **k: asked.append(k["limit"]) or real(*a, **k))
-    assert [v.name for v in local.datasets.newest(limit=2, after="n200")] == ["n201", "n202"]
-    assert asked == [102]

@@ -55,6 +55,10 @@ def write(
         raise AlreadyExistsError(f"{str(folder)!r} already exists.", name=str(folder))
     loaded = load(store, version, trusted=trusted)
     packages = loaded.kind.requirements(version.meta)
+    wanted = ["kindler", "numpy", "pandas", "pyarrow", "orjson", *packages]
+    config: dict[str, Any] = {"trusted": False}  # what may be changed when it is loaded, and nothing else
+    if "keras" in packages:  # the backend that the model was just loaded with
+        config["keras_backend"] = str(sys.modules["keras"].backend.backend())
     with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
         packed = Path(scratch) / "model.zip"
         archive.write(store, version, packed)
@@ -67,25 +71,11 @@ def write(
                 data_path=str(packed),
                 mlflow_model=Model(**fields),
                 signature=_signature(loaded.predictor),
-                pip_requirements=_requirements(packages),
-                model_config=_config(packages),
+                pip_requirements=[f"{name}=={_version(name)}" for name in wanted if _version(name)],
+                model_config=config,
                 metadata={"kindler": {"name": version.name, "version": version.number, "kind": version.kind}},
             )
     return folder
-
-
-def _requirements(packages: Sequence[str]) -> list[str]:
-    """What must be installed to load a model, as pip writes it, with the versions that are here."""
-    wanted = ["kindler", "numpy", "pandas", "pyarrow", "orjson", *packages]
-    return [f"{name}=={_version(name)}" for name in wanted if _version(name)]
-
-
-def _config(packages: Sequence[str]) -> dict[str, Any]:
-    """What whoever loads the model may change; MLflow takes nothing that is not here."""
-    if "keras" not in packages:
-        return {"trusted": False}
-    # The backend that the model was just loaded with.
-    return {"trusted": False, "keras_backend": str(sys.modules["keras"].backend.backend())}
 
 
 def _version(package: str) -> str | None:

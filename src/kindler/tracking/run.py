@@ -35,7 +35,8 @@ class TrackedRun:
         self.owned = owned
         self._experiment_id = run.info.experiment_id
         self._params = set(run.data.params)
-        self._epoch = self._last_epoch() if run.data.metrics else 0
+        losses = client.get_metric_history(self.id, "loss") if run.data.metrics else []
+        self._epoch = max((metric.step for metric in losses), default=0)
 
     def log_params(self, facts: Mapping[str, Any]) -> None:
         """Log new parameters; MLflow does not allow changing one."""
@@ -90,22 +91,15 @@ class TrackedRun:
         client.log_outputs(self.id, [self._entities.LoggedModelOutput(model.model_id, step=self._epoch)])
         uri = f"models:/{model.model_id}"
         if registered is not None:
-            self._register(registered, uri, model.model_id)
+            if not client.search_registered_models(f"name = '{registered}'"):
+                client.create_registered_model(registered)
+            client.create_model_version(registered, uri, run_id=self.id, model_id=model.model_id)
         return uri
 
     def end(self, status: str) -> None:
         """Set the final status, if the run is owned."""
         if self.owned:
             self._client.set_terminated(self.id, status)
-
-    def _register(self, name: str, uri: str, model_id: str) -> None:
-        client = self._client
-        if not client.search_registered_models(f"name = '{name}'"):
-            client.create_registered_model(name)
-        client.create_model_version(name, uri, run_id=self.id, model_id=model_id)
-
-    def _last_epoch(self) -> int:
-        return max((metric.step for metric in self._client.get_metric_history(self.id, "loss")), default=0)
 
 
 class Journal:

@@ -258,12 +258,9 @@ class _Runner:
             trial.set_user_attr("seconds", round(seconds, 3))
             self._study.tell(trial, **outcome)
         if self._verbose:
-            values = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+            params = trial.params.items()
+            values = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in params)
             sys.stderr.write(f"trial {trial.number} {said} ({values}; {seconds:.1f} s)\n")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _slots(data: Any) -> int:

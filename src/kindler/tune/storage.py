@@ -11,7 +11,6 @@ import socket
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -52,7 +51,8 @@ def claim(study: optuna.Study) -> None:
         ConfigError: Another process of this machine is.
     """
     owner = study.user_attrs.get(_OWNER) or {}
-    if owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid() and _runs(owner):
+    elsewhere = owner.get("host") != socket.gethostname() or owner.get("pid") == os.getpid()
+    if not elsewhere and owner.get("since") is not None and _began(int(owner["pid"])) == owner["since"]:
         raise ConfigError(
             f"the study {study.study_name!r} is being run by process {owner['pid']} of this machine.\n"
             "Hint: wait for it, or choose another name=."
@@ -75,10 +75,6 @@ def retake(study: optuna.Study) -> int:
         if trial.params:
             study.enqueue_trial(trial.params)
     return len(left)
-
-
-def _runs(owner: dict[str, Any]) -> bool:
-    return owner.get("since") is not None and _began(int(owner["pid"])) == owner["since"]
 
 
 def _began(pid: int) -> str | None:

@@ -171,7 +171,7 @@ def subject_of(
     Raises:
         ConfigError: The arguments do not go together.
     """
-    if _is_stage(model):
+    if hasattr(model, "fitMultiple") and hasattr(model, "explainParams"):
         if evaluator is None or validation_data is None:
             raise ConfigError("a stage is judged by an evaluator: pass evaluator= and validation_data=.")
         if fit or metric is not None:
@@ -200,10 +200,6 @@ def subject_of(
 
 def _is_dimension(value: Any) -> bool:
     return isinstance(value, Dimension | BaseDistribution)
-
-
-def _is_stage(model: Any) -> bool:
-    return hasattr(model, "fitMultiple") and hasattr(model, "explainParams")
 
 
 def _names(space: Mapping[Any, Any]) -> dict[str, Any]:

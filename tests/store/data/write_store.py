@@ -11,6 +11,7 @@ splits, and the keys with their secrets.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -18,7 +19,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -111,7 +111,7 @@ def main() -> None:
     """Write the archive."""
     from tests.store.conftest import postgres
 
-    server = postgres.__wrapped__() if hasattr(postgres, "__wrapped__") else postgres()
+    server: Any = inspect.unwrap(postgres)()  # the fixture's function
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(OUT, "w", zipfile.ZIP_DEFLATED) as archive:
         places = Path(folder)
         address = next(server)
@@ -119,23 +119,14 @@ def main() -> None:
             "sqlite": fill(str(places / "store")),
             "postgres": fill(f"{address}/postgres?blobs=file://{places}/blobs-of-postgres"),
         }
-        parts = urlsplit(address)
-        dump = [
-            "pg_dump",
-            "-h",
-            str(parts.hostname),
-            "-p",
-            str(parts.port),
-            "-U",
-            "kindler",
-            "--inserts",
-            "-O",
-        ]
-        text = subprocess.run([*dump, "postgres"], check=True, capture_output=True, text=True).stdout
-        wanted = [line for line in text.splitlines() if not line.startswith(("--", "\\", "SET", "SELECT"))]
+        program = max(map(str, Path("/usr/lib/postgresql").glob("*/bin/pg_dump")), default="pg_dump")
+        dump = [program, "--inserts", "--no-owner", f"--dbname={address}/postgres"]
+        text = subprocess.run(dump, check=True, capture_output=True, text=True).stdout
+        noise = ("--", "\\", "SET", "SELECT pg_catalog.set_config")
+        wanted = [line for line in text.splitlines() if line and not line.startswith(noise)]
         server.close()
         archive.writestr("expected.json", json.dumps(expected, sort_keys=True))
-        archive.writestr("postgres.sql", "\n".join(line for line in wanted if line) + "\n")
+        archive.writestr("postgres.sql", "\n".join(wanted) + "\n")
         archive.write(places / "store" / "catalog.sqlite", "catalog.sqlite")
         for source in ("store", "blobs-of-postgres"):
             for blob in sorted((places / source / "blobs").glob("??/*")):

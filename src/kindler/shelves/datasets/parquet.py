@@ -207,7 +207,8 @@ def _table(obj: Any) -> pa.Table:
             obj = obj.to_frame("value" if obj.name is None else obj.name)
         if not isinstance(obj, pa.Table):
             # An index that only counts from 0 is not stored, unless nothing else says how many rows it has.
-            counts = obj.index.equals(_counting(len(obj))) and obj.index.name is None and len(obj.columns)
+            default = sys.modules["pandas"].RangeIndex(len(obj))
+            counts = obj.index.equals(default) and obj.index.name is None and len(obj.columns)
             obj = pa.Table.from_pandas(obj, preserve_index=None if counts else True)
         table: pa.Table = obj
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as exc:
@@ -216,11 +217,6 @@ def _table(obj: Any) -> pa.Table:
     if twice:
         raise DataError(f"the columns {', '.join(twice)} are there twice.")
     return table
-
-
-def _counting(rows: int) -> Any:
-    """The index of a frame that has none of its own."""
-    return sys.modules["pandas"].RangeIndex(rows)
 
 
 def _wanted(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
