@@ -62,7 +62,7 @@ def fill(om: Any, count: int) -> None:
     """Rows of so many models."""
     from sklearn.linear_model import LinearRegression
 
-    from kindler.store import catalog
+    from kindler.store import tables
 
     om.models.put(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), "fine")
     fixed = {"number": 1, "kind": "function", "size": 0, "digest": ""}
@@ -73,8 +73,8 @@ def fill(om: Any, count: int) -> None:
         for i in range(count)
     ]
     with om.store.catalog.database.writing() as connection:
-        connection.execute(catalog._objects.insert(), objects)
-        connection.execute(catalog._versions.insert(), [{"object": row["id"], **fixed} for row in objects])
+        connection.execute(tables.objects.insert(), objects)
+        connection.execute(tables.versions.insert(), [{"object": row["id"], **fixed} for row in objects])
 
 
 def page(om: Any, after: str) -> float:

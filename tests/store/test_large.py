@@ -16,7 +16,7 @@ import kindler.store.store as stores
 from kindler import Omega
 from kindler.cli import main
 from kindler.errors import ConfigError, NotFoundError
-from kindler.store import catalog
+from kindler.store import tables
 
 NAMES = 5_000
 
@@ -38,7 +38,7 @@ def fill(om: Omega, count: int) -> None:
             {"id": 1000 + i, "bucket": "default", "shelf": "models", "name": f"m/{i:06d}", "last": 1}
             for i in range(count)
         ]
-        connection.execute(catalog._objects.insert(), objects)
+        connection.execute(tables.objects.insert(), objects)
         text = '{"attributes":{},"meta":{}}'
         fixed = {
             "number": 1,
@@ -48,7 +48,7 @@ def fill(om: Omega, count: int) -> None:
             "digest": "",
             "manifest": text,
         }
-        connection.execute(catalog._versions.insert(), [{"object": row["id"], **fixed} for row in objects])
+        connection.execute(tables.versions.insert(), [{"object": row["id"], **fixed} for row in objects])
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from kindler import Omega
 from kindler.errors import ConfigError, StoreError
-from kindler.store import Address, Store, catalog
+from kindler.store import Address, Store, tables
 from kindler.store.keys import Keys, id_of
 from kindler.store.splits import Split, Splits
 from tests.store import jobs
@@ -137,7 +137,7 @@ def test_nothing_changes_where_it_fails(
 ) -> None:
     url, expected = old
     calls: list[Any] = []
-    insert: Callable[..., None] = catalog.insert_files
+    insert: Callable[..., None] = tables.insert_files
 
     def fails(*arguments: Any) -> None:
         calls.append(arguments)
@@ -145,7 +145,7 @@ def test_nothing_changes_where_it_fails(
         if len(calls) == 5:
             raise StoreError("the disk is full.")
 
-    monkeypatch.setattr(catalog, "insert_files", fails)
+    monkeypatch.setattr(tables, "insert_files", fails)
     with pytest.raises(StoreError, match="full"):
         Store.open(url)
     monkeypatch.undo()
@@ -197,7 +197,7 @@ def test_keys_that_were_made_before_the_store_close_it(tmp_path: Path) -> None:
     url = str(tmp_path / "store")
     Path(url).mkdir()
     engine = sa.create_engine(f"sqlite:///{url}/catalog.sqlite")
-    catalog.keys.create(engine)
+    tables.keys.create(engine)
     engine.dispose()
     keys = Keys(url)
     assert (keys.list(), keys.were_made()) == ([], True)

@@ -14,18 +14,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from kindler.store import catalog
+from kindler.store import tables
 from kindler.store.versions import File
 
 
 def upgrade(connection: sa.Connection) -> None:
     """Rewrite all rows, in a transaction that writes; nothing happens if another process has done so."""
-    if connection.exec_driver_sql("SELECT format FROM kindler_store").scalar_one() >= catalog.FORMAT:
+    if connection.exec_driver_sql("SELECT format FROM kindler_store").scalar_one() >= tables.FORMAT:
         return
-    protected = int(sa.inspect(connection).has_table(catalog.keys.name))
+    protected = int(sa.inspect(connection).has_table(tables.keys.name))
     for column in ("kindler_store ADD COLUMN protected", "kindler_versions ADD COLUMN base"):
         connection.exec_driver_sql(f"ALTER TABLE {column} INTEGER DEFAULT 0 NOT NULL")
-    catalog.tables.create_all(connection)
+    tables.metadata.create_all(connection)
     rows = connection.exec_driver_sql(
         "SELECT object, number, manifest FROM kindler_versions ORDER BY object, number"
     ).all()
@@ -34,14 +34,14 @@ def upgrade(connection: sa.Connection) -> None:
     connection.exec_driver_sql("DROP TABLE kindler_needs")
     connection.execute(
         sa.text("UPDATE kindler_store SET format = :format, protected = :protected"),
-        {"format": catalog.FORMAT, "protected": protected},
+        {"format": tables.FORMAT, "protected": protected},
     )
 
 
 def _upgrade_object(connection: sa.Connection, object_id: int, versions: Any) -> None:
     files: list[File] = []
     meta: dict[str, Any] = {}
-    before: set[catalog.Entry] = set()
+    before: set[tables.Entry] = set()
     base, changes = 0, []
     for row in versions:
         record = json.loads(row.manifest)
@@ -50,13 +50,13 @@ def _upgrade_object(connection: sa.Connection, object_id: int, versions: Any) ->
         files = [*files, *own] if grows else own
         grown = {key: [*meta[key], *record["meta"][key]] for key in record.get("grown", ()) if grows}
         meta = record["meta"] | grown
-        entries, manifest = catalog.packed(files, meta, record["attributes"])
+        entries, manifest = tables.packed(files, meta, record["attributes"])
         added = set(entries)
         if grows and before <= added:
             added -= before
         else:
             base = row.number
-        catalog.insert_files(connection, object_id, row.number, sorted(added, key=lambda entry: entry[0]))
+        tables.insert_files(connection, object_id, row.number, sorted(added, key=lambda entry: entry[0]))
         changes.append({"object": object_id, "number": row.number, "manifest": manifest, "base": base})
         before = set(entries)
     statement = "UPDATE kindler_versions SET manifest = :manifest, base = :base"

@@ -12,96 +12,33 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kindler.errors import ConfigError
 from kindler.store import urls
+from kindler.store._migration import upgrade
 from kindler.store.database import Database
 from kindler.store.selectors import Selector
-from kindler.store.versions import Address, File, Version, as_json
+from kindler.store.tables import FORMAT, insert_files, metadata, packed, part_order
+from kindler.store.tables import files as _files
+from kindler.store.tables import keys as _keys
+from kindler.store.tables import objects as _objects
+from kindler.store.tables import state as _state
+from kindler.store.tables import tags as _tags
+from kindler.store.tables import versions as _versions
+from kindler.store.versions import Address, File, Version
 
-FORMAT = 3
 _CHUNK = 500
 _LOCK_KEY = 0x6B696E64  # "kind": for PostgreSQL, while tables are made
 
-tables = sa.MetaData()
-_state = sa.Table(
-    "kindler_store",
-    tables,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("format", sa.Integer, nullable=False),
-    sa.Column("blobs", sa.Text, nullable=False),
-    # Whether there ever was a key: a store is not open to everybody again when its last one is removed.
-    sa.Column("protected", sa.Integer, nullable=False, server_default="0"),
-)
-_objects = sa.Table(
-    "kindler_objects",
-    tables,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("bucket", sa.Text, nullable=False),
-    sa.Column("shelf", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("last", sa.Integer, nullable=False),  # stays when versions are dropped: no number comes twice
-    sa.UniqueConstraint("bucket", "shelf", "name"),
-)
-_versions = sa.Table(
-    "kindler_versions",
-    tables,
-    sa.Column("object", sa.ForeignKey(_objects.c.id), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("digest", sa.Text, nullable=False),
-    sa.Column("manifest", sa.Text, nullable=False),  # meta and attributes; see `packed`
-    sa.Column("base", sa.Integer, nullable=False, server_default="0"),
-)
-_files = sa.Table(
-    "kindler_files",
-    tables,
-    sa.Column("object", sa.ForeignKey(_objects.c.id), primary_key=True),
-    sa.Column("first", sa.Integer, primary_key=True),  # the number of the version that added it
-    sa.Column("path", sa.Text, primary_key=True),
-    sa.Column("sha256", sa.Text, nullable=False, index=True),
-    sa.Column("size", sa.BigInteger, nullable=False),
-    sa.Column("rows", sa.BigInteger),
-)
-_tags = sa.Table(
-    "kindler_tags",
-    tables,
-    sa.Column("object", sa.Integer, primary_key=True),
-    sa.Column("tag", sa.Text, primary_key=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.ForeignKeyConstraint(
-        ["object", "number"], ["kindler_versions.object", "kindler_versions.number"], ondelete="CASCADE"
-    ),
-)
-keys = sa.Table(
-    "kindler_keys",
-    tables,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("sha256", sa.Text, nullable=False),
-    sa.Column("scopes", sa.Text, nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("expires", sa.Text),
-)
-splits = sa.Table(
-    "kindler_splits",
-    tables,
-    sa.Column("bucket", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("alias", sa.Text, primary_key=True),
-    sa.Column("rules", sa.Text, nullable=False),
-)
 _joined = _versions.join(_objects, _versions.c.object == _objects.c.id)
 _needs_file = (
     (_versions.c.object == _files.c.object)
@@ -110,9 +47,6 @@ _needs_file = (
 )
 _BEYOND = 2**31 - 1  # no version has this number
 _ANY = SimpleNamespace(**{name: sa.bindparam(name) for name in ("bucket", "shelf", "name")})  # an address
-
-# A row of `kindler_files` as a version has it: path, SHA-256, size, and how many rows of data it holds.
-Entry: TypeAlias = tuple[str, str, int, int | None]
 
 
 class LackingBlobs(Exception):
@@ -383,7 +317,7 @@ class Catalog:
     def is_protected(self) -> bool:
         """Whether there is a key, or was one once."""
         # Older versions of Kindler add keys without saying so.
-        wanted = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(keys.c.id))))
+        wanted = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(_keys.c.id))))
         with self.database.reading() as connection:
             return bool(connection.scalar(wanted))
 
@@ -398,8 +332,6 @@ class Catalog:
             exists = sa.inspect(connection).has_table(_state.name)
             row = connection.execute(columns).first() if exists else None
         if row is None or row.format < FORMAT:
-            from kindler.store._migration import upgrade
-
             if row is None and not (place.blobs or place.new_blobs):
                 raise ConfigError(
                     "this store is new, and its URL does not say where to put the blobs.\n"
@@ -411,8 +343,8 @@ class Catalog:
                 if self.database.dialect == "postgresql":  # one process at a time
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
                 if row is None:
-                    protected = sa.inspect(connection).has_table(keys.name)  # made before the store was
-                    tables.create_all(connection)
+                    protected = sa.inspect(connection).has_table(_keys.name)  # made before the store was
+                    metadata.create_all(connection)
                     blobs = urls.without_secrets(place.blobs or str(place.new_blobs))
                     first = {"id": 1, "format": FORMAT, "blobs": blobs, "protected": int(protected)}
                     connection.execute(self._insert(_state).values(first).on_conflict_do_nothing())
@@ -473,41 +405,6 @@ class Catalog:
         return needed
 
 
-def packed(
-    files: Sequence[File], meta: Mapping[str, Any], attributes: Mapping[str, Any]
-) -> tuple[list[Entry], str]:
-    """The rows of a version's files, and the rest as text.
-
-    Kinds whose datasets can be appended to say in `meta["rows"]` how many rows each file has. That is a
-    column of the files: else each version would repeat the list of all those before it.
-    """
-    ordered = sorted(files, key=lambda file: _part_order(file.path))
-    rows = meta.get("rows")
-    by_file = (
-        isinstance(rows, list)
-        and len(rows) == len(ordered)
-        and all(count is None or (type(count) is int and 0 <= count < 2**63) for count in rows)
-    )
-    counts: Sequence[int | None] = rows if by_file and rows is not None else [None] * len(ordered)
-    entries = [(f.path, f.sha256, f.size, count) for f, count in zip(ordered, counts, strict=True)]
-    record: dict[str, Any] = {"meta": dict(meta), "attributes": dict(attributes)}
-    if by_file:
-        del record["meta"]["rows"]
-        record["rows"] = True
-    return entries, as_json(record)
-
-
-def insert_files(
-    connection: sa.Connection, object_id: int, number: int, entries: Sequence[Sequence[Any]]
-) -> None:
-    """Record the files that a version adds."""
-    names = ("path", "sha256", "size", "rows")
-    added = {"object": object_id, "first": number}
-    if entries:
-        rows = [{**added, **dict(zip(names, entry, strict=True))} for entry in entries]
-        connection.execute(_files.insert(), rows)
-
-
 def _entries(files: str | None) -> list[tuple[File, int | None]]:
     """The files of a version by path, each with its number of rows."""
     return [(File(*entry), rows) for *entry, rows in sorted(json.loads(files or "[]"))]
@@ -516,7 +413,7 @@ def _entries(files: str | None) -> list[tuple[File, int | None]]:
 def _version(address: Address, row: Any, entries: Sequence[Sequence[Any]]) -> Version:
     record = json.loads(row.manifest)
     if record.get("rows"):
-        ordered = sorted(entries, key=lambda entry: _part_order(entry[0].path))
+        ordered = sorted(entries, key=lambda entry: part_order(entry[0].path))
         record["meta"]["rows"] = [count for _, count in ordered]
     return Version(
         bucket=address.bucket,
@@ -531,11 +428,6 @@ def _version(address: Address, row: Any, entries: Sequence[Sequence[Any]]) -> Ve
         meta=record["meta"],
         attributes=record["attributes"],
     )
-
-
-def _part_order(path: str) -> tuple[int, str]:
-    """Parts by their numbers: part-99999 comes before part-100000."""
-    return len(path), path
 
 
 def _select_id(address: Any) -> sa.Select[tuple[int]]:

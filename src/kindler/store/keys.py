@@ -18,9 +18,9 @@ import sqlalchemy as sa
 
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store.catalog import Catalog
-from kindler.store.catalog import keys as _keys
 from kindler.store.names import check_bucket, check_glob
 from kindler.store.store import Store
+from kindler.store.tables import keys as _keys
 
 SCOPES = ("read", "predict", "write", "admin")
 SHELVES = ("models", "datasets", "scripts")

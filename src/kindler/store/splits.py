@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from kindler.errors import ConfigError
 from kindler.store.catalog import Catalog
-from kindler.store.catalog import splits as _splits
 from kindler.store.store import Store
+from kindler.store.tables import splits as _splits
 from kindler.store.versions import Address
 
 

@@ -51,8 +51,8 @@ def claim(study: optuna.Study) -> None:
         ConfigError: Another process of this machine is.
     """
     owner = study.user_attrs.get(_OWNER) or {}
-    elsewhere = owner.get("host") != socket.gethostname() or owner.get("pid") == os.getpid()
-    if not elsewhere and owner.get("since") is not None and _began(int(owner["pid"])) == owner["since"]:
+    is_other = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
+    if is_other and owner.get("since") is not None and _began(int(owner["pid"])) == owner["since"]:
         raise ConfigError(
             f"the study {study.study_name!r} is being run by process {owner['pid']} of this machine.\n"
             "Hint: wait for it, or choose another name=."
