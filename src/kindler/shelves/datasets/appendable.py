@@ -6,29 +6,64 @@ A part is one file, `part-00000.suffix` and on, in the order of the rows.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from kindler.errors import ConfigError
 from kindler.models.kind import Handler
 
 
-class Opened(Protocol):
-    """The files of a dataset, looked into but not read."""
+class Handle:
+    """A dataset that is read when it is asked for. Its files stay until it is closed, or no longer used.
 
-    @property
-    def files(self) -> Sequence[Path]:
-        """The parts, in order."""
+    Attributes:
+        version: The version that it reads.
+        files: The files, checked; to read, not to write. Paths are good as long as the handle is.
+    """
+
+    version: Any = None
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._finalizer: Callable[[], object] = lambda: None
+
+    def hold(self, version: Any, resources: ExitStack) -> Handle:
+        """Close the resources with the handle."""
+        self.version = version
+        self._finalizer = weakref.finalize(self, resources.close)
+        return self
 
     @property
     def value(self) -> Any:
         """All of it, as what was put."""
+        raise NotImplementedError
 
-    def chunks(self, size: int) -> Iterator[Any]:
-        """The same, in pieces of so many rows."""
+    def iterate(self, chunksize: int = 65_536) -> Iterator[Any]:
+        """The same, in pieces of `chunksize` rows."""
+        if chunksize < 1:
+            raise ConfigError(f"chunksize={chunksize}: must be at least 1.")
+        return self._chunks(chunksize)
 
-    def __len__(self) -> int: ...
+    def _chunks(self, size: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._finalizer()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<handle of {self.version}>"
 
 
 class Parts(Handler):
@@ -49,55 +84,12 @@ class Parts(Handler):
         """The object in the form in which it can follow what is there."""
         return obj
 
-    def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> Opened:
+    def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> Handle:
         """Look into the files; reading comes later."""
         raise NotImplementedError
 
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         return self.open(folder, meta, **options).value
-
-
-class Handle:
-    """A dataset that is read when it is asked for. Its files stay until it is closed, or no longer used.
-
-    Attributes:
-        version: The version that it reads.
-    """
-
-    def __init__(self, version: Any, opened: Opened, resources: ExitStack) -> None:
-        self.version = version
-        self._opened = opened
-        self._finalizer = weakref.finalize(self, resources.close)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files, checked; to read, not to write. Paths are good as long as the handle is."""
-        return list(self._opened.files)
-
-    @property
-    def value(self) -> Any:
-        """All of it, as what was put."""
-        return self._opened.value
-
-    def iterate(self, chunksize: int = 65_536) -> Iterator[Any]:
-        """The same, in pieces of so many rows."""
-        return self._opened.chunks(chunksize)
-
-    def close(self) -> None:
-        """Let the files go."""
-        self._finalizer()
-
-    def __len__(self) -> int:
-        return len(self._opened)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<handle of {self.version}>"
 
 
 def part_name(number: int, suffix: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 from kindler.models.kind import Handler
-from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
 
 Array = np.ndarray[Any, Any]
 _JSON = "value.json"
@@ -117,7 +117,7 @@ class JsonHandler(Handler):
         return json.loads((folder / _JSON).read_text(encoding="utf-8"))
 
 
-class _Arrays:
+class _Arrays(Handle):
     """Parts of one or several arrays each.
 
     Args:
@@ -134,7 +134,7 @@ class _Arrays:
         read: Callable[[Path, Any], list[Array]],
         form: Callable[[Sequence[Array]], Any],
     ) -> None:
-        self.files = files
+        super().__init__(files)
         self._meta, self._read, self._form = meta, read, form
 
     def __len__(self) -> int:
@@ -147,9 +147,7 @@ class _Arrays:
         parts = [self._read(path, None) for path in self.files]
         return self._form(parts[0] if len(parts) == 1 else _concatenated(parts))
 
-    def chunks(self, size: int) -> Iterator[Any]:
-        if size < 1:
-            raise ConfigError(f"chunksize={size}: must be at least 1.")
+    def _chunks(self, size: int) -> Iterator[Any]:
         len(self)  # raises if they cannot be cut
         pieces: list[list[Array]] = []
         count = 0

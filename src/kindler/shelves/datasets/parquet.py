@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError
-from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
 from kindler.shelves.filters import expression
 from kindler.store import File, Store, Version
 
@@ -122,7 +122,7 @@ class ParquetHandler(Parts):
         )
 
 
-class _Tables:
+class _Tables(Handle):
     def __init__(
         self,
         files: Sequence[Path],
@@ -134,7 +134,7 @@ class _Tables:
         condition: Any,
         rows: int,
     ) -> None:
-        self.files = files
+        super().__init__(files)
         self._rows = rows
         self._dataset = ds.dataset([str(path) for path in files], schema=schema, format="parquet")
         self._form = form
@@ -151,9 +151,7 @@ class _Tables:
         # In the order of the rows, which a scan of many files keeps.
         return self._formed(self._dataset.to_table(**self._asked))
 
-    def chunks(self, size: int) -> Iterator[Any]:
-        if size < 1:
-            raise ConfigError(f"chunksize={size}: must be at least 1.")
+    def _chunks(self, size: int) -> Iterator[Any]:
         held: list[pa.Table] = []
         count = 0
         for batch in self._dataset.to_batches(**self._asked, batch_size=size):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.function import FunctionKind
 from kindler.models.kind import Handler, known_only
-from kindler.shelves.datasets.appendable import Handle, Parts, renumber, renumbered
+from kindler.shelves.datasets.appendable import Parts, renumber, renumbered
 from kindler.shelves.shelf import Shelf, listed
 from kindler.store import Address, Version
 from kindler.store.selectors import parse
@@ -160,7 +160,7 @@ class Datasets(Shelf):
         self._check_get(handler, options)
         with ExitStack() as resources:
             folder = resources.enter_context(self.store.files(found))
-            return Handle(found, handler.open(folder, found.meta, **options), resources.pop_all())
+            return handler.open(folder, found.meta, **options).hold(found, resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
         """A dataset in pieces of so many rows, as what was put; `options` as in `get`."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from kindler import tfrecord
 from kindler.data.tfrecord import records
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.shelves.datasets.appendable import Parts, part_name, parts_in
+from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
 from kindler_tfrecord import framed
 
 _FORMS = ("examples", "arrow", "tf.data")
@@ -54,9 +54,9 @@ class TfrecordHandler(Parts):
         return _Records(parts_in(folder), meta, as_)
 
 
-class _Records:
+class _Records(Handle):
     def __init__(self, files: Sequence[Path], meta: Mapping[str, Any], form: str) -> None:
-        self.files = files
+        super().__init__(files)
         self._meta = meta
         self._form = form
 
@@ -73,9 +73,7 @@ class _Records:
         found = list(self._parsed())
         return found[0] if self._meta["single"] else found
 
-    def chunks(self, size: int) -> Iterator[Any]:
-        if size < 1:
-            raise ConfigError(f"chunksize={size}: must be at least 1.")
+    def _chunks(self, size: int) -> Iterator[Any]:
         if self._form == "arrow":
             batches = tfrecord.iter_batches([str(path) for path in self.files])
             for batch in batches:
