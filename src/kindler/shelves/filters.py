@@ -26,26 +26,26 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def expression(schema: pa.Schema, given: Any, named: Mapping[str, Any]) -> pc.Expression | None:
-    """One expression out of all that was given; None for all rows.
+def expression(schema: pa.Schema, filter_: Any, named: Mapping[str, Any]) -> pc.Expression | None:
+    """One expression of all conditions; None for all rows.
 
     Args:
         schema: The table's.
-        given: A pyarrow expression, a dict of conditions, or None.
-        named: Conditions that were given as keywords.
+        filter_: A pyarrow expression, a dict of conditions, or None.
+        named: More conditions.
 
     Raises:
-        ConfigError: A column or an operator that there is not, or a value that the column cannot have.
+        ConfigError: An unknown column or operator, or a value that the column cannot have.
     """
     conditions = [_condition(schema, key, value) for key, value in named.items()]
-    if isinstance(given, Mapping):
-        conditions += [_condition(schema, str(key), value) for key, value in given.items()]
-    elif isinstance(given, pc.Expression):
-        conditions.append(_tried(schema, lambda: given, f"filter={given}"))
-    elif given is not None:
+    if isinstance(filter_, Mapping):
+        conditions += [_condition(schema, str(key), value) for key, value in filter_.items()]
+    elif isinstance(filter_, pc.Expression):
+        conditions.append(_tried(schema, lambda: filter_, f"filter={filter_}"))
+    elif filter_ is not None:
         raise ConfigError(
-            f"filter={given!r} is a {type(given).__name__}.\nHint: a pyarrow expression, or a dict such as"
-            " {'x__gt': 3}."
+            f"filter={filter_!r} is a {type(filter_).__name__}.\n"
+            "Hint: a pyarrow expression, or a dict such as {'x__gt': 3}."
         )
     combined = None
     for condition in conditions:

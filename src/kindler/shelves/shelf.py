@@ -90,7 +90,7 @@ class Shelf:
 
         Raises:
             ConfigError: Invalid name, option or object.
-            UntrustedError: It could run code when it is read, and `trusted` was not given.
+            UntrustedError: It could run code when it is read, and `trusted` is not set.
         """
         address = self._address(name)
         if self.shelf == "models" and isinstance(obj, str):
@@ -124,22 +124,22 @@ class Shelf:
 
         Raises:
             NotFoundError: There is no such name or version.
-            UntrustedError: Reading it could run code, and `trusted` was not given.
+            UntrustedError: Reading it could run code, and `trusted` is not set.
             DamagedError: The stored bytes are not those that were stored.
         """
-        found = self.metadata(name, version=version)
+        stored = self.metadata(name, version=version)
         if local is not None:
             folder = Path(local)
             try:
                 folder.mkdir(parents=True)
             except FileExistsError as exc:
                 raise AlreadyExistsError(f"local={str(folder)!r} already exists.", name=str(folder)) from exc
-            self.store.copy_files(found, folder)
+            self.store.copy_files(stored, folder)
             return folder
-        handler = self._kinds.handler(found.kind)
+        handler = self._kinds.handler(stored.kind)
         self._check_get(handler, options)
-        with self.store.files(found) as folder:
-            return handler.read(folder, found.meta, trusted=trusted, **options)
+        with self.store.files(stored) as folder:
+            return handler.read(folder, stored.meta, trusted=trusted, **options)
 
     def metadata(self, name: str, *, version: int | str | None = None) -> Version:
         """What is known of a version: number, kind, size, time, files, attributes.
@@ -174,8 +174,8 @@ class Shelf:
         """
         if kind is None:
             return self.store.names(self.bucket, self.shelf, pattern, hidden=hidden, after=after, limit=limit)
-        found = self.newest(pattern, hidden=hidden, kind=kind, after=after, limit=limit)
-        return [version.name for version in found]
+        newest = self.newest(pattern, hidden=hidden, kind=kind, after=after, limit=limit)
+        return [version.name for version in newest]
 
     def newest(
         self,
@@ -220,8 +220,8 @@ class Shelf:
         selector = parse(name, version)
         if force and not self.exists(str(selector)):
             return []
-        found = self.metadata(str(selector))
-        return self.store.drop(found.address, None if selector.is_bare else found.number)
+        meant = self.metadata(str(selector))
+        return self.store.drop(meant.address, None if selector.is_bare else meant.number)
 
     def prune(
         self,
@@ -244,7 +244,7 @@ class Shelf:
             The versions that are gone, such as "net@3". Their bytes go with the next `sweep`.
 
         Raises:
-            ConfigError: Neither `keep` nor `days` was given, or one of them cannot be.
+            ConfigError: Neither `keep` nor `days` was given, or one of them is invalid.
         """
         if keep is None and days is None:
             raise ConfigError("prune() needs keep=... or days=..., to say what stays.")
@@ -274,9 +274,9 @@ class Shelf:
         Raises:
             NotFoundError: There is no such name or version.
         """
-        found = self.metadata(name)
-        self.store.tag(found, tag)
-        return found
+        version = self.metadata(name)
+        self.store.tag(version, tag)
+        return version
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag of a name.
@@ -321,16 +321,16 @@ class Shelf:
             tag: A tag, or several, that move to the new version.
         """
         target = self._address(to, bucket)
-        found = self.metadata(name)
-        if target == found.address:
+        source = self.metadata(name)
+        if target == source.address:
             raise ConfigError(f"copy({name!r}, {to!r}): both are the same name.")
         return self.store.publish(
             target,
-            kind=found.kind,
-            meta=found.meta,
-            attributes=found.attributes,
+            kind=source.kind,
+            meta=source.meta,
+            attributes=source.attributes,
             tags=listed(tag),
-            shared=found.files,
+            shared=source.files,
         )
 
     def export(self, name: str, path: str | os.PathLike[str]) -> Path:

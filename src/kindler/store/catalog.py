@@ -177,8 +177,8 @@ class Catalog:
             rows = connection.execute(
                 sa.select(_versions).where(_versions.c.object == own).order_by(_versions.c.number)
             ).all()
-            wanted = sa.select(*list(_files.c)[1:]).where(_files.c.object == own)
-            added = [(row.first, (File(*row[1:4]), row.rows)) for row in connection.execute(wanted)]
+            query = sa.select(*list(_files.c)[1:]).where(_files.c.object == own)
+            added = [(row.first, (File(*row[1:4]), row.rows)) for row in connection.execute(query)]
         added.sort(key=lambda row: row[1][0].path)
         return [
             _version(address, row, [entry for first, entry in added if row.base <= first <= row.number])
@@ -187,32 +187,32 @@ class Catalog:
 
     def history(self, address: Address) -> list[tuple[int, datetime]]:
         """The numbers of all versions of a name, oldest first, and when they were published."""
-        wanted = sa.select(_versions.c.number, _versions.c.created).where(_versions.c.object == _id(address))
+        query = sa.select(_versions.c.number, _versions.c.created).where(_versions.c.object == _id(address))
         with self.database.reading() as connection:
-            rows = connection.execute(wanted.order_by(_versions.c.number)).all()
+            rows = connection.execute(query.order_by(_versions.c.number)).all()
         return [(row.number, datetime.fromisoformat(row.created)) for row in rows]
 
     def hashes(self, after: str, limit: int) -> list[str]:
         """Hashes of needed blobs, in order, after this one."""
-        wanted = sa.select(_files.c.sha256).where(_files.c.sha256 > after).distinct()
+        query = sa.select(_files.c.sha256).where(_files.c.sha256 > after).distinct()
         with self.database.reading() as connection:
-            return list(connection.scalars(wanted.order_by(_files.c.sha256).limit(limit)))
+            return list(connection.scalars(query.order_by(_files.c.sha256).limit(limit)))
 
     def users(self, sha256: str, limit: int) -> list[str]:
         """Versions that need a blob, such as "default/models/net@3"; at most `limit`."""
         joined = _files.join(_versions, _needs_file).join(_objects, _files.c.object == _objects.c.id)
-        wanted = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _versions.c.number)
-        wanted = wanted.select_from(joined).where(_files.c.sha256 == sha256).distinct().limit(limit)
+        query = sa.select(_objects.c.bucket, _objects.c.shelf, _objects.c.name, _versions.c.number)
+        query = query.select_from(joined).where(_files.c.sha256 == sha256).distinct().limit(limit)
         with self.database.reading() as connection:
-            rows = connection.execute(wanted).all()
+            rows = connection.execute(query).all()
         return sorted(f"{row.bucket}/{row.shelf}/{row.name}@{row.number}" for row in rows)
 
     def numbers(self, address: Address, limit: int) -> list[int]:
         """The numbers of the newest versions of a name, oldest first."""
         # By a subquery, as in `_find`: with a join, SQLite reads all versions to find that there is none.
-        wanted = sa.select(_versions.c.number).where(_versions.c.object == _id(address))
+        query = sa.select(_versions.c.number).where(_versions.c.object == _id(address))
         with self.database.reading() as connection:
-            numbers = list(connection.scalars(wanted.order_by(_versions.c.number.desc()).limit(limit)))
+            numbers = list(connection.scalars(query.order_by(_versions.c.number.desc()).limit(limit)))
         return numbers[::-1]
 
     def newest(
@@ -220,26 +220,26 @@ class Catalog:
     ) -> list[Version]:
         """The newest version of each name with the prefix that comes after `after`, by name."""
         newest = _versions.alias()
-        wanted = self._names(sa.select(_objects.c.name, *self._columns), bucket, shelf, prefix, after, limit)
-        wanted = wanted.select_from(_joined).where(
+        query = self._names(sa.select(_objects.c.name, *self._columns), bucket, shelf, prefix, after, limit)
+        query = query.select_from(_joined).where(
             _versions.c.number
             == sa.select(sa.func.max(newest.c.number))
             .where(newest.c.object == _objects.c.id)
             .scalar_subquery()
         )
         with self.database.reading() as connection:
-            rows = connection.execute(wanted).all()
+            rows = connection.execute(query).all()
         return [_version(Address(bucket, shelf, row.name), row, _entries(row.files)) for row in rows]
 
     def names(
         self, bucket: str, shelf: str, prefix: str = "", *, after: str = "", limit: int | None = None
     ) -> list[str]:
         """The names alone."""
-        wanted = self._names(sa.select(_objects.c.name), bucket, shelf, prefix, after, limit).where(
+        query = self._names(sa.select(_objects.c.name), bucket, shelf, prefix, after, limit).where(
             sa.exists().where(_versions.c.object == _objects.c.id)
         )
         with self.database.reading() as connection:
-            return list(connection.scalars(wanted))
+            return list(connection.scalars(query))
 
     def all_tags(
         self, bucket: str, shelf: str, first: str | None = None, last: str | None = None
@@ -249,13 +249,13 @@ class Catalog:
         With `first` and `last`, only of names from the one to the other: those of a page.
         """
         joined = _tags.join(_objects, _tags.c.object == _objects.c.id)
-        wanted = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
-        wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
+        query = sa.select(_objects.c.name, _tags.c.tag, _tags.c.number).select_from(joined)
+        query = query.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf)
         if first is not None and last is not None:
-            wanted = wanted.where(self._name >= first, self._name <= last)
+            query = query.where(self._name >= first, self._name <= last)
         by_name: dict[str, dict[str, int]] = {}
         with self.database.reading() as connection:
-            for row in connection.execute(wanted):
+            for row in connection.execute(query):
                 by_name.setdefault(row.name, {})[row.tag] = row.number
         return by_name
 
@@ -294,8 +294,8 @@ class Catalog:
     def move_tag(self, version: Version, tag: str) -> bool:
         """Point the tag at the version; False if the version does not exist."""
         with self.database.writing() as connection:
-            wanted = sa.select(_versions.c.object).where(_versions.c.object == _id(version.address))
-            object_id = connection.scalar(wanted.where(_versions.c.number == version.number))
+            query = sa.select(_versions.c.object).where(_versions.c.object == _id(version.address))
+            object_id = connection.scalar(query.where(_versions.c.number == version.number))
             if object_id is not None:
                 self._move(connection, object_id, tag, version.number)
         return object_id is not None
@@ -317,9 +317,9 @@ class Catalog:
     def is_protected(self) -> bool:
         """Whether there is a key, or was one once."""
         # Older versions of Kindler add keys without saying so.
-        wanted = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(_keys.c.id))))
+        query = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(_keys.c.id))))
         with self.database.reading() as connection:
-            return bool(connection.scalar(wanted))
+            return bool(connection.scalar(query))
 
     def protect(self, connection: sa.Connection) -> None:
         """Remember that there was a key."""
@@ -365,15 +365,15 @@ class Catalog:
             )
         return place.blobs or str(row.blobs)
 
-    def _names(self, wanted: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
+    def _names(self, query: Any, bucket: str, shelf: str, prefix: str, after: str, limit: int | None) -> Any:
         name = self._name
-        wanted = wanted.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
+        query = query.where(_objects.c.bucket == bucket, _objects.c.shelf == shelf).order_by(name)
         if prefix:
             # The range is what the index is used for: without its end, all names behind it would be read.
-            wanted = wanted.where(_objects.c.name.startswith(prefix, autoescape=True), name < _behind(prefix))
+            query = query.where(_objects.c.name.startswith(prefix, autoescape=True), name < _behind(prefix))
         if after or prefix:  # one bound: of two, SQLite would use the first for the index
-            wanted = wanted.where(name >= prefix if prefix > after else name > after)
-        return wanted if limit is None else wanted.limit(limit)
+            query = query.where(name >= prefix if prefix > after else name > after)
+        return query if limit is None else query.limit(limit)
 
     def _next(self, connection: sa.Connection, address: Address) -> tuple[int, int]:
         statement = self._insert(_objects).values(
@@ -392,8 +392,8 @@ class Catalog:
         )
 
     def _tags(self, connection: sa.Connection, address: Address) -> dict[str, int]:
-        wanted = sa.select(_tags.c.tag, _tags.c.number).where(_tags.c.object == _id(address))
-        return {row.tag: row.number for row in connection.execute(wanted)}
+        query = sa.select(_tags.c.tag, _tags.c.number).where(_tags.c.object == _id(address))
+        return {row.tag: row.number for row in connection.execute(query)}
 
     def _needed(self, connection: sa.Connection, hashes: Sequence[str]) -> set[str]:
         needed: set[str] = set()

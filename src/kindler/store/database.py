@@ -66,12 +66,13 @@ class Database:
 
     def compiled(self, statement: sa.Select[Any]) -> Callable[[sa.Connection, dict[str, Any]], Any]:
         """A function that executes the statement, without the time that SQLAlchemy takes to know it again."""
-        made: Any = statement.compile(self._engine)
+        compiled: Any = statement.compile(self._engine)
 
         def execute(connection: sa.Connection, values: dict[str, Any]) -> Any:
-            params = made.construct_params(values)
+            params = compiled.construct_params(values)
             return connection.exec_driver_sql(
-                made.string, tuple(params[name] for name in made.positiontup) if made.positional else params
+                compiled.string,
+                tuple(params[name] for name in compiled.positiontup) if compiled.positional else params,
             )
 
         return execute

@@ -78,11 +78,11 @@ class Splits:
 
     def list(self, address: Address | None = None) -> list[Split]:
         """All splits, or those of one model."""
-        wanted = sa.select(_splits).order_by(_splits.c.bucket, _splits.c.name, _splits.c.alias)
+        query = sa.select(_splits).order_by(_splits.c.bucket, _splits.c.name, _splits.c.alias)
         if address is not None:
-            wanted = wanted.where(_splits.c.bucket == address.bucket, _splits.c.name == address.name)
+            query = query.where(_splits.c.bucket == address.bucket, _splits.c.name == address.name)
         with self._catalog.database.reading() as connection:
-            rows = connection.execute(wanted).all()
+            rows = connection.execute(query).all()
         rules = [json.loads(row.rules) for row in rows]
         return [
             Split(row.bucket, row.name, row.alias, dict(rule["canary"]), dict(rule["shadow"]))

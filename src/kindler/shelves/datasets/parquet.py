@@ -55,7 +55,7 @@ class ParquetHandler(Parts):
     def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
         """Let Spark's tasks read, if a frame of Spark's is wanted."""
         conditions = dict(options)
-        columns, given, as_, spark = (
+        columns, filter_, as_, spark = (
             conditions.pop(name, None) for name in ("columns", "filter", "as_", "spark")
         )
         if _wanted(version.meta, as_, spark) != "spark":
@@ -70,7 +70,7 @@ class ParquetHandler(Parts):
             [file.sha256 for file in version.files],
             schema=schema,
             columns=schema.names if names is None else names,
-            filter=expression(schema, given, conditions),
+            filter=expression(schema, filter_, conditions),
         )
 
     def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
@@ -152,18 +152,18 @@ class _Tables(Handle):
         return self._formed(self._dataset.to_table(**self._asked))
 
     def _chunks(self, size: int) -> Iterator[Any]:
-        held: list[pa.Table] = []
+        pieces: list[pa.Table] = []
         count = 0
         for batch in self._dataset.to_batches(**self._asked, batch_size=size):
             table = pa.Table.from_batches([batch])
             while count + table.num_rows >= size:
-                whole = pa.concat_tables([*held, table.slice(0, size - count)])
-                table, held, count = table.slice(size - count), [], 0
+                whole = pa.concat_tables([*pieces, table.slice(0, size - count)])
+                table, pieces, count = table.slice(size - count), [], 0
                 yield self._formed(whole)
             if table.num_rows:
-                held, count = [*held, table], count + table.num_rows
-        if held:
-            yield self._formed(pa.concat_tables(held))
+                pieces, count = [*pieces, table], count + table.num_rows
+        if pieces:
+            yield self._formed(pa.concat_tables(pieces))
 
     def _formed(self, table: pa.Table) -> Any:
         if self._form == "arrow":
@@ -234,9 +234,11 @@ def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | Non
     missing = [name for name in columns if name not in schema.names]
     if missing:
         raise ConfigError(f"columns={list(columns)}: {missing} are not among {schema.names}.")
-    told = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    pandas = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
     # A pandas frame keeps its index, as it does when columns of it are taken.
-    index = [name for name in told.get("index_columns", ()) if isinstance(name, str) and name not in columns]
+    index = [
+        name for name in pandas.get("index_columns", ()) if isinstance(name, str) and name not in columns
+    ]
     return [*columns, *(name for name in index if name in schema.names)]
 
 

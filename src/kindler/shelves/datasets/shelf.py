@@ -146,21 +146,21 @@ class Datasets(Shelf):
             UntrustedError: Reading it would run code, and `trusted` was not given.
             DamagedError: The stored bytes are not those that were stored.
         """
-        found = self.metadata(name, version=version)
-        handler = self._kinds.handler(found.kind)
-        elsewhere = handler.read_blobs(found, self.store, options) if local is None else None
+        stored = self.metadata(name, version=version)
+        handler = self._kinds.handler(stored.kind)
+        elsewhere = handler.read_blobs(stored, self.store, options) if local is None else None
         if elsewhere is not None:
             return elsewhere
         if isinstance(handler, FunctionKind) and local is None and not lazy:
-            return super().get(str(found), trusted=trusted)(**options)
+            return super().get(str(stored), trusted=trusted)(**options)
         if not lazy:
-            return super().get(str(found), trusted=trusted, local=local, **options)
+            return super().get(str(stored), trusted=trusted, local=local, **options)
         if not isinstance(handler, Parts):
-            raise ConfigError(f"{name!r} is of kind {found.kind!r}, which is read at once.")
+            raise ConfigError(f"{name!r} is of kind {stored.kind!r}, which is read at once.")
         self._check_get(handler, options)
         with ExitStack() as resources:
-            folder = resources.enter_context(self.store.files(found))
-            return handler.open(folder, found.meta, **options).hold(found, resources.pop_all())
+            folder = resources.enter_context(self.store.files(stored))
+            return handler.open(folder, stored.meta, **options).hold(stored, resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
         """A dataset in pieces of so many rows, as what was put; `options` as in `get`."""

@@ -70,8 +70,8 @@ class _Records(Handle):
         if self._form == "tf.data":
             # From memory: the files may be gone when the data is asked for.
             return _tensorflow().data.Dataset.from_tensor_slices(list(self._raw()))
-        found = list(self._parsed())
-        return found[0] if self._meta["single"] else found
+        examples = list(self._parsed())
+        return examples[0] if self._meta["single"] else examples
 
     def _chunks(self, size: int) -> Iterator[Any]:
         if self._form == "arrow":
@@ -80,8 +80,8 @@ class _Records(Handle):
                 for at in range(0, batch.num_rows, size):
                     yield pa.Table.from_batches([batch.slice(at, size)])
             return
-        found = self._parsed()
-        while some := list(islice(found, size)):
+        examples = self._parsed()
+        while some := list(islice(examples, size)):
             yield some
 
     def _raw(self) -> Iterator[bytes]:
@@ -95,9 +95,9 @@ class _Records(Handle):
 
 def _examples(obj: Any) -> list[Any]:
     """The records, if these are records and nothing else."""
-    given = list(obj) if isinstance(obj, list | tuple) else [obj]
-    same = all(type(one).__name__ == "Example" and type(one).__module__ == _EXAMPLE for one in given)
-    return given if same else []
+    objects = list(obj) if isinstance(obj, list | tuple) else [obj]
+    same = all(type(one).__name__ == "Example" and type(one).__module__ == _EXAMPLE for one in objects)
+    return objects if same else []
 
 
 def _tensorflow() -> Any:
