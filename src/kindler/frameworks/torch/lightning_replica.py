@@ -10,40 +10,183 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler.collective import Array, Batch, all_gather
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Use
 from kindler.frameworks.torch import private
-from kindler.frameworks.torch.lightning_spec import (
-    LightningSchedules,
-    LightningSpec,
-    ManualOptimizer,
-    against_module,
-    base_of,
-    check_lightning,
-    configured,
-    configured_by_module,
-    missing_in_module,
-    overrides,
-)
 from kindler.frameworks.torch.loss import Tensors
 from kindler.frameworks.torch.metrics import is_metric
-from kindler.frameworks.torch.optim import Optimizers, Schedules
+from kindler.frameworks.torch.optim import Optimizers, Schedule, Schedules, step_optimizer
+from kindler.frameworks.torch.spec import CLOSURE, StepSpec, TorchSpec, check, needs_closure
 from kindler.frameworks.torch.state import parse, recall_trained
 from kindler.frameworks.torch.step_replica import StepReplica, logged
 
-__all__ = ["LightningReplica", "Trainer", "configured_by_module"]  # the last for files that name it here
-
+_UNSUPPORTED = {
+    "optimizer_step": "set automatic_optimization = False and step in training_step",
+    "optimizer_zero_grad": "set automatic_optimization = False and clear gradients in training_step",
+    "backward": "set automatic_optimization = False and call self.manual_backward",
+    "lr_scheduler_step": "return schedulers with 'interval' and 'frequency' from configure_optimizers",
+    "configure_gradient_clipping": "pass clip_norm=... or clip_value=... to from_lightning",
+    "configure_callbacks": "pass kindler.Callback objects to fit(callbacks=[...])",
+    "transfer_batch_to_device": "pass transform=... or collate=... to from_lightning",
+    "on_before_batch_transfer": "pass transform=... or collate=... to from_lightning",
+    "on_after_batch_transfer": "do it in training_step",
+    "on_save_checkpoint": "keep what must be saved in buffers of the module",
+    "on_load_checkpoint": "keep what must be saved in buffers of the module",
+    "prepare_data": "prepare the data before fit",
+    "on_fit_end": "pass a kindler.Callback with on_run_end to fit",
+    "on_train_end": "pass a kindler.Callback with on_run_end to fit",
+    "teardown": "pass a kindler.Callback with on_run_end to fit",
+    "configure_sharded_model": "fit(sync='sharded') is for plain PyTorch models",
+}
+_OF_SCHEDULE = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 _NO_ROW_WEIGHTS = (
     "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in label_cols"
     " comes to it as the last part of the batch, and losses such as CrossEntropyLoss take weights of classes."
 )
+
+
+def configured_by_module(model: Any, config: Any) -> Any:
+    """Stands for the optimizer in a spec."""
+    return model.configure_optimizers()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningSpec(StepSpec):
+    """Steps receive a "tuple" of columns (a single one bare), or a "dict" by name."""
+
+    optimizer: Any = configured_by_module
+    batch: str = "tuple"
+
+
+def base_of(cls: type) -> type | None:
+    """Of the package lightning or pytorch_lightning."""
+    for base in cls.__mro__:
+        package = base.__module__.partition(".")[0]
+        if base.__name__ == "LightningModule" and package in ("lightning", "pytorch_lightning"):
+            return base
+    return None
+
+
+def overrides(cls: type, name: str) -> bool:
+    base = base_of(cls)
+    return getattr(cls, name, None) is not getattr(base, name, None)
+
+
+def check_lightning(spec: Any) -> list[str]:
+    own = ("model", "config", "precision", "tf32", "clip_norm", "clip_value", "device_cache")
+    complaints = check(TorchSpec(**{name: getattr(spec, name) for name in own}))
+    if spec.batch not in ("tuple", "dict"):
+        complaints.append(f"batch must be 'tuple' or 'dict'; received {spec.batch!r}.")
+    if spec.precision == "fp16":
+        complaints.append(
+            "precision='fp16' scales losses, which is not supported here; use precision='bf16'."
+        )
+    cls = _class_of(spec.model)
+    if cls is not None and (isinstance(spec.model, torch.nn.Module) or base_of(cls) is not None):
+        complaints += _class_complaints(cls)
+    return complaints
+
+
+def _class_of(model: Any) -> type | None:
+    """None for a creator."""
+    return type(model) if isinstance(model, torch.nn.Module) else model if isinstance(model, type) else None
+
+
+def _class_complaints(cls: type) -> Iterator[str]:
+    if base_of(cls) is None:
+        yield (
+            f"from_lightning needs a LightningModule; received {cls.__name__}.\n"
+            "Hint: Estimator.from_torch takes any other module."
+        )
+        return
+    for name, instead in _UNSUPPORTED.items():
+        if overrides(cls, name):
+            yield f"{cls.__name__}.{name} is not supported.\nHint: {instead}."
+    for step in ("training_step", "validation_step", "predict_step"):
+        taken = inspect.signature(getattr(cls, step)).parameters if overrides(cls, step) else {}
+        for name in ("dataloader_iter", "optimizer_idx"):
+            if name in taken:
+                yield (
+                    f"{cls.__name__}.{step} takes {name!r}, which is not supported; it is called with (batch,"
+                    " batch_idx)."
+                )
+
+
+def configured(returned: Any) -> tuple[Optimizers, Schedules]:
+    optimizers, schedules = _parted(returned)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise _unknown(returned)
+        if needs_closure(type(optimizer)):
+            raise ConfigError(CLOSURE.format(name=type(optimizer).__name__))
+    named = {str(place): optimizer for place, optimizer in enumerate(optimizers)}
+    return Optimizers(named), Schedules({str(place): _schedule(one) for place, one in enumerate(schedules)})
+
+
+def _parted(returned: Any) -> tuple[list[Any], list[Any]]:
+    if isinstance(returned, torch.optim.Optimizer):
+        return [returned], []
+    if isinstance(returned, Mapping):
+        return _of_dict(returned)
+    if not isinstance(returned, list | tuple) or not returned:
+        raise _unknown(returned)
+    if len(returned) == 2 and all(isinstance(part, list | tuple) for part in returned):
+        return list(returned[0]), list(returned[1])
+    if all(isinstance(part, Mapping) for part in returned):
+        parts = [_of_dict(part) for part in returned]
+        return [one for each, _ in parts for one in each], [one for _, each in parts for one in each]
+    return list(returned), []
+
+
+def _of_dict(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    if "optimizer" not in given or set(given) - {"optimizer", "lr_scheduler", "monitor"}:
+        raise _unknown(given)
+    schedule = given.get("lr_scheduler")
+    if schedule is None:
+        return [given["optimizer"]], []
+    schedule = schedule if isinstance(schedule, Mapping) else {"scheduler": schedule}
+    monitor = {"monitor": given["monitor"]} if "monitor" in given else {}
+    return [given["optimizer"]], [{**monitor, **schedule}]
+
+
+def _schedule(given: Any) -> Schedule:
+    if not isinstance(given, Mapping):
+        given = {"scheduler": given}
+    unknown = sorted(set(given) - _OF_SCHEDULE)
+    if unknown or not hasattr(given.get("scheduler"), "step"):
+        raise ConfigError(
+            f"configure_optimizers returned {dict(given)!r} as a scheduler; it must be one, or a dict with"
+            f" 'scheduler' and any of {sorted(_OF_SCHEDULE - {'scheduler'})}."
+        )
+    kept = {name: given[name] for name in given if name not in ("name", "reduce_on_plateau")}
+    made = Schedule(**kept)
+    if made.interval not in ("epoch", "step") or not isinstance(made.frequency, int) or made.frequency < 1:
+        raise ConfigError(
+            "a scheduler's 'interval' is 'epoch' or 'step', and its 'frequency' a whole number from 1;"
+            f" received {made.interval!r} and {made.frequency!r}."
+        )
+    if isinstance(made.scheduler, ReduceLROnPlateau) and (made.monitor is None or made.interval == "step"):
+        raise ConfigError(
+            "ReduceLROnPlateau needs a figure of each epoch: return"
+            " {'scheduler': ..., 'monitor': 'val_loss'}, with interval='epoch'."
+        )
+    return made
+
+
+def _unknown(returned: Any) -> ConfigError:
+    return ConfigError(
+        "configure_optimizers must return an optimizer, several, ([optimizers], [schedulers]), or a dict with"
+        f" 'optimizer' and 'lr_scheduler'; it returned {returned!r}."
+    )
 
 
 class LightningReplica(StepReplica):
@@ -53,7 +196,7 @@ class LightningReplica(StepReplica):
 
     def __init__(self, spec: LightningSpec, **options: Any) -> None:
         super().__init__(spec, **options)
-        if complaints := [*against_module(self.model)]:  # of a creator only known now
+        if complaints := [*_class_complaints(type(self.model))]:  # of a creator only known now
             raise ConfigError("\n".join(complaints))
         self._attached = self._began = self._judging = self._trains = False
         self._predicted = 0
@@ -80,7 +223,12 @@ class LightningReplica(StepReplica):
     @classmethod
     def complaints(cls, spec: Any, use: Use, value: Any = None) -> list[str]:
         if use in ("train", "judge"):
-            return missing_in_module(spec, *(("optimizer",) if use == "train" else ("loss",)))
+            kind = _class_of(spec.model)
+            if kind is None or base_of(kind) is None:
+                return []
+            needed = ("training_step", "configure_optimizers") if use == "train" else ("validation_step",)
+            lacking = [name for name in needed if not overrides(kind, name)]
+            return [f"{kind.__name__} has no {name}, which this needs." for name in lacking]
         if use == "row_weights":
             return [_NO_ROW_WEIGHTS]
         return super().complaints(spec, use, value)
@@ -126,8 +274,7 @@ class LightningReplica(StepReplica):
 
     def _build_optimizers(self) -> tuple[Optimizers, Schedules | None]:
         self.set_up("fit")
-        optimizers, schedules = configured(configured_by_module(self.model, self.spec.config))
-        return optimizers, LightningSchedules(schedules)
+        return configured(configured_by_module(self.model, self.spec.config))
 
     @property
     def _automatic(self) -> bool:
@@ -161,15 +308,15 @@ class LightningReplica(StepReplica):
         with self._gathers_in_step(rows), self._precision():
             returned = self._call("training_step", batch, number)
         values = logged(_loss_of(returned), "training_step")
-        self._look_at_losses(values)
+        self.look_at_losses(values)
         if self._automatic and returned is not None:
             self._automatic_step(returned["loss"] if isinstance(returned, Mapping) else returned)
         if "loss" not in values and self.run.loss_sum is not None:
             values["loss"] = self.run.loss_sum
         if rows:
             self.counter.note(values, rows)
-        if self._automatic and isinstance(self._schedules, LightningSchedules):
-            self._schedules.after_batch(number + 1)
+        if self._automatic and self._schedules is not None:
+            self._schedules.after_step(number + 1)
         self._call("on_train_batch_end", returned, batch, number)
 
     def losses_of(self, features: Tensors, labels: Tensors, rows: int) -> Any:
@@ -187,16 +334,16 @@ class LightningReplica(StepReplica):
         [(name, optimizer)] = named.items()
         self._call("on_before_zero_grad", optimizer)
         optimizer.zero_grad(set_to_none=True)
-        self._backward_with_hooks(loss)
-        self._before_update(optimizer)
+        self.backward_with_hooks(loss)
+        self.before_update(optimizer)
         self.update(name)
 
-    def _backward_with_hooks(self, loss: torch.Tensor, **options: Any) -> None:
+    def backward_with_hooks(self, loss: torch.Tensor, **options: Any) -> None:
         self._call("on_before_backward", loss)
         self.run.backward(loss, **options)
         self._call("on_after_backward")
 
-    def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         self._call("on_before_optimizer_step", optimizer)
 
     def eval_step(self, batch: Batch) -> None:
@@ -237,10 +384,13 @@ class LightningReplica(StepReplica):
             self._call("on_validation_start")
             self._call("on_validation_epoch_start")
 
+    def _step_schedules(self) -> None:
+        """They have moved before `on_train_batch_end`."""
+
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
         _ = self.optimizers
-        if self._automatic and isinstance(self._schedules, LightningSchedules):
-            self._schedules.after_epoch(self.epoch, logs or {})
+        if self._automatic:
+            super().end_epoch(logs)
 
     def _scored(self, features: tuple[Array, ...]) -> Any:
         if self._stage is None:
@@ -300,49 +450,6 @@ class LightningReplica(StepReplica):
         if any(p.kind is p.VAR_POSITIONAL for p in takes):
             return function(*args)
         return function(*args[: len(takes)])
-
-    def log(
-        self, name: str, value: Any, *, forked: bool, reduce_fx: Any = "mean", batch_size: int | None = None
-    ) -> None:
-        """`forked` also logs separate figures for step and epoch."""
-        if self._step_trial is not None and self._step_trial.running:
-            return
-        if self._judging:
-            name = name.removeprefix("val_").removeprefix("val/")
-        if is_metric(value):
-            for each in (name, f"{name}_epoch") if forked else (name,):
-                self.counter.note_metric(each, self._path_of(value, name))
-            return
-        if reduce_fx not in ("mean", "default") and reduce_fx is not torch.mean:
-            raise ConfigError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): figures are means over rows; for anything"
-                " else, log a metric of torchmetrics."
-            )
-        rows = self.run.rows
-        if rows:
-            values = logged({name: value}, "self.log")
-            self._look_at_losses(values)
-            self.counter.note(values, rows, batch_size)
-            if forked:
-                [shown] = values.values()
-                self.counter.note({f"{name}_epoch": shown}, rows, batch_size)
-                self.counter.note({f"{name}_step": shown}, rows, batch_size, newest=True)
-
-    def gathered(self, tensor: Any, *, gradients: bool) -> Any:
-        if self._gather is None or not isinstance(tensor, torch.Tensor):
-            return tensor
-        rows = tensor if tensor.dim() else tensor.reshape(1)
-        joined = all_gather(rows if gradients else rows.detach())
-        return joined.unsqueeze(0) if tensor.dim() else joined
-
-    def _path_of(self, metric: Any, name: str) -> str:
-        for path, part in self.model.named_modules():
-            if part is metric:
-                return str(path)
-        raise ConfigError(
-            f"self.log({name!r}, ...): this metric is not an attribute of the module, so workers cannot merge"
-            " it.\nHint: make it in __init__, as self.accuracy = torchmetrics.Accuracy(...)."
-        )
 
     @contextmanager
     def toggled(self, optimizer: Any) -> Iterator[None]:
@@ -410,8 +517,37 @@ class Trainer:
         batch_size: int | None = None,
         **_: Any,
     ) -> None:
-        forked = bool(on_step and on_epoch)
-        self._replica.log(name, value, forked=forked, reduce_fx=reduce_fx, batch_size=batch_size)
+        replica = self._replica
+        if replica.tries:
+            return
+        if self.validating:
+            name = name.removeprefix("val_").removeprefix("val/")
+        forked = bool(on_step and on_epoch)  # separate metrics for step and epoch
+        if is_metric(value):
+            path = next((path for path, part in replica.model.named_modules() if part is value), None)
+            if path is None:
+                raise ConfigError(
+                    f"self.log({name!r}, ...): this metric is not an attribute of the module, so workers"
+                    " cannot merge it.\n"
+                    "Hint: make it in __init__, as self.accuracy = torchmetrics.Accuracy(...)."
+                )
+            for each in (name, f"{name}_epoch") if forked else (name,):
+                replica.counter.note_metric(each, path)
+            return
+        if reduce_fx not in ("mean", "default") and reduce_fx is not torch.mean:
+            raise ConfigError(
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): numbers become means over rows; for anything"
+                " else, log a metric of torchmetrics."
+            )
+        rows, note = replica.run.rows, replica.counter.note
+        if rows:
+            values = logged({name: value}, "self.log")
+            replica.look_at_losses(values)
+            note(values, rows, batch_size)
+            if forked:
+                [shown] = values.values()
+                note({f"{name}_epoch": shown}, rows, batch_size)
+                note({f"{name}_step": shown}, rows, batch_size, newest=True)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():
@@ -420,7 +556,7 @@ class Trainer:
     def all_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         all_: list[Any] = self.optimizers
         if use_pl_optimizer:
-            all_ = [ManualOptimizer(one, self._replica._before_update, self._replica.toggled) for one in all_]
+            all_ = [ManualOptimizer(one, self._replica) for one in all_]
         return all_[0] if len(all_) == 1 else all_
 
     def lr_schedulers(self) -> Any:
@@ -428,7 +564,7 @@ class Trainer:
         return all_[0] if len(all_) == 1 else all_ or None
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **options: Any) -> None:
-        self._replica._backward_with_hooks(loss, **options)
+        self._replica.backward_with_hooks(loss, **options)
 
     def clip_gradients(
         self,
@@ -457,7 +593,15 @@ class Trainer:
 
         Lightning has one entry per worker there, but here their row counts differ.
         """
-        return private.tree_map(partial(self._replica.gathered, gradients=sync_grads), data)
+
+        def gathered(tensor: Any) -> Any:
+            if not self._replica.gathers or not isinstance(tensor, torch.Tensor):
+                return tensor
+            rows = tensor if tensor.dim() else tensor.reshape(1)
+            joined = all_gather(rows if sync_grads else rows.detach())
+            return joined.unsqueeze(0) if tensor.dim() else joined
+
+        return private.tree_map(gathered, data)
 
     def print(self, *args: Any, **options: Any) -> None:
         if self.is_global_zero:
@@ -468,3 +612,22 @@ def _loss_of(returned: Any) -> dict[str, Any]:
     if isinstance(returned, Mapping):
         return {"loss": returned["loss"]} if returned.get("loss") is not None else {}
     return {"loss": returned} if isinstance(returned, torch.Tensor) and returned.numel() == 1 else {}
+
+
+class ManualOptimizer:
+    """Returned by `self.optimizers()` in a module that steps itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, replica: LightningReplica) -> None:
+        self.optimizer, self._replica = optimizer, replica
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        result = closure() if closure is not None else None
+        self._replica.before_update(self.optimizer)
+        step_optimizer(self.optimizer)
+        return result
+
+    def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
+        return self._replica.toggled(self.optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +23,20 @@ from kindler.frameworks.torch.loss import Judged, LossRule
 from kindler.frameworks.torch.named_metrics import Counted, Gathered, named
 from kindler.frameworks.torch.spec import is_creator, no_metric
 
-_WEIGHT = "weight of the loss"
 _LOOSE_STATES = 256  # before they are joined
 _IN_HISTORY = frozenset({"epoch", "steps", "num_samples", "seconds", "rows_per_s"})  # of every epoch
 
 
 class Counter:
-    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+    """Sums by name with what they are divided by: the loss, metrics that are functions, what a step logs.
+
+    `model` has the metrics that the user's own step logs, by path. `rows_seen` and `batches` count what such
+    steps saw since tallies were last taken.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Any], device: torch.device, model: torch.nn.Module | None = None
+    ) -> None:
         self._states: dict[str, Any] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._gathered: dict[str, Gathered] = {}
@@ -40,34 +49,26 @@ class Counter:
                 self._states[name] = metric
             else:
                 self._functions[name] = metric
-        self._device = device
-        self._rows = 0
-        # Numbers that are known without the GPU are not added there, which would be a launch for each.
+        self._device, self._model = device, model
+        # On a GPU a recorded step adds to fixed tensors. Numbers that are known without the GPU are not added
+        # there, which would be a launch for each.
+        self._fixed = device.type == "cuda" and model is None
         self._known: dict[str, float] = {}
         self._seen: dict[str, float] = {}  # of the batch that is being counted
         self._recorded: dict[str, float] = {}  # of each step that a graph replays
-        with torch.inference_mode(False):  # training adds to what evaluation may have counted first
-            self._loss = torch.zeros((), dtype=torch.float64, device=device)
-            self._weight: float | torch.Tensor = self._zero()
-            self._means: dict[str, Any] = {name: self._zero() for name in self._functions}
-            self._counts: dict[str, Any] = {name: self._zero() for name in self._functions}
-        self._gathers: dict[str, list[tuple[torch.Tensor, ...]]] = {name: [] for name in self._gathered}
-        for metric in self._states.values():
-            metric.reset()
+        self._sums: dict[str, tuple[Any, Any]] = {}
+        self._paths: dict[str, str] = {}
+        self._newest: set[str] = set()
+        self._clear()
 
     @property
     def has_states(self) -> bool:
         return bool(self._states or self._gathered)
 
-    def _zero(self) -> float | torch.Tensor:
-        """On a GPU a sum needs a fixed tensor, which a recorded step adds to."""
-        return torch.zeros_like(self._loss) if self._loss.is_cuda else 0.0
-
     def add(self, judged: Judged, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
-        capturing = self._loss.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = self._fixed and torch.cuda.is_current_stream_capturing()
         self._seen = {}
-        self._loss += judged.total
-        self._weight = self._plus(_WEIGHT, self._weight, judged.weight)
+        self._plus("loss", judged.total, judged.weight)
         if self._states or self._functions or self._gathered:
             with torch.no_grad():
                 self._measure(outputs, targets, rows)
@@ -85,37 +86,83 @@ class Counter:
         for name, number in numbers.items():
             self._known[name] = self._known.get(name, 0.0) + number
 
-    def _plus(self, name: str, total: Any, more: Any) -> Any:
-        """On a GPU, adds tensors in place and defers plain numbers."""
-        if not self._loss.is_cuda or isinstance(more, torch.Tensor):
-            return _plus(total, more)
-        self._seen[name] = self._seen.get(name, 0.0) + more
+    def _plus(self, name: str, total: Any, count: Any) -> None:
+        both = zip((name, _count(name)), self._sums[name], (total, count), strict=True)
+        self._sums[name] = tuple(itertools.starmap(self._added, both))  # type: ignore[assignment]
+
+    def _added(self, key: str, total: Any, more: Any) -> Any:
+        if not self._fixed:
+            return total + more
+        if isinstance(more, torch.Tensor):
+            return total.add_(more)
+        self._seen[key] = self._seen.get(key, 0.0) + more
         return total
 
-    def _all(self, name: str, total: Any) -> Any:
-        """A copy, with the numbers that were not added."""
-        return (total.clone() if isinstance(total, torch.Tensor) else total) + self._known.get(name, 0.0)
+    def _sum(self, name: str) -> tuple[Any, Any]:
+        """Copies, with the numbers that were not added."""
+        total, count = (part.clone() if isinstance(part, torch.Tensor) else part for part in self._sums[name])
+        return total + self._known.get(name, 0.0), count + self._known.get(_count(name), 0.0)
+
+    def begin_batch(self) -> None:
+        """Drops the "newest" numbers, those of the previous batch, on all ranks."""
+        for name in self._newest:
+            self._sums.pop(name, None)
+
+    def note(
+        self, values: Mapping[str, Any], rows: int, weight: float | None = None, *, newest: bool = False
+    ) -> None:
+        """Counts what a step logs; `weight` replaces the rows; `newest` keeps only this batch's."""
+        by = float(rows if weight is None else weight)
+        for given, value in values.items():
+            name = f"{given}_2" if given in _IN_HISTORY else given
+            more = value.detach().double() * by if isinstance(value, torch.Tensor) else float(value) * by
+            total, count = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = total + more, count + by
+            if newest:
+                self._newest.add(name)
+
+    def note_metric(self, name: str, path: str) -> None:
+        self._paths[name] = path
+
+    def count_rows(self, rows: int) -> None:
+        self.rows_seen += rows
+        self.batches += 1
+
+    def weight_of(self, name: str) -> float:
+        return float(self._sums.get(name, (0.0, 0.0))[1])
+
+    def mark(self) -> Callable[[], None]:
+        """The returned function goes back to this point."""
+        sums, paths = dict(self._sums), dict(self._paths)
+
+        def go_back() -> None:
+            self._sums, self._paths = sums, paths
+
+        return go_back
 
     def running_loss(self) -> float:
         loss, weight = self.loss_sums()
         return loss / weight if weight else math.nan
 
     def running_metrics(self) -> dict[str, float]:
-        """Only means of functions, which are cheap to compute."""
-        counts = {name: float(self._all(_count(name), count)) for name, count in self._counts.items()}
-        means = {name: float(self._all(name, total)) for name, total in self._means.items()}
-        return {name: self._finished(name, means[name] / count) for name, count in counts.items() if count}
+        """Only means, which are cheap to compute."""
+        sums = {name: self._sum(name) for name in self._sums if name != "loss"}
+        return {name: self._mean(name, *both) for name, both in sums.items() if float(both[1])}
 
-    def _finished(self, name: str, mean: float) -> float:
-        function = self._functions[name]
+    def _mean(self, name: str, total: Any, count: Any) -> float:
+        if not float(count):
+            return math.nan
+        mean, function = float(total) / float(count), self._functions.get(name)
         return function.finish(mean) if isinstance(function, Counted) else mean
 
     def loss_total(self) -> torch.Tensor:
         """Once it is not finite it stays so."""
-        return self._loss.clone()
+        total: torch.Tensor = self._sums["loss"][0].clone()
+        return total
 
     def loss_sums(self) -> tuple[float, float]:
-        return float(self._loss), float(self._all(_WEIGHT, self._weight))
+        total, weight = self._sum("loss")
+        return float(total), float(weight)
 
     def take(self) -> bytes:
         data = io.BytesIO()
@@ -127,32 +174,35 @@ class Counter:
         """Counting goes on."""
         for name, gathered in self._gathered.items():
             self._gathers[name] = gathered.joined(self._gathers[name])
+        metrics = {**self._states, **{name: self._metric(path) for name, path in self._paths.items()}}
         return {
-            "loss": self._loss.clone(),
-            "weight": self._all(_WEIGHT, self._weight),
             "rows": self._rows,
-            "means": {name: self._all(name, total) for name, total in self._means.items()},
-            "counts": {name: self._all(_count(name), count) for name, count in self._counts.items()},
-            "states": {name: states_of(metric) for name, metric in self._states.items()},
+            "rows_seen": self.rows_seen,
+            "batches": self.batches,
+            "sums": {name: self._sum(name) for name in self._sums},
+            "paths": dict(self._paths),
+            "states": {name: states_of(metric) for name, metric in metrics.items()},
             "gathers": {name: _stored(states) for name, states in self._gathers.items()},
         }
 
     def restore(self, tallies: Mapping[str, Any]) -> None:
         """Metrics missing from the tallies start anew."""
         self._clear()
-        self._loss += tallies["loss"].to(self._device)
-        self._weight = _plus(self._weight, _moved(tallies["weight"], self._device))
-        self._rows = tallies["rows"]
-        for name in self._means.keys() & tallies["means"].keys():
-            for kept, key in ((self._means, "means"), (self._counts, "counts")):
-                kept[name] = _plus(kept[name], _moved(tallies[key][name], self._device))
-        for name in self._states.keys() & tallies["states"].keys():
-            load_states(self._states[name], tallies["states"][name], self._device)
-        for name in self._gathered.keys() & tallies.get("gathers", {}).keys():
+        tallies = _current(tallies)
+        self._rows, self.rows_seen, self.batches = (tallies[key] for key in ("rows", "rows_seen", "batches"))
+        self._paths = dict(tallies["paths"])
+        for name, more in tallies["sums"].items():
+            if name in self._sums or self._model is not None:
+                pairs = zip(self._sums.get(name, (0.0, 0.0)), _moved(list(more), self._device), strict=True)
+                total, count = (a.add_(b) if self._fixed else a + b for a, b in pairs)
+                self._sums[name] = total, count
+        for name in tallies["states"].keys() & (self._states.keys() | self._paths.keys()):
+            load_states(self._metric_of(name, self._paths), tallies["states"][name], self._device)
+        for name in self._gathered.keys() & tallies["gathers"].keys():
             self._gathers[name] = [tuple(_moved(list(s), self._device)) for s in tallies["gathers"][name]]
 
     def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self.restore(self._joined(parts))
+        self.restore(self._joined([_current(part) for part in parts]))
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
         """Curves become lists."""
@@ -162,57 +212,72 @@ class Counter:
 
     def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """As if one rank had seen all rows."""
-        first = parts[0]
-        gathers = first.get("gathers", {})
+        paths = {name: path for part in parts for name, path in part["paths"].items()}
+        sums, states, gathers = (_by_name(parts, key) for key in ("sums", "states", "gathers"))
+        known = self._states.keys() | paths.keys()
         return {
-            **{key: sum(part[key] for part in parts) for key in ("loss", "weight", "rows")},
-            "means": {name: sum(part["means"][name] for part in parts) for name in first["means"]},
-            "counts": {name: sum(part["counts"][name] for part in parts) for name in first["counts"]},
+            "rows": sum(part["rows"] for part in parts),
+            "rows_seen": sum(part["rows_seen"] for part in parts),
+            "batches": max(part["batches"] for part in parts),
+            "sums": {name: tuple(map(sum, zip(*every, strict=True))) for name, every in sums.items()},
+            "paths": paths,
             "states": {
-                name: joined_states(self._states[name], [part["states"][name] for part in parts])
-                for name in first["states"].keys() & self._states.keys()
+                name: joined_states(self._metric_of(name, paths), every)
+                for name, every in states.items()
+                if name in known
             },
-            "gathers": {name: [s for part in parts for s in part["gathers"][name]] for name in gathers},
+            "gathers": {
+                name: [state for states in every for state in states] for name, every in gathers.items()
+            },
         }
 
     def _figures(self, tallies: Mapping[str, Any]) -> dict[str, Any]:
-        weight = float(tallies["weight"])
-        figures: dict[str, Any] = {"loss": float(tallies["loss"]) / weight if weight else math.nan}
-        for name in self._functions:
-            total, count = float(tallies["means"][name]), float(tallies["counts"][name])
-            figures[name] = self._finished(name, total / count) if count else math.nan
-        for name, gathered in self._gathered.items():
+        """Of the user's own steps what they logged, and else the loss and metrics."""
+        sums, logged = tallies["sums"], tallies["rows_seen"]
+        shown = (
+            [name for name in sums if name not in self._functions] if logged else ["loss", *self._functions]
+        )
+        figures: dict[str, Any] = {name: self._mean(name, *sums[name]) for name in shown}
+        for name, gathered in {} if logged else self._gathered.items():
             figures[name] = gathered.computed(tallies["gathers"][name])
-        for name, metric in self._states.items():
+        for name in tallies["paths"] if logged else self._states:
+            metric = self._metric_of(name, tallies["paths"])
             figures.update(computed(name, metric, tallies["states"][name]))
-        figures["num_samples"] = tallies["rows"]
+        figures["num_samples"] = logged or tallies["rows"]
         return figures
 
+    def _metric(self, path: str) -> Any:
+        assert self._model is not None, "only steps of the user's own log metrics"
+        return self._model.get_submodule(path)
+
+    def _metric_of(self, name: str, paths: Mapping[str, str]) -> Any:
+        return self._metric(paths[name]) if name in paths else self._states[name]
+
     def _clear(self) -> None:
-        self._loss.zero_()
-        self._weight = _nothing(self._weight)
-        self._rows = 0
-        self._known = {}
-        for name in self._functions:
-            self._means[name], self._counts[name] = _nothing(self._means[name]), _nothing(self._counts[name])
-        self._gathers = {name: [] for name in self._gathered}
-        for metric in self._states.values():
+        for metric in (*self._states.values(), *map(self._metric, self._paths.values())):
             metric.reset()
+        if self._fixed and self._sums:
+            for part in itertools.chain(*self._sums.values()):
+                part.zero_()
+        else:
+            with torch.inference_mode(False):  # training adds to what evaluation may have counted first
+                zero = partial(torch.zeros, (), dtype=torch.float64, device=self._device)
+                names = ("loss", *self._functions)
+                self._sums = {name: (zero(), zero() if self._fixed else 0.0) for name in names}
+        self._gathers: dict[str, list[tuple[torch.Tensor, ...]]] = {name: [] for name in self._gathered}
+        self._known, self._paths = {}, {}
+        self._rows = self.rows_seen = self.batches = 0
 
     def _measure(self, outputs: Any, targets: tuple[torch.Tensor, ...], rows: int) -> None:
         outputs = _plain(outputs)
         target = targets[0] if len(targets) == 1 else targets
         for name, function in self._functions.items():
-            total: Any
-            count: Any
             if isinstance(function, Counted):
-                total, count = function(outputs, target)
-            else:
-                value = function(outputs, target)
-                value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
-                total, count = value * rows, rows
-            self._means[name] = self._plus(name, self._means[name], total)
-            self._counts[name] = self._plus(_count(name), self._counts[name], count)
+                self._plus(name, *function(outputs, target))
+                continue
+            value = function(outputs, target)
+            value = value.detach().double().mean() if isinstance(value, torch.Tensor) else float(value)
+            self._plus(name, value * rows, rows)
         for name, gathered in self._gathered.items():
             states = self._gathers[name]
             states.append(gathered(outputs, target))
@@ -226,137 +291,30 @@ def _count(name: str) -> str:
     return f"{name} count"
 
 
-def _plus(total: Any, more: Any) -> Any:
-    return total.add_(more) if isinstance(total, torch.Tensor) and total.is_cuda else total + more
+def _by_name(parts: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for part in parts for name in part[key])
+    return {name: [part[key][name] for part in parts if name in part[key]] for name in names}
 
 
-def _nothing(total: Any) -> Any:
-    return total.zero_() if isinstance(total, torch.Tensor) and total.is_cuda else 0.0
-
-
-class StepCounter(Counter):
-    """Also counts what the user's own step logs: means over rows, and metrics of the model's, by path.
-
-    `rows_seen` and `batches` count since tallies were last taken.
-    """
-
-    def __init__(self, metrics: Mapping[str, Any], device: torch.device, model: torch.nn.Module) -> None:
-        self._sums: dict[str, float | torch.Tensor] = {}
-        self._weights: dict[str, float] = {}
-        self._paths: dict[str, str] = {}
-        self._newest: set[str] = set()
-        self._metric_at: Callable[[str], Any] = model.get_submodule
-        self.rows_seen = self.batches = 0
-        super().__init__(metrics, device)
-
-    def begin_batch(self) -> None:
-        """Drops the "newest" numbers, those of the previous batch, on all ranks."""
-        for name in self._newest:
-            self._sums.pop(name, None)
-            self._weights.pop(name, None)
-
-    def note(
-        self, values: Mapping[str, Any], rows: int, weight: float | None = None, *, newest: bool = False
-    ) -> None:
-        """`weight` replaces the rows; `newest` keeps only this batch's."""
-        by = float(rows if weight is None else weight)
-        for given, value in values.items():
-            name = f"{given}_2" if given in _IN_HISTORY else given
-            more = value.detach().double() * by if isinstance(value, torch.Tensor) else float(value) * by
-            self._sums[name] = self._sums.get(name, 0.0) + more
-            self._weights[name] = self._weights.get(name, 0.0) + by
-            if newest:
-                self._newest.add(name)
-
-    def mark(self) -> Callable[[], None]:
-        """The returned function goes back to this point."""
-        sums, weights, paths = dict(self._sums), dict(self._weights), dict(self._paths)
-
-        def go_back() -> None:
-            self._sums, self._weights, self._paths = sums, weights, paths
-
-        return go_back
-
-    def count_rows(self, rows: int) -> None:
-        self.rows_seen += rows
-        self.batches += 1
-
-    def weight_of(self, name: str) -> float:
-        return self._weights.get(name, 0.0)
-
-    def note_metric(self, name: str, path: str) -> None:
-        self._paths[name] = path
-
-    def loss_sums(self) -> tuple[float, float]:
-        if "loss" not in self._sums:
-            return super().loss_sums()
-        return float(self._sums["loss"]), self._weights["loss"]
-
-    def running_metrics(self) -> dict[str, float]:
-        noted = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
-        own = {name: total / by for name, (total, by) in noted.items() if name != "loss" and by}
-        return super().running_metrics() | own
-
-    def keep(self) -> dict[str, Any]:
-        step = {
-            "rows": self.rows_seen,
-            "batches": self.batches,
-            "sums": {name: float(total) for name, total in self._sums.items()},
-            "weights": dict(self._weights),
-            "paths": dict(self._paths),
-            "states": {name: states_of(self._metric_at(path)) for name, path in self._paths.items()},
-        }
-        return {**super().keep(), "step": step}
-
-    def restore(self, tallies: Mapping[str, Any]) -> None:
-        super().restore(tallies)
-        step = tallies["step"]
-        self.rows_seen, self.batches = step["rows"], step["batches"]
-        self._sums, self._weights, self._paths = (dict(step[key]) for key in ("sums", "weights", "paths"))
-        for name, path in self._paths.items():
-            load_states(self._metric_at(path), step["states"][name], self._device)
-
-    def _joined(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        steps = [part["step"] for part in parts]
-        paths = {name: path for step in steps for name, path in step["paths"].items()}
-        states = {name: [step["states"][name] for step in steps if name in step["states"]] for name in paths}
-        step = {
-            "rows": sum(step["rows"] for step in steps),
-            "batches": max(step["batches"] for step in steps),
-            "sums": _added(step["sums"] for step in steps),
-            "weights": _added(step["weights"] for step in steps),
-            "paths": paths,
-            "states": {
-                name: joined_states(self._metric_at(paths[name]), own) for name, own in states.items()
-            },
-        }
-        return {**super()._joined(parts), "step": step}
-
-    def _figures(self, tallies: Mapping[str, Any]) -> dict[str, Any]:
-        step = tallies["step"]
-        if not step["rows"]:
-            return super()._figures(tallies)
-        figures: dict[str, Any] = {"loss": math.nan}
-        for name, total in step["sums"].items():
-            figures[name] = total / step["weights"][name] if step["weights"][name] else math.nan
-        for name, path in step["paths"].items():
-            figures |= computed(name, self._metric_at(path), step["states"][name])
-        return {**figures, "num_samples": step["rows"]}
-
-    def _clear(self) -> None:
-        super()._clear()
-        for path in self._paths.values():
-            self._metric_at(path).reset()
-        self._sums, self._weights, self._paths = {}, {}, {}
-        self.rows_seen = self.batches = 0
-
-
-def _added(parts: Iterator[Mapping[str, float]]) -> dict[str, float]:
-    added: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            added[name] = added.get(name, 0.0) + float(value)
-    return added
+def _current(tallies: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Checkpoints of earlier versions keep sums of the loss, of metrics and of steps apart."""
+    if "sums" in tallies:
+        return tallies
+    nothing: dict[str, Any] = {"rows": 0, "batches": 0, "sums": {}, "weights": {}, "paths": {}, "states": {}}
+    step = tallies.get("step", nothing)
+    return {
+        "rows": tallies["rows"],
+        "rows_seen": step["rows"],
+        "batches": step["batches"],
+        "sums": {
+            "loss": (tallies["loss"], tallies["weight"]),
+            **{name: (total, tallies["counts"][name]) for name, total in tallies["means"].items()},
+            **{name: (total, step["weights"][name]) for name, total in step["sums"].items()},
+        },
+        "paths": step["paths"],
+        "states": {**tallies["states"], **step["states"]},
+        "gathers": tallies.get("gathers", {}),
+    }
 
 
 def named_metrics(given: Any, config: Mapping[str, Any], loss: LossRule | None = None) -> dict[str, Any]:
@@ -447,14 +405,21 @@ def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
     return ((path, part) for path, part in metric.named_modules() if is_metric(part))
 
 
-def states_of(metric: Any) -> dict[str, Any]:
+def states_of(metric: Any, stored: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    stored = stored or _stored
     return {
         path: {
             "updates": int(part._update_count),
-            "state": {name: _stored(getattr(part, name)) for name in part._reductions},
+            "state": {name: stored(getattr(part, name)) for name in part._reductions},
         }
         for path, part in _parts(metric)
     }
+
+
+def undo_metric(metric: Any) -> Callable[[], None]:
+    # Lists only grow: what is in them stays as it is.
+    states = states_of(metric, lambda s: list(s) if isinstance(s, list) else s.detach().clone())
+    return lambda: load_states(metric, states, metric.device)
 
 
 def _stored(state: Any) -> Any:
@@ -467,20 +432,6 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     return [_moved(part, device) for part in value] if isinstance(value, list) else value
-
-
-def state_of(metric: Any) -> Any:
-    # Lists only grow: what is in them stays as it is.
-    states = ((name, getattr(metric, name)) for name in metric._reductions)
-    copies = {name: list(s) if isinstance(s, list) else s.detach().clone() for name, s in states}
-    return metric._update_count, copies
-
-
-def put_back_state(metric: Any, state: Any) -> None:
-    metric._update_count, copies = state
-    metric._computed = None
-    for name, value in copies.items():
-        setattr(metric, name, value)
 
 
 def joined_states(metric: Any, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

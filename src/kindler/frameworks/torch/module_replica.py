@@ -45,11 +45,11 @@ from kindler.frameworks.torch.optim import (
     build_optimizers,
     build_schedules,
     bytes_to_come,
-    refuse_several,
     with_rate,
 )
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
 from kindler.frameworks.torch.spec import (
+    SPARSE,
     StepSpec,
     TorchSpec,
     build_loss,
@@ -254,12 +254,12 @@ class ModuleReplica(BaseReplica):
         return next(iter(named.values())) if len(named) == 1 else self.optimizers
 
     def _step_schedules(self) -> None:
-        if self._schedules is not None and self.spec.scheduler_step == "step":
-            self._schedules.step()
+        if self._schedules is not None:
+            self._schedules.after_step(self.step + 1)
 
     def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
-        if self._schedules is not None and self.spec.scheduler_step == "epoch":
-            self._schedules.end_epoch(logs)
+        if self._schedules is not None:
+            self._schedules.after_epoch(self.epoch, logs or {})
 
     def join(self, collective: Collective) -> None:
         if self._collective is not None:
@@ -269,8 +269,8 @@ class ModuleReplica(BaseReplica):
             return
         if not self.spec.process_group and (complaints := synchronized(self.model)):
             raise ConfigError(complaints[0])
-        for optimizer in self.optimizers.named.values():
-            refuse_several(optimizer)
+        if any(isinstance(one, torch.optim.SparseAdam) for one in self.optimizers.named.values()):
+            raise ConfigError(SPARSE)
         state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
         if collective.rank != 0:
             self.load_state(state)

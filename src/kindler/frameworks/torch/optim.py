@@ -16,7 +16,6 @@ from kindler.frameworks.torch import private
 from kindler.frameworks.torch.spec import (
     CLOSURE,
     PLATEAU_STEP,
-    SPARSE,
     TorchSpec,
     is_optimizer_class,
     needs_closure,
@@ -79,38 +78,6 @@ class _Rated:
         return _rated(call(self.creator, model, config), self.rate)
 
 
-def build_scheduler(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> Any:
-    if spec.scheduler_creator is None:
-        return None
-    scheduler = call(spec.scheduler_creator, optimizer, spec.config)
-    if not hasattr(scheduler, "step"):
-        raise ConfigError(
-            f"{title(spec.scheduler_creator)} must return a learning-rate scheduler,"
-            f" it returned {scheduler!r}."
-        )
-    _refuse_blind(scheduler, spec.scheduler_step)
-    return scheduler
-
-
-def refuse_several(optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ConfigError(SPARSE)
-
-
-def _refuse_blind(scheduler: Any, moves: str) -> None:
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        return
-    if moves == "step":
-        raise ConfigError(PLATEAU_STEP)
-    if scheduler.mode == "max":
-        raise ConfigError(
-            "ReduceLROnPlateau(mode='max') waits for a figure that grows, but is shown the training loss"
-            " of each"
-            " epoch.\nHint: leave mode='min'; a callback can follow another figure, and lower the rate in"
-            " run.optimizer.param_groups."
-        )
-
-
 def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
@@ -147,15 +114,6 @@ def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
         copies = sum(value.nbytes for value in kept) / tried.nbytes
         total += int(copies * sum(p.nbytes for p in group["params"] if p.requires_grad))
     return total
-
-
-def step_scheduler(scheduler: Any, logs: Mapping[str, float] | None) -> None:
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        scheduler.step()
-        return
-    if logs is None or "loss" not in logs:
-        raise ConfigError('ReduceLROnPlateau needs the loss of the epoch: end_epoch(logs={"loss": ...}).')
-    scheduler.step(logs["loss"])
 
 
 def _fuse(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
@@ -288,17 +246,45 @@ class Optimizers:
             load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """`monitor` is for ReduceLROnPlateau; `strict` makes its absence an error."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+
+
 class Schedules:
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self.named = dict(named)
+    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
+        self._all = schedules
+        self.named = {name: one.scheduler for name, one in schedules.items()}
 
-    def step(self) -> None:
-        for schedule in self.named.values():
-            schedule.step()
+    def after_step(self, number: int) -> None:
+        """`number` counts from 1."""
+        for one in self._all.values():
+            if one.interval == "step" and number % one.frequency == 0:
+                one.scheduler.step()
 
-    def end_epoch(self, logs: Mapping[str, float] | None) -> None:
-        for schedule in self.named.values():
-            step_scheduler(schedule, logs)
+    def after_epoch(self, number: int, logs: Mapping[str, float]) -> None:
+        """`number` counts from 1."""
+        for one in self._all.values():
+            if one.interval != "epoch" or number % one.frequency:
+                continue
+            if not isinstance(one.scheduler, ReduceLROnPlateau):
+                one.scheduler.step()
+                continue
+            # Validation metrics are also found with the prefix "val_".
+            names = (str(one.monitor), f"val_{str(one.monitor).removeprefix('val/')}")
+            if known := [name for name in names if name in logs]:
+                one.scheduler.step(float(logs[known[0]]))
+            elif one.strict:
+                raise ConfigError(
+                    f"ReduceLROnPlateau monitors {one.monitor!r}, and the epoch's metrics are"
+                    f" {', '.join(map(repr, logs))}."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         return {name: schedule.state_dict() for name, schedule in self.named.items()}
@@ -321,9 +307,21 @@ def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None
     if given is None:
         return None
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(optimizers.named, given)
-    return Schedules(
-        {
-            str(name): build_scheduler(replace(spec, scheduler_creator=creator), optimizers[str(name)])
-            for name, creator in by_name.items()
-        }
-    )
+    schedules = {}
+    for name, creator in by_name.items():
+        scheduler = call(creator, optimizers[str(name)], spec.config)
+        if not hasattr(scheduler, "step"):
+            raise ConfigError(
+                f"{title(creator)} must return a learning-rate scheduler, it returned {scheduler!r}."
+            )
+        if isinstance(scheduler, ReduceLROnPlateau):
+            if spec.scheduler_step == "step":
+                raise ConfigError(PLATEAU_STEP)
+            if scheduler.mode == "max":
+                raise ConfigError(
+                    "ReduceLROnPlateau(mode='max') waits for a metric that grows, but receives the training"
+                    " loss of each epoch.\nHint: leave mode='min'; a callback can follow another metric, and"
+                    " lower the rate in run.optimizer.param_groups."
+                )
+        schedules[str(name)] = Schedule(scheduler=scheduler, interval=spec.scheduler_step, monitor="loss")
+    return Schedules(schedules)

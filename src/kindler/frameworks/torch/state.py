@@ -30,7 +30,10 @@ _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
 _EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
-_MOVED = {"kindler.frameworks.torch.step_spec": "kindler.frameworks.torch.spec"}
+_MOVED = {
+    "kindler.frameworks.torch.step_spec": "kindler.frameworks.torch.spec",
+    "kindler.frameworks.torch.lightning_spec": "kindler.frameworks.torch.lightning_replica",
+}
 
 Modules = Mapping[str, torch.nn.Module]  # by the prefix of their parameters' names
 _untyped_storage: Any = torch.UntypedStorage  # which torch does not annotate

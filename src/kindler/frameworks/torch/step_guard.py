@@ -12,7 +12,7 @@ import torch
 from kindler.collective import Collective
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch import private
-from kindler.frameworks.torch.metrics import is_metric, put_back_state, state_of
+from kindler.frameworks.torch.metrics import is_metric, undo_metric
 from kindler.frameworks.torch.optim import Optimizers, Schedules
 from kindler.frameworks.torch.state import Tracked
 
@@ -126,19 +126,17 @@ def undo_of(
 ) -> Undo:
     """What the user's code keeps besides parameters, buffers and metrics is not covered."""
     buffers = tracked.copies()
-    metrics = [(part, state_of(part)) for part in tracked.modules() if is_metric(part)]
     steps = copy.deepcopy(schedules.state_dict()) if schedules is not None else {}
     undo = [
         *(_parameter(parameter) for parameter in {id(p): p for p in parameters}.values()),
         *(_optimizer(optimizer) for optimizer in optimizers.named.values()),
+        *(undo_metric(part) for part in tracked.modules() if is_metric(part)),
     ]
 
     def put_back() -> None:
         with torch.no_grad():
             for each in undo:
                 each()
-            for metric, state in metrics:
-                put_back_state(metric, state)
         tracked.put_back(buffers)
         if schedules is not None:
             schedules.load_state_dict(steps)

@@ -26,7 +26,7 @@ from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.loss import Tensors
-from kindler.frameworks.torch.metrics import StepCounter
+from kindler.frameworks.torch.metrics import Counter
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.outputs import numbered
@@ -75,12 +75,21 @@ class StepReplica(ModuleReplica):
         return super().complaints(spec, use, value)
 
     @cached_property
-    def counter(self) -> StepCounter:
-        return StepCounter(self._named_metrics(), self.device, self.model)
+    def counter(self) -> Counter:
+        return Counter(self._named_metrics(), self.device, self.model)
 
     @cached_property
     def run(self) -> StepRun:
         return StepRun(self)
+
+    @property
+    def tries(self) -> bool:
+        """Whether the current step is a trial and must leave nothing behind."""
+        return self._step_trial is not None and self._step_trial.running
+
+    @property
+    def gathers(self) -> bool:
+        return self._gather is not None
 
     @property
     def size(self) -> int:
@@ -169,7 +178,7 @@ class StepReplica(ModuleReplica):
         features, source, rows = self._shown
         self._guard.passes(self.step + 1, value, features, source, rows)
 
-    def _look_at_losses(self, values: Mapping[str, float | torch.Tensor]) -> None:
+    def look_at_losses(self, values: Mapping[str, float | torch.Tensor]) -> None:
         """Names tell which of them are losses."""
         for name, value in values.items():
             if name.lower().endswith("loss"):
@@ -203,7 +212,7 @@ class StepReplica(ModuleReplica):
                 " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
             )
         values = logged(returned, "train_step")
-        self._look_at_losses(values)
+        self.look_at_losses(values)
         if not self._used:
             self._minimized(returned)
         if "loss" not in values and self.run.loss_sum is not None:
@@ -340,7 +349,7 @@ class StepReplica(ModuleReplica):
         return weights
 
     def update(self, name: str) -> None:
-        if self._step_trial is not None and self._step_trial.running:
+        if self.tries:
             return
         self._clip(self._parameters_of(name))
         step_optimizer(self.optimizers[name])
