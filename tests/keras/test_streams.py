@@ -15,7 +15,7 @@ from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, WorkerError
-from kindler.frameworks.loaders import Dealing, open_stream
+from kindler.frameworks.loaders import LoaderSharding, open_stream
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
@@ -177,7 +177,7 @@ def test_files_are_dealt_to_ranks_where_there_are_enough_and_batches_otherwise(
 
     def seen(rank: int) -> list[int]:
         dataset = tf.data.TextLineDataset(paths).batch(2)
-        stream = open_stream(lambda: dataset, Dealing(rank, ranks, 0), title="f()")
+        stream = open_stream(lambda: dataset, LoaderSharding(rank, ranks, 0), title="f()")
         return [int(line) for batch in stream.batches(1) for line in batch.numpy()]
 
     found = [seen(rank) for rank in range(ranks)]

@@ -244,6 +244,11 @@ class BaseReplica:
             self.load_state(share_bytes(collective, self.state() if collective.rank == 0 else b""))
 
     @property
+    def _joined(self) -> Collective:
+        assert self._collective is not None, "join comes first"
+        return self._collective
+
+    @property
     def _others(self) -> Collective | None:
         """None if this is the only rank."""
         return self._collective if self._collective is not None and self._collective.size > 1 else None
@@ -355,12 +360,15 @@ class BaseReplica:
         own = self._buffers() if self._others is not None else {}
         if self._others is None or not own:
             return
-        # Bytes, so that NaN is equal to itself.
-        changed = [self._before.get(name) != array.tobytes() for name, array in own.items()]
-        [flags] = self._others.sum([np.array(changed, np.int64)])
+        [flags] = self._others.sum([np.array(self._changes(own), np.int64)])
         moved = {name: own[name] for name, flag in zip(own, flags, strict=True) if flag}
         merged = merge_over_ranks(self._others, moved, self.epoch_rows, self._means_of_variances())
         self.assign({"buffers": merged})
+
+    def _changes(self, buffers: Mapping[str, Array]) -> list[bool]:
+        """Which buffers this rank has changed in this epoch."""
+        # Bytes, so that NaN is equal to itself.
+        return [self._before.get(name) != array.tobytes() for name, array in buffers.items()]
 
     # What is counted.
 
@@ -392,7 +400,8 @@ class BaseReplica:
 
     def running_loss(self) -> float:
         """Return this rank's mean loss since the last `take_tallies`, for progress; NaN before any row."""
-        return self._sums.get("loss", 0.0) / self._rows if self._rows else float("nan")
+        loss, weight = self.loss_sums()
+        return loss / weight if weight else float("nan")
 
     def running_metrics(self) -> dict[str, float]:
         """Return the metrics since the last `take_tallies` that are cheap to compute; for progress."""
@@ -445,12 +454,19 @@ class BaseReplica:
     def local_state(self) -> bytes:
         """Return what only this rank has within an epoch: randomness, tallies, buffers. Counting goes on."""
         fields = {"own": own_states(), "tallies": self._counted(), "rows": self.epoch_rows}
+        return self._packed_local(fields)
+
+    def _packed_local(self, fields: dict[str, Any]) -> bytes:
         return b"".join(packed(fields, {"buffers": self._buffers()}))
+
+    def _unpacked_local(self, data: bytes) -> tuple[dict[str, Any], Variables]:
+        return unpacked(data)
 
     def load_local_state(self, data: bytes) -> None:
         """Restore `local_state` of the same rank, in the epoch that has just begun."""
-        fields, groups = unpacked(data)
-        restore_own(fields["own"])
+        fields, groups = self._unpacked_local(data)
+        if "own" in fields:
+            restore_own(fields["own"])
         self._count_on_from([fields["tallies"]])
         self.epoch_rows = fields["rows"]
         self.assign(groups)
@@ -460,7 +476,7 @@ class BaseReplica:
 
         Tallies are counted once, buffers are merged, and randomness is seeded afresh.
         """
-        parts = [unpacked(data) for data in states]
+        parts = [self._unpacked_local(data) for data in states]
         rows = [fields["rows"] for fields, _ in parts]
         buffers = [groups["buffers"] for _, groups in parts]
         self.assign({"buffers": merge_parts(buffers, rows, self._means_of_variances())})
@@ -490,7 +506,7 @@ def packed(fields: Mapping[str, Any], variables: Variables) -> list[Buffer]:
     named = [(name, array, group) for group, arrays in variables.items() for name, array in arrays.items()]
     described = [(name, array.dtype.name, list(array.shape), group) for name, array, group in named]
     head = json.dumps({**fields, "groups": list(variables), "variables": described}).encode()
-    return pack(head, [_raw(array) for _, array, _ in named])
+    return pack(head, [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for _, array, _ in named])
 
 
 def unpacked(data: bytes) -> tuple[dict[str, Any], Variables]:
@@ -502,11 +518,6 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], Variables]:
         array = np.frombuffer(buffer, np.dtype(dtype)).reshape(shape)
         groups.setdefault(group[0] if group else "parameters", {})[name] = array
     return fields, groups
-
-
-def _raw(array: Array) -> memoryview:
-    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return memoryview(flat)
 
 
 def with_config(spec: Any, config: Mapping[str, Any]) -> Any:

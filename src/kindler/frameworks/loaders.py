@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
@@ -29,8 +29,8 @@ _ENDLESS = (itertools.count, itertools.cycle, itertools.repeat)
 
 
 @dataclass(frozen=True, slots=True)
-class Dealing:
-    """How batches are dealt out.
+class LoaderSharding:
+    """How batches are divided between ranks.
 
     Attributes:
         rank: The rank that asks.
@@ -69,27 +69,6 @@ class Dealing:
     def share_of(self, length: int) -> int:
         """With every size-th item."""
         return max(0, -(-(length - self.rank) // self.size))
-
-
-class Stream(Protocol):
-    """One rank's batches.
-
-    Attributes:
-        cut: Whether this rank's rows must still be cut from each batch.
-        fresh: Whether every batch has its own memory, which nobody writes to later.
-    """
-
-    cut: bool
-    fresh: bool
-
-    def length(self) -> float | None:
-        """Return the batches in one pass: a whole number, `math.inf`, or None if unknown."""
-
-    def batches(self, number: int) -> Generator[Any, None, None]:
-        """Yield the pass of this number; None is a step without rows for this rank. Close it when done."""
-
-    def close(self) -> None:
-        """Leave no process behind; may be called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +130,11 @@ def cannot_travel(loader: Any, why: str) -> str:
     )
 
 
-def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Stream:
+def open_stream(make: Callable[[], Any], sharding: LoaderSharding, *, title: str) -> LoaderStream:
     made = make()
     kind = _kind_of(made)
     if kind is not None:
-        stream: Stream = kind.call(kind.opens, made, dealing)
+        stream: LoaderStream = kind.call(kind.opens, made, sharding)
         return stream
     data = isinstance(made, str | bytes | Mapping | tuple | np.ndarray) or hasattr(made, "columns")
     if data or not isinstance(made, Iterable):
@@ -163,7 +142,7 @@ def open_stream(make: Callable[[], Any], dealing: Dealing, *, title: str) -> Str
             f"{title} must return {_WORKS}; it returned an object of type {type(made).__qualname__}."
             + ("\nHint: arrays and frames need no function; pass them as data." if data else "")
         )
-    return _Iterated(made, make, dealing)
+    return _Iterated(made, make, sharding)
 
 
 def says_sharded(*things: Any) -> bool:
@@ -171,29 +150,52 @@ def says_sharded(*things: Any) -> bool:
 
 
 class LoaderStream:
-    """A `Stream` of a loader that all ranks read whole, unless it says that it is sharded."""
+    """One rank's batches of a loader that all ranks read whole, unless it says that it is sharded.
+
+    Attributes:
+        cut: Whether this rank's rows must still be cut from each batch.
+        fresh: Whether every batch has its own memory, which nobody writes to later.
+    """
 
     fresh = False
 
-    def __init__(self, made: Any, dealing: Dealing) -> None:
-        self._made, self._dealing = made, dealing
-        self._sharded = says_sharded(made)
-        self.cut = dealing.whole and dealing.size > 1 and not self._sharded
+    def __init__(self, made: Any, sharding: LoaderSharding) -> None:
+        self._made, self._sharding = made, sharding
+        sharded = says_sharded(made)
+        self.cut = sharding.whole and sharding.size > 1 and not sharded
+        self._takes_all = sharded or self.cut
+        self._draws_alike = not sharded  # all ranks read all of it
 
-    @property
-    def _takes_all(self) -> bool:
-        return self._sharded or self.cut
+    def length(self) -> float | None:
+        """Return the batches in one pass: a whole number, `math.inf`, or None if unknown."""
+        raise NotImplementedError
 
     def _share_of(self, length: int) -> int:
-        return length if self._takes_all else self._dealing.share_of(length)
+        return length if self._takes_all else self._sharding.share_of(length)
+
+    def batches(self, number: int) -> Generator[Any, None, None]:
+        """Yield the pass of this number; None is a step without rows for this rank. Close it when done."""
+        drawing: AbstractContextManager[Any] = nullcontext()
+        if self._draws_alike:
+            drawing = self._sharding.drawing(number)
+        with drawing:
+            items = iter(self._opened(number))
+        try:
+            yield from self._sharding.share(items, drawing, whole=self._takes_all)
+        finally:
+            del items  # its worker processes end with it
+
+    def _opened(self, number: int) -> Iterable[Any]:
+        made: Iterable[Any] = self._made
+        return made
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Leave no process behind; may be called again."""
 
 
 class _Iterated(LoaderStream):
-    def __init__(self, made: Iterable[Any], make: Callable[[], Any], dealing: Dealing) -> None:
-        super().__init__(made, dealing)
+    def __init__(self, made: Iterable[Any], make: Callable[[], Any], sharding: LoaderSharding) -> None:
+        super().__init__(made, sharding)
         self._make, self._once = make, iter(made) is made
         self._length: float | None = None
         if isinstance(made, _ENDLESS):
@@ -204,16 +206,11 @@ class _Iterated(LoaderStream):
     def length(self) -> float | None:
         return self._length
 
-    def batches(self, number: int) -> Generator[Any, None, None]:
-        # All ranks read all of it, so whatever it draws on the way must be the same on all of them.
-        drawing: AbstractContextManager[Any] = (
-            nullcontext() if self._sharded else self._dealing.drawing(number)
-        )
-        with drawing:
-            items = iter(self._make() if self._made is None else self._made)
+    def _opened(self, number: int) -> Iterable[Any]:
+        made: Iterable[Any] = self._make() if self._made is None else self._made
         if self._once:
             self._made = None
-        yield from self._dealing.share(items, drawing, whole=self._takes_all)
+        return made
 
     def close(self) -> None:
         self._made = None

@@ -141,7 +141,7 @@ class _Stage:
         return self._gathered.pop(0)
 
 
-def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> ConfigError:
+def refusal(difference: Difference, loss: str, *, why: str, hint: str, mean: str = "rows") -> ConfigError:
     rows, first, second = difference.rows
     if difference.problem:
         cause = (
@@ -154,8 +154,8 @@ def refusal(difference: Difference, loss: str, *, why: str, hint: str) -> Config
             f" of them, taken together by what each counts for, is {difference.parts:.6g}"
         )
     return ConfigError(
-        f"{cause}: it is not a mean over rows, so {why}, which see a part of a step's rows each, would train"
-        f" something else than one worker does.\nHint: {hint}"
+        f"{cause}: it is not a mean over {mean}, so {why}, which see a part of a step's rows each, would"
+        f" train something else than one worker does.\nHint: {hint}"
     )
 
 

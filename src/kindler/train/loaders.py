@@ -25,7 +25,7 @@ from kindler.data.columns import Array
 from kindler.data.spool import Layout
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.creators import call, positional, title
-from kindler.frameworks.loaders import Dealing, is_loader, open_stream, packed
+from kindler.frameworks.loaders import LoaderSharding, is_loader, open_stream, packed
 from kindler.frameworks.rng import Drawing, seed_all, seed_own
 from kindler.group import Group
 
@@ -111,7 +111,7 @@ class _StreamRows(Rows):
             seed_all(seed)
             self._stream = open_stream(
                 source.maker(batch_size, worker.rank, worker.size),
-                Dealing(worker.rank, worker.size, seed, unit),
+                LoaderSharding(worker.rank, worker.size, seed, unit),
                 title=title(source.make) if source.creator else what,
             )
         seed_own(seed, worker.rank)  # what is done to rows on their way may differ

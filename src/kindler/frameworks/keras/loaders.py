@@ -16,7 +16,7 @@ from typing import Any
 
 from kindler.errors import ConfigError
 from kindler.frameworks.keras.dataset import with_own_threads
-from kindler.frameworks.loaders import Dealing, LoaderStream, cannot_travel
+from kindler.frameworks.loaders import LoaderSharding, LoaderStream, cannot_travel
 from kindler.frameworks.loaders import pickled as pickled
 
 _HOST_CODE = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless"})
@@ -67,15 +67,15 @@ def unpack_dataset(graph: bytes, spec: bytes, policy: int) -> Any:
 class DatasetStream(LoaderStream):
     fresh = True
 
-    def __init__(self, made: Any, dealing: Dealing) -> None:
+    def __init__(self, made: Any, sharding: LoaderSharding) -> None:
         import tensorflow as tf
 
-        super().__init__(made, dealing)
+        super().__init__(made, sharding)
         off = tf.data.experimental.AutoShardPolicy.OFF
         if made.options().experimental_distribute.auto_shard_policy == off:
-            self.cut, self._sharded = False, True
-        shards = dealing.size > 1 and not self._takes_all
-        self._dataset = with_own_threads(_sharded(tf, made, dealing) if shards else made)
+            self.cut, self._takes_all = False, True
+        shards = sharding.size > 1 and not self._takes_all
+        self._dataset = with_own_threads(_sharded(tf, made, sharding) if shards else made)
 
     def length(self) -> float | None:
         cardinality = int(self._dataset.cardinality())
@@ -101,10 +101,10 @@ class IndexedStream(LoaderStream):
         return math.inf if length is None else self._share_of(length)
 
     def batches(self, number: int) -> Generator[Any, None, None]:
-        count, drawing = self._count(), self._dealing.drawing(number)
+        count, drawing = self._count(), self._sharding.drawing(number)
         with drawing:
             getattr(self._made, "on_epoch_begin", lambda: None)()
-        first, every = (0, 1) if self._takes_all else (self._dealing.rank, self._dealing.size)
+        first, every = (0, 1) if self._takes_all else (self._sharding.rank, self._sharding.size)
         for place in itertools.count(first, every):
             if count is not None and place >= count:
                 break
@@ -119,19 +119,19 @@ class IndexedStream(LoaderStream):
         return len(self._made)
 
 
-def _sharded(tf: Any, dataset: Any, dealing: Dealing) -> Any:
+def _sharded(tf: Any, dataset: Any, sharding: LoaderSharding) -> Any:
     from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 
-    if dealing.unit == "batches":
-        return dataset.shard(dealing.size, dealing.rank)
+    if sharding.unit == "batches":
+        return dataset.shard(sharding.size, sharding.rank)
     auto = tf.data.experimental.AutoShardPolicy.AUTO
     if dataset.options().experimental_distribute.auto_shard_policy == auto:
         # With fewer files than ranks it is the first rank's part that complains, and all must decide alike.
         try:
-            next(iter(_AutoShardDataset(dataset, dealing.size, 0)), None)
+            next(iter(_AutoShardDataset(dataset, sharding.size, 0)), None)
         except tf.errors.InvalidArgumentError:
-            return dataset.shard(dealing.size, dealing.rank)
-    return _AutoShardDataset(dataset, dealing.size, dealing.rank)
+            return dataset.shard(sharding.size, sharding.rank)
+    return _AutoShardDataset(dataset, sharding.size, sharding.rank)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

@@ -24,7 +24,6 @@ from kindler.frameworks.torch.outputs import flat, own_loss, without_loss
 _IGNORED = -100
 _LABELS = ("labels", "label")
 _NEXT_TOKEN = re.compile(r"(ForCausalLM|LMHeadModel)$")
-_TRIED_ROWS = 4
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -216,12 +215,12 @@ class ModelLoss(LossRule):
         return any(int(kept.min()) != int(kept.max()) for kept in map(self._per_row, self._counts(inputs)))
 
     def tried_rows(self, inputs: Inputs, rows: int) -> list[int]:
-        """Includes those that count least and most."""
+        """Two that count least, around two that count most: each part of a trial has its own kind."""
         chosen = list(range(rows))
         for label in self._counts(inputs):
             per_row = self._per_row(label)
             chosen = [row for row in per_row.argsort().tolist() if per_row[row] > 0]
-        return [*chosen[: _TRIED_ROWS // 2], *chosen[_TRIED_ROWS // 2 :][-(_TRIED_ROWS // 2) :]]
+        return [*chosen[:1], *chosen[2:][-2:], *chosen[1:2]]
 
     def for_metrics(self, outputs: Any, targets: Sequence[torch.Tensor], inputs: Inputs) -> tuple[Any, Any]:
         """Compares "logits" or the only output with the labels that are not ignored."""
@@ -257,46 +256,4 @@ class ModelLoss(LossRule):
             kept.reshape(len(kept), -1).sum(1)
             if kept.numel()
             else kept.new_zeros(len(kept), dtype=torch.int64)
-        )
-
-
-class Trial:
-    """Checks once or twice that a model's loss is the mean that the rule assumes."""
-
-    def __init__(self, rule: ModelLoss, *, half: bool = False) -> None:
-        self._rule, self._tolerance = rule, 2e-2 if half else 1e-3
-        self._first, self._telling = not rule.declared, not rule.declared
-
-    def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
-        telling = self._telling and self._rule.differ(inputs)
-        if rows < 2 or not (self._first or telling):
-            return
-        self._first, self._telling = False, self._telling and not telling
-        chosen = self._rule.tried_rows(inputs, rows)
-        if len(chosen) < 2:
-            return
-        whole, _ = self._loss(call, inputs, chosen)
-        again, _ = self._loss(call, inputs, chosen)
-        if whole != again:
-            return  # it draws random numbers: nothing can be compared
-        parts = [self._loss(call, inputs, [row]) for row in chosen]
-        total = sum(divisor for _, divisor in parts)
-        mean = sum(loss * divisor for loss, divisor in parts) / total if total else float("nan")
-        if not abs(mean - whole) <= self._tolerance * max(abs(mean), abs(whole)) + 1e-6:
-            raise self._refusal(whole, mean, len(chosen))
-
-    def _loss(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: list[int]) -> tuple[float, float]:
-        taken = {name: tensor[rows] for name, tensor in inputs.items()}
-        outputs = call(taken)
-        loss = own_loss(outputs)
-        return float("nan") if loss is None else float(loss), self._rule.divisor(outputs, taken, len(rows))
-
-    def _refusal(self, whole: float, mean: float, rows: int) -> ConfigError:
-        return ConfigError(
-            f"loss='model': the loss of {rows} rows together is {whole:.6g}, and the mean of their own"
-            f" losses, by rows or by labels that are not {_IGNORED}, is {mean:.6g}. What the model's loss is"
-            " a mean over is not known, so parts of a step, on several workers or with accumulation_steps,"
-            " cannot be weighed.\n"
-            "Hint: give the model a method loss_divisor(outputs, inputs), which returns what its loss was"
-            " divided by (the tokens that count, say); or pass a loss function; or train with workers=1."
         )

@@ -140,10 +140,6 @@ class Counter:
 
         return go_back
 
-    def running_loss(self) -> float:
-        loss, weight = self.loss_sums()
-        return loss / weight if weight else math.nan
-
     def running_metrics(self) -> dict[str, float]:
         """Only means, which are cheap to compute."""
         sums = {name: self._sum(name) for name in self._sums if name != "loss"}
@@ -185,10 +181,10 @@ class Counter:
             "gathers": {name: _stored(states) for name, states in self._gathers.items()},
         }
 
-    def restore(self, tallies: Mapping[str, Any]) -> None:
+    def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Metrics missing from the tallies start anew."""
         self._clear()
-        tallies = _current(tallies)
+        tallies = self._joined([_current(part) for part in parts])
         self._rows, self.rows_seen, self.batches = (tallies[key] for key in ("rows", "rows_seen", "batches"))
         self._paths = dict(tallies["paths"])
         for name, more in tallies["sums"].items():
@@ -200,9 +196,6 @@ class Counter:
             load_states(self._metric_of(name, self._paths), tallies["states"][name], self._device)
         for name in self._gathered.keys() & tallies["gathers"].keys():
             self._gathers[name] = [tuple(_moved(list(s), self._device)) for s in tallies["gathers"][name]]
-
-    def restore_all(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        self.restore(self._joined([_current(part) for part in parts]))
 
     def merge(self, tallies: Sequence[bytes]) -> dict[str, Any]:
         """Curves become lists."""

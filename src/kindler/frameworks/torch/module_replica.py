@@ -17,8 +17,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Facts, Scored, Variables
 from kindler.frameworks.labels import LabelSource
-from kindler.frameworks.merged_buffers import merge_over_ranks, merge_parts
-from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.rng import seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
 from kindler.frameworks.torch.device import (
     PendingOutputs,
@@ -33,7 +32,6 @@ from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, T
 from kindler.frameworks.torch.losses import (
     LossList,
     ModelLoss,
-    Trial,
     label_arguments,
     loss_parts,
     weight_parts,
@@ -76,7 +74,7 @@ from kindler.frameworks.torch.state import (
     trained,
 )
 from kindler.frameworks.torch.step_guard import StepGuard
-from kindler.frameworks.torch.trials import TriedLoss
+from kindler.frameworks.torch.trials import TriedLoss, TriedModel
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
@@ -118,7 +116,7 @@ class ModuleReplica(BaseReplica):
         self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
         self._modes = Modes(self.model)
         self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
-        self._trial: Trial | None = None
+        self._trial: TriedModel | None = None
         self._tried: TriedLoss | None = None
         self._row_weights: RowWeights | None = None
         self._guard: StepGuard | None = None
@@ -183,7 +181,7 @@ class ModuleReplica(BaseReplica):
         rule: LossRule
         if self.spec.loss == "model":
             rule = ModelLoss(self.model, self._label_arguments)
-            self._trial = Trial(rule, half=self.spec.precision is not None)
+            self._trial = TriedModel(rule, half=self.spec.precision is not None)
         elif (parts := loss_parts(self.spec.loss)) is not None:
             rule = LossList(
                 {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()},
@@ -339,14 +337,17 @@ class ModuleReplica(BaseReplica):
     def take_tallies(self) -> bytes:
         return self.counter.take()
 
+    def _counted(self) -> dict[str, Any]:
+        return self.counter.keep()
+
+    def _count_on_from(self, counted: Sequence[Any]) -> None:
+        self.counter.restore(counted)
+
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         merged = self.counter.merge(tallies)
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
             merged["loss"] = rule.combined(merged)
         return merged
-
-    def running_loss(self) -> float:
-        return self.counter.running_loss()
 
     def running_metrics(self) -> dict[str, float]:
         return self.counter.running_metrics()
@@ -428,14 +429,12 @@ class ModuleReplica(BaseReplica):
 
     def merge_buffers(self) -> None:
         self.tracked.refuse_new()
-        others, buffers = self._others, self._named_buffers()
-        if others is None or not buffers:
-            return
-        odd = self.tracked.reshaped(others, self._snapshot)
-        changed = [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
-        [flags] = others.sum([np.array(changed, np.int64)])
-        moved = {name: to_array(buffers[name]) for name, flag in zip(buffers, flags, strict=True) if flag}
-        self.assign({"buffers": merge_over_ranks(others, moved, self.epoch_rows, self._means_of_variances())})
+        super().merge_buffers()
+
+    def _changes(self, buffers: Mapping[str, Array]) -> list[bool]:
+        assert self._others is not None, "one rank alone merges nothing"
+        odd = self.tracked.reshaped(self._others, self._snapshot)
+        return [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         return self._freezer.freeze(self._fields(), copy_now=self.tracked.buffers())
@@ -494,44 +493,28 @@ class ModuleReplica(BaseReplica):
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 
-    def local_state(self) -> bytes:
+    def _packed_local(self, fields: dict[str, Any]) -> bytes:
         changed = self._buffer_changes()
-        buffers = {
-            i: b for i, b in enumerate(self.tracked.buffers()) if self._others is not None and changed[i]
-        }
-        return dump(
-            {
-                "rng": self._rng(),
-                "own": own_states(),
-                "tallies": self.counter.keep(),
-                "rows": self.epoch_rows,
-                "changed": changed,
-                "buffers": buffers,
-            }
-        )
+        buffers = {place: b for place, b in enumerate(self.tracked.buffers()) if changed and changed[place]}
+        return dump({**fields, "rng": self._rng(), "changed": changed, "buffers": buffers})
+
+    def _unpacked_local(self, data: bytes) -> tuple[dict[str, Any], Variables]:
+        fields = parse(data)
+        return fields, {"buffers": {str(place): to_array(b) for place, b in fields["buffers"].items()}}
 
     def load_local_state(self, data: bytes) -> None:
+        super().load_local_state(data)
         fields = parse(data)
-        self.assign({"buffers": {str(place): to_array(b) for place, b in fields["buffers"].items()}})
-        self.counter.restore(fields["tallies"])
-        self.epoch_rows, self._changed = fields["rows"], fields["changed"]
+        self._changed = fields["changed"]
         self._load_rng(fields["rng"])
-        if "own" in fields:
-            restore_own(fields["own"])
 
     def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        fields = [parse(data) for data in states]
-        rows = [part["rows"] for part in fields]
-        buffers = [{str(n): to_array(b) for n, b in part["buffers"].items()} for part in fields]
-        self.assign({"buffers": merge_parts(buffers, rows, self._means_of_variances())})
-        if self.rank == 0:
-            self.counter.restore_all([part["tallies"] for part in fields])
-        self.epoch_rows = sum(rows) // size
+        super().join_local_states(states, size=size)
         if self._others is not None:
             # One rank alone had no reason to look which buffers it changes.
-            known = [part["changed"] for part in fields if part["changed"]] or [[True] * len(self._changed)]
-            self._changed = [any(flags) for flags in zip(*known, strict=True)]
-        seed_own(self.seed, self.epoch, self.rank, self.step)
+            known = [flags for data in states if (flags := parse(data)["changed"])]
+            every = zip(*(known or [[True] * len(self._changed)]), strict=True)
+            self._changed = [any(flags) for flags in every]
         torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
 
     def _rng(self) -> dict[str, Any]:

@@ -29,13 +29,13 @@ from kindler.frameworks.torch.optim import ONLY, step_optimizer
 from kindler.frameworks.torch.outputs import flat
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, loads, missing
 from kindler.frameworks.torch.state import (
+    EVERY_WORKER,
     agree_on,
     dump,
     group_names,
     load_optimizer,
     parse,
     to_array,
-    unshared_change_error,
 )
 from kindler.group import Group
 
@@ -88,7 +88,16 @@ class TorchReplica(ModuleReplica):
         """Exchanges gradients while backward still runs."""
         if strategy == "fsdp":
             return self._shard_fully(worker, settings, **options)
-        whole = strategy == "sharded" and self._keeps_parameters_whole(**options)
+        whole = False
+        if strategy == "sharded":
+            if options["one_copy"] and self.device.type != "cpu":
+                raise ConfigError(
+                    f"sync='sharded': one_copy=True, but the parameters are on {self.device}, and only those"
+                    " in the memory of the machine can be shared.\nHint: leave one_copy out of sync_options;"
+                    " or device='cpu'."
+                )
+            self._refuse_scaling("sharded")
+            whole = division_of(type(self.optimizer), options["divide"]) == "parameters"
         exchange = TorchExchange(
             worker,
             device=self.device,
@@ -97,9 +106,8 @@ class TorchReplica(ModuleReplica):
         )
         wanted = self.parameters.unexchanged()
         if strategy == "sharded":
-            assert self._collective is not None, "join comes first"
             self._exchange = self._divided = DividedOptimizer(
-                wanted, exchange, self.optimizer, self._collective, whole=whole, one_copy=options["one_copy"]
+                wanted, exchange, self.optimizer, self._joined, whole=whole, one_copy=options["one_copy"]
             )
         else:
             self._exchange = GradientSync(wanted, exchange)
@@ -107,21 +115,9 @@ class TorchReplica(ModuleReplica):
         self._meet_in_steps()
         return exchange
 
-    def _keeps_parameters_whole(self, *, divide: str | None, one_copy: bool) -> bool:
-        """Raises if the optimizer cannot be divided."""
-        if one_copy and self.device.type != "cpu":
-            raise ConfigError(
-                f"sync='sharded': one_copy=True, but the parameters are on {self.device}, and only those"
-                " in the memory of the machine can be shared.\nHint: leave one_copy out of sync_options; or"
-                " device='cpu'."
-            )
-        self._refuse_scaling("sharded")
-        return division_of(type(self.optimizer), divide) == "parameters"
-
     def _meet_in_steps(self) -> None:
         """Losses may gather rows, and several losses share their divisors."""
-        collective = self._collective
-        assert collective is not None, "join comes first"
+        collective = self._joined
         if collective.size > 1:
             self._gather = Gather(RowGather(collective))
         if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
@@ -132,7 +128,6 @@ class TorchReplica(ModuleReplica):
     ) -> GradientExchange:
         from kindler.frameworks.torch.fully_sharded import DefaultGroup, FullySharded
 
-        assert self._collective is not None, "join comes first"
         self._refuse_scaling("fsdp")
         if self.spec.accumulation_steps > 1:
             raise ConfigError(
@@ -141,7 +136,7 @@ class TorchReplica(ModuleReplica):
             )
         group = DefaultGroup(worker, self.device, timeout_s=settings.sync_timeout_s)
         self._meet_in_steps()
-        self._fully = FullySharded(self.model, self.optimizer, group.mesh, self._collective, modules)
+        self._fully = FullySharded(self.model, self.optimizer, group.mesh, self._joined, modules)
         self.__dict__.pop("parameters", None)  # they are parts now
         return group
 
@@ -297,7 +292,9 @@ class TorchReplica(ModuleReplica):
             self._guard.begin_step(self.tracked)
         if self._gather is not None:
             self._gather.begin()
-        fresh = self._fresh_parameters()
+        fresh: list[torch.nn.Parameter] = []
+        if self.parameters.look() and self._exchange is not None and (fresh := self.parameters.unexchanged()):
+            self._exchange.announce()  # to the other ranks
         for parameter in self.parameters.held:
             parameter.grad = None
         return fresh
@@ -355,21 +352,15 @@ class TorchReplica(ModuleReplica):
     def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
         (self.model.load_state_dict if self._fully is None else self._fully.load_model)(state)
 
-    def _fresh_parameters(self) -> list[torch.nn.Parameter]:
-        """Announces them to the other ranks."""
-        if not self.parameters.look() or self._exchange is None:
-            return []
-        if fresh := self.parameters.unexchanged():
-            self._exchange.announce()
-        return fresh
-
     def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
         """Exchanges their gradients starting with the step just computed."""
         assert self._exchange is not None, "without other ranks nothing is fresh"
-        assert self._collective is not None, "join comes before fuse"
         if not self._exchange.all_announced():
-            raise unshared_change_error()
-        agree_on(self._collective, fresh)
+            raise ConfigError(
+                "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and"
+                f" others have not.\nHint: {EVERY_WORKER}"
+            )
+        agree_on(self._joined, fresh)
         self._exchange.extend(fresh)
         self.parameters.exchange(fresh)
 
@@ -377,8 +368,13 @@ class TorchReplica(ModuleReplica):
         """Returns the weight of this rank's mean; if fused, `grad` then holds the mean over all ranks."""
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
-        if self.spec.loss == "model" and (passes > 1 or self._others is not None):
-            self._try_loss(features, labels, batch.rows)
+        _ = self.loss
+        may = self._fully is None and not self.spec.process_group  # else all ranks call the model at once
+        if self._trial is not None and may and (passes > 1 or self._others is not None):
+            self._modes.evaluate()
+            with torch.no_grad(), self._precision():
+                self._trial(partial(self._called, self.model), self._inputs(features, labels), batch.rows)
+            self._modes.train()
         weight: float | torch.Tensor = 0.0
         unit = 1.0
         for number in range(passes):
@@ -394,7 +390,12 @@ class TorchReplica(ModuleReplica):
             unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
             weight = weight + judged.weight
             share = 1.0 if self.loss.sums else judged.scale / unit
-            with self._collecting(last=number + 1 == passes, weight=weight / unit):
+            waits = nullcontext() if self._exchange is None else self._exchange.paused()
+            if number + 1 == passes:  # only the last backward of a step lets gradients travel
+                waits = nullcontext()
+                if self._exchange is not None and self.loss.weighted:
+                    self._exchange.weigh(weight / unit)
+            with waits:
                 self._descend(judged.loss, share)
         if self._exchange is not None:
             self._exchange.finish()
@@ -461,16 +462,6 @@ class TorchReplica(ModuleReplica):
                     " or use CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
                 )
 
-    def _collecting(self, *, last: bool, weight: float | torch.Tensor) -> AbstractContextManager[Any]:
-        """Only the last backward of a step lets gradients travel."""
-        if self._exchange is None:
-            return nullcontext()
-        if not last:
-            return self._exchange.paused()
-        if self.loss.weighted:
-            self._exchange.weigh(weight)
-        return nullcontext()
-
     def _divide(self, divisor: float | torch.Tensor) -> None:
         if isinstance(divisor, float):
             if divisor == 1.0:
@@ -498,16 +489,6 @@ class TorchReplica(ModuleReplica):
         if self._gather is None or accumulates:
             return gathering(refuse_to_gather)
         return self._gather.step()
-
-    def _try_loss(self, features: Tensors, labels: Tensors, rows: int) -> None:
-        """Must come before a step relies on the loss."""
-        _ = self.loss
-        if self._trial is None or self._fully is not None or self.spec.process_group:
-            return  # where the model can only be called by all ranks at once
-        self._modes.evaluate()
-        with torch.no_grad(), self._precision():
-            self._trial(partial(self._called, self.model), self._inputs(features, labels), rows)
-        self._modes.train()
 
 
 def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:

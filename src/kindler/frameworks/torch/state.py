@@ -29,7 +29,7 @@ from kindler.frameworks.torch import private
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _LARGE_BYTES = 1 << 16
-_EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
+EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
 _MOVED = {
     "kindler.frameworks.torch.step_spec": "kindler.frameworks.torch.spec",
     "kindler.frameworks.torch.lightning_spec": "kindler.frameworks.torch.lightning_replica",
@@ -77,13 +77,22 @@ class Freezer:
             return {_TENSOR: len(large) - 1}
 
         made = {name: _plain(frozen(value, taken, {})) for name, value in fields.items()}
-        copying = threading.Thread(target=_copy_all, args=(later,), name="kindler-freeze", daemon=True)
+
+        def copy_large() -> None:
+            for copied, tensor in later:
+                copied.copy_(tensor)
+
+        copying = threading.Thread(target=copy_large, name="kindler-freeze", daemon=True)
         copying.start()
         self._copying = copying
 
         def pieces() -> list[Buffer]:
             copying.join()
-            return _pieces(made, large)
+            # A head in torch's own format, then raw memory: torch would copy it all and hold the interpreter.
+            layout = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in large]
+            head = io.BytesIO()
+            torch.save({"format": _FORMAT, "layout": layout, "fields": made}, head)
+            return pack(head.getvalue(), [t.view(-1).view(torch.uint8).numpy().data for t in large])
 
         return pieces
 
@@ -99,22 +108,9 @@ class Freezer:
         return kept
 
 
-def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for copied, tensor in pairs:
-        copied.copy_(tensor)
-
-
 def _is_large(tensor: torch.Tensor) -> bool:
     plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_complex()
     return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
-
-
-def _pieces(fields: dict[str, Any], large: Sequence[torch.Tensor]) -> list[Buffer]:
-    """A head in torch's own format, then raw memory: torch would copy it all and hold the interpreter."""
-    layout = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in large]
-    head = io.BytesIO()
-    torch.save({"format": _FORMAT, "layout": layout, "fields": fields}, head)
-    return pack(head.getvalue(), [t.view(-1).view(torch.uint8).numpy().data for t in large])
 
 
 def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any]) -> Any:
@@ -405,9 +401,10 @@ def agree_on(collective: Collective, parameters: Sequence[torch.nn.Parameter]) -
     if _any(collective, first != kinds):
         raise ConfigError(
             "workers have begun to train different parameters: the first one those of (shape, dtype)"
-            f" {first}, this one {kinds}.\nHint: {_EVERY_WORKER}"
+            f" {first}, this one {kinds}.\nHint: {EVERY_WORKER}"
         )
-    values = b"".join(hashlib.sha256(_bytes(parameter)).digest() for parameter in parameters)
+    raw = (p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for p in parameters)
+    values = b"".join(hashlib.sha256(data).digest() for data in raw)
     if _any(collective, share_bytes(collective, values) != values):
         raise ConfigError(
             "a parameter that came in while training ran has other values on one worker than on another.\n"
@@ -415,19 +412,8 @@ def agree_on(collective: Collective, parameters: Sequence[torch.nn.Parameter]) -
         )
 
 
-def _bytes(parameter: torch.nn.Parameter) -> bytes:
-    return parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
 def _any(collective: Collective, flag: bool) -> bool:
     return bool(collective.sum([np.array([flag], np.int64)])[0][0])
-
-
-def unshared_change_error() -> ConfigError:
-    return ConfigError(
-        "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and others"
-        f" have not.\nHint: {_EVERY_WORKER}"
-    )
 
 
 def trained(modules: Modules) -> dict[str, bool]:

@@ -103,8 +103,7 @@ class StepReplica(ModuleReplica):
             raise ConfigError(self.complaints(self.spec, "division")[0])
         self._shares = True
         self._watch_gradients()
-        assert self._collective is not None, "join comes first"
-        self._gather = Gather(RowGather(self._collective))
+        self._gather = Gather(RowGather(self._joined))
         if not self.spec.process_group:  # where the step may meet those of others by itself
             self._step_trial = TriedStep(self)
         return GradientExchange()
@@ -318,13 +317,12 @@ class StepReplica(ModuleReplica):
     def _exchanged(
         self, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], share: float
     ) -> list[torch.Tensor | None]:
-        assert self._collective is not None, "join comes first"
         arrays = [
             np.zeros_like(to_array(parameter)) if grad is None or not share else to_array(grad * share)
             for grad, parameter in zip(grads, parameters, strict=True)
         ]
         flags = np.array([grad is not None and share > 0 for grad in grads], np.int64)
-        *sums, used = self._collective.sum([*arrays, flags])
+        *sums, used = self._joined.sum([*arrays, flags])
         return [
             torch.from_numpy(array).to(parameter) if flag else None
             for array, parameter, flag in zip(sums, parameters, used, strict=True)
@@ -334,11 +332,10 @@ class StepReplica(ModuleReplica):
         """Raises unless all ranks are at the same place of the step; returns the sum of their weights."""
         if not self._shares:
             return weight
-        assert self._collective is not None, "join comes first"
         self._exchanges += 1
         # Small enough for the sums of squares to be exact.
         place = float(code if code == _END else self._exchanges % 1000 * 64 + code % 64)
-        [sums] = self._collective.sum([np.array([1.0, place, place * place, weight])])
+        [sums] = self._joined.sum([np.array([1.0, place, place * place, weight])])
         count, total, squares, weights = (float(value) for value in sums)
         if squares * count != total * total:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from kindler.frameworks.rng import Drawing
 from kindler.frameworks.torch import private
 from kindler.frameworks.torch.gather import join, take_rows
 from kindler.frameworks.torch.loss import LossRule, Tensors
+from kindler.frameworks.torch.losses import Inputs, ModelLoss
+from kindler.frameworks.torch.outputs import own_loss
 from kindler.frameworks.torch.step_guard import attributes_of
 
 if TYPE_CHECKING:
@@ -122,6 +124,43 @@ def _is_half(leaf: Any) -> bool:
 
 def _widened(leaf: Any) -> Any:
     return leaf.float() if _is_half(leaf) else leaf
+
+
+class TriedModel:
+    """Tries once or twice whether a loss that the model computes is the mean that the rule assumes."""
+
+    def __init__(self, rule: ModelLoss, *, half: bool) -> None:
+        self._rule, self._tolerance = rule, _HALF if half else 1e-3
+        self._first = self._telling = not rule.declared
+
+    def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
+        telling = self._telling and self._rule.differ(inputs)
+        if not (self._first or telling):
+            return
+        self._first, self._telling = False, self._telling and not telling
+        chosen = self._rule.tried_rows(inputs, rows)
+
+        def judge(places: list[int]) -> Sequence[tuple[float, float]]:
+            taken = {name: tensor[[chosen[place] for place in places]] for name, tensor in inputs.items()}
+            outputs = call(taken)
+            divisor = self._rule.divisor(outputs, taken, len(places))
+            loss = own_loss(outputs)
+            return [] if loss is None else [(float(loss) * divisor, divisor)]
+
+        difference = LossTrial(len(chosen), None, strict=False)(judge, len(chosen), self._tolerance)
+        if difference is not None:
+            hint = (
+                "give the model a method loss_divisor(outputs, inputs), which returns what its loss was"
+                " divided by (the tokens that count, say); or pass a loss function; or train with workers=1"
+                " and accumulation_steps=1."
+            )
+            raise refusal(
+                difference,
+                "loss='model': the loss",
+                why="several workers, or the passes of accumulation_steps",
+                hint=hint,
+                mean="rows, or over the labels that are not ignored",
+            )
 
 
 class TriedStep:

@@ -14,7 +14,7 @@ import cloudpickle
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, title
-from kindler.frameworks.loaders import Dealing, cannot_travel, is_loader, says_sharded
+from kindler.frameworks.loaders import LoaderSharding, cannot_travel, is_loader, says_sharded
 
 
 class WorkerStore:
@@ -71,26 +71,26 @@ class LoaderStream:
 
     fresh = True  # arrays are copied out of MXNet's memory
 
-    def __init__(self, loader: Any, dealing: Dealing) -> None:
-        self._loader, self._dealing = loader, dealing
+    def __init__(self, loader: Any, sharding: LoaderSharding) -> None:
+        self._loader, self._sharding = loader, sharding
         self._sharded = says_sharded(loader)
-        self.cut = dealing.whole and not self._sharded and dealing.size > 1
+        self.cut = sharding.whole and not self._sharded and sharding.size > 1
 
     def length(self) -> float | None:
         try:
             length = len(self._loader)
         except TypeError:
             return None
-        return length if self._sharded or self.cut else self._dealing.share_of(length)
+        return length if self._sharded or self.cut else self._sharding.share_of(length)
 
     def batches(self, number: int) -> Generator[Any, None, None]:
         """One pass; what it draws is the same on all ranks."""
-        drawing = self._dealing.drawing(number)
+        drawing = self._sharding.drawing(number)
         with drawing:
             if hasattr(self._loader, "reset"):
                 self._loader.reset()
             items: Iterator[Any] = iter(self._loader)
-        yield from map(_arrays, self._dealing.share(items, drawing, whole=self._sharded or self.cut))
+        yield from map(_arrays, self._sharding.share(items, drawing, whole=self._sharded or self.cut))
 
     def close(self) -> None:
         """Iterators have nothing to close."""
