@@ -29,7 +29,7 @@ class ColumnOptions:
         shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
         stack_features: Whether to join all feature columns into one float32 matrix.
         allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
-        need_labels: Whether to look for label columns if none are named; "found" makes them optional.
+        need_labels: Whether to look for label columns if none are named; "optional": no error if there are none.
         ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
             text, bytes without a dtype, or lists without a shape.
         length_col: The column that gives a row's length; read even if the model does not take it.
@@ -43,7 +43,7 @@ class ColumnOptions:
     shapes: Mapping[str, int | Sequence[int]] | None = None
     stack_features: bool | None = None
     allow_nan: bool | Sequence[str] | None = None
-    need_labels: bool | Literal["found"] = True
+    need_labels: bool | Literal["optional"] = True
     ragged: Literal["text", "all"] | None = None
     length_col: str | None = None
     remembered: frozenset[str] = field(default=frozenset(), compare=False)
@@ -176,7 +176,7 @@ def _chosen(
     names: Sequence[str],
     features: list[str] | None,
     labels: list[str] | None,
-    need_labels: bool | Literal["found"],
+    need_labels: bool | Literal["optional"],
 ) -> tuple[list[str], list[str]]:
     find_labels = labels is None and bool(need_labels)
     for feature, label in _DEFAULTS:
@@ -184,7 +184,7 @@ def _chosen(
             continue
         found = [label] if find_labels else labels or []
         return ([feature] if features is None else features), found
-    if find_labels and need_labels == "found":
+    if find_labels and need_labels is not True:
         return _chosen(names, features, labels, False)
     unnamed = {"feature_cols": features is None, "label_cols": find_labels}
     arguments = [f"{argument}=[...]" for argument, missing in unnamed.items() if missing]

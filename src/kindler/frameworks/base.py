@@ -92,7 +92,7 @@ class BaseReplica:
         self.device: Any = device
         self.epoch = self.step = self.epoch_rows = 0
         self._collective: Collective | None = None
-        self._before: dict[str, bytes] = {}
+        self._before: dict[str, Array] = {}
         self._sums: dict[str, float] = {}
         self._rows = 0.0
         seed_own(seed)
@@ -270,9 +270,13 @@ class BaseReplica:
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch. Randomness depends on its number, so that a resumed epoch is the same."""
         self.epoch, self.epoch_rows = epoch, 0
-        seed_own(self.seed, epoch, self.rank)
+        self._seed(self.seed, epoch, self.rank)
         if self._others is not None:
-            self._before = {name: array.tobytes() for name, array in self._buffers().items()}
+            self._before = self._buffers()
+
+    def _seed(self, *numbers: int) -> None:
+        """Seed everything that is random in the process."""
+        seed_own(*numbers)
 
     def train_step(self, batch: Batch) -> None:
         """Make a whole optimizer step on the mean over the rows."""
@@ -367,8 +371,9 @@ class BaseReplica:
 
     def _changes(self, buffers: Mapping[str, Array]) -> list[bool]:
         """Which buffers this rank has changed in this epoch."""
+        before = self._before
         # Bytes, so that NaN is equal to itself.
-        return [self._before.get(name) != array.tobytes() for name, array in buffers.items()]
+        return [n not in before or before[n].tobytes() != array.tobytes() for n, array in buffers.items()]
 
     # What is counted.
 
@@ -483,7 +488,7 @@ class BaseReplica:
         self.epoch_rows = sum(rows) // size
         if self.rank == 0:
             self._count_on_from([fields["tallies"] for fields, _ in parts])
-        seed_own(self.seed, self.epoch, self.rank, self.step)
+        self._seed(self.seed, self.epoch, self.rank, self.step)
 
     def weights(self) -> bytes:
         """Return only the model's weights, in the form that `load` reads from a file."""

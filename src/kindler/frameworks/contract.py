@@ -27,7 +27,7 @@ class Facts:
     """What the driver must know about a spec before anything runs.
 
     Attributes:
-        labels: Whether training and evaluation need labels; "found": if the data has any.
+        labels: Whether training and evaluation need labels; "optional": they use any that the data has.
         gpus: Whether the installed framework could compute on a GPU.
         process_group: Whether workers join `torch.distributed` before they make the model.
         has_instance: Whether the user holds an object that training changes, not just a way to make it.
@@ -35,7 +35,7 @@ class Facts:
         adapt: Converts data in a form of the framework's own into one that Kindler reads.
     """
 
-    labels: bool | Literal["found"] = True
+    labels: bool | Literal["optional"] = True
     gpus: bool = False
     process_group: bool = False
     has_instance: bool = False

@@ -60,7 +60,8 @@ class LossTrial:
         parts = [chosen[::3], [row for row in chosen if row % 3]]
         counts = (len(chosen), *map(len, parts))
         again = self._alone(judge, chosen)
-        if not all(parts) or not _told(whole) or len(whole) != len(again):
+        finite = all(weight and math.isfinite(total / weight) for total, weight in whole)
+        if not all(parts) or not whole or not finite or len(whole) != len(again):
             return None
         try:
             several = [self._together(judge, parts)]
@@ -157,10 +158,6 @@ def refusal(difference: Difference, loss: str, *, why: str, hint: str, mean: str
         f"{cause}: it is not a mean over {mean}, so {why}, which see a part of a step's rows each, would"
         f" train something else than one worker does.\nHint: {hint}"
     )
-
-
-def _told(losses: Sequence[tuple[float, float]]) -> bool:
-    return bool(losses) and all(weight and math.isfinite(total / weight) for total, weight in losses)
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:

@@ -20,20 +20,19 @@ def pickle_for_workers(value: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as exc:
-        fields = value if isinstance(value, Mapping) else _fields(value)
+        fields = dict(value) if isinstance(value, Mapping) else {}
+        if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         path, culprit = _culprit(fields)
         where = ", ".join(path) or "what was handed in"
         raise ConfigError(
-            f"{where} cannot be sent to the workers: {_shown(culprit)} cannot be pickled"
+            f"{where} cannot be sent to the workers: an object of type"
+            f" {type(culprit).__module__}.{type(culprit).__qualname__} cannot be pickled"
             f" ({first_line(exc)}).\n"
             "Hint: make it inside the function that uses it, so that every worker has its own; locks, open"
             " files, connections and generators do not travel."
         ) from exc
     return data
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _culprit(fields: Mapping[str, Any]) -> tuple[list[str], Any]:
@@ -80,7 +79,3 @@ def _pickles(value: Any) -> bool:
     except Exception:  # noqa: BLE001 - whatever it is, it cannot go
         return False
     return True
-
-
-def _shown(value: Any) -> str:
-    return f"an object of type {type(value).__module__}.{type(value).__qualname__}"

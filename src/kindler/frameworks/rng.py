@@ -21,7 +21,8 @@ def seed_all(*numbers: int) -> None:
 
 def seed_own(*numbers: int) -> int:
     """Seed Python and numpy, which no framework seeds."""
-    seed = _seed(numbers)
+    words = [number % (1 << 32) for number in numbers]
+    seed = int(np.random.SeedSequence(words).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     return seed
@@ -69,11 +70,6 @@ class Drawing:
     ) -> None:
         self._inside = states()
         restore(self._outside)
-
-
-def _seed(numbers: tuple[int, ...]) -> int:
-    words = [number % (1 << 32) for number in numbers]
-    return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
 def states() -> tuple[Any, ...]:

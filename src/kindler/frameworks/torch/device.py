@@ -95,8 +95,12 @@ def held(
     columns: Sequence[Array], device: torch.device, wanted: bool | str
 ) -> Sequence[Callable[[slice | Array], Any]] | None:
     """None if columns stay as they are."""
-    if device.type != "cuda" or not columns or not all(map(_can_be_held, columns)):
-        return None
+    if (
+        device.type != "cuda"
+        or not columns
+        or not all(c.dtype.kind in "fib" or c.dtype == np.uint8 for c in columns)
+    ):
+        return None  # a GPU cannot index wide unsigned numbers
     size = sum(column.nbytes for column in columns)
     if wanted == "auto":
         wanted = size <= torch.cuda.mem_get_info(device)[0] // _MOST_HELD
@@ -104,11 +108,6 @@ def held(
         return [_Held(column, device) for column in columns]
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return [_Copied(column, device, stream) for column in columns]
-
-
-def _can_be_held(column: Array) -> bool:
-    """A GPU cannot index wide unsigned numbers."""
-    return column.dtype.kind in "fib" or column.dtype == np.uint8
 
 
 class _Column:
@@ -222,7 +221,9 @@ class PinnedStager:
             return tensors(columns, self._device)
         lent = [_lent(column) for column in columns]
         if not self._stages or not self._stages[0].takes(lent):
-            self._make_room(lent)
+            # All at once, so that scoring a few rows first serves as a warm-up.
+            self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._stages, self._next = [_Stage(lent) for _ in range(_STAGES)], 0
         stage = self._stages[self._next]
         self._next = (self._next + 1) % len(self._stages)
         filled = stage.filled(lent)
@@ -234,12 +235,6 @@ class PinnedStager:
         for tensor in carried:
             tensor.record_stream(current)
         return carried
-
-    def _make_room(self, columns: list[torch.Tensor]) -> None:
-        """All at once, so that scoring a few rows first serves as a warm-up."""
-        self._stream = self._stream or torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._stages = [_Stage(columns) for _ in range(_STAGES)]
-        self._next = 0
 
 
 class _Stage:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,30 +32,25 @@ from kindler.frameworks.torch.exchange import (
     reals,
 )
 from kindler.frameworks.torch.spec import TorchSpec, optimizer_kind
-from kindler.frameworks.torch.state import dump, parse
+from kindler.frameworks.torch.state import dump, parse, state_bytes
 from kindler.sync.shared_memory import Channel, shared_array
 
-_OF_ELEMENTS = (
-    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
-    *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
-)
-_OF_PARAMETERS = ("Adafactor", "Muon")
+_BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+_DIVISIONS = dict.fromkeys((*_BY_ELEMENT, "SGD"), "elements") | {
+    "Adafactor": "parameters",
+    "Muon": "parameters",
+}
 _CHUNK_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    place: int
-    start: int
-    stop: int
+Share: TypeAlias = tuple[int, int, int]  # the place of a parameter, and where in it the share begins and ends
 
 
 def by_elements(sizes: Sequence[int], ranks: int) -> list[list[Share]]:
     """For each rank its shares of parameters of these sizes: slices that differ by one element at most.
 
     >>> by_elements([5, 1, 2], 2)
-    [[Share(place=0, start=0, stop=4)], [Share(place=0, start=4, stop=5), Share(place=1, start=0, stop=1), \
-Share(place=2, start=0, stop=2)]]
+    [[(0, 0, 4)], [(0, 4, 5), (1, 0, 1), (2, 0, 2)]]
     """
     total = sum(sizes)
     bounds = [rank * total // ranks for rank in range(ranks + 1)]
@@ -66,7 +60,7 @@ Share(place=2, start=0, stop=2)]]
         for rank in range(ranks):
             start, stop = max(bounds[rank], begin), min(bounds[rank + 1], begin + size)
             if start < stop:
-                shares[rank].append(Share(place, start - begin, stop - begin))
+                shares[rank].append((place, start - begin, stop - begin))
         begin += size
     return shares
 
@@ -77,7 +71,7 @@ def by_parameters(sizes: Sequence[int], loads: list[int]) -> list[list[Share]]:
     `loads` is each rank's load so far, and is updated.
 
     >>> by_parameters([3, 9, 4], loads := [0, 0])
-    [[Share(place=1, start=0, stop=9)], [Share(place=0, start=0, stop=3), Share(place=2, start=0, stop=4)]]
+    [[(1, 0, 9)], [(0, 0, 3), (2, 0, 4)]]
     >>> loads
     [9, 7]
     """
@@ -86,46 +80,30 @@ def by_parameters(sizes: Sequence[int], loads: list[int]) -> list[list[Share]]:
         owner = owners[place] = loads.index(min(loads))
         loads[owner] += sizes[place]
     return [
-        [Share(place, 0, size) for place, size in enumerate(sizes) if size and owners[place] == rank]
+        [(place, 0, size) for place, size in enumerate(sizes) if size and owners[place] == rank]
         for rank in range(len(loads))
     ]
 
 
-@dataclass(slots=True, eq=False)
 class Piece:
     """A part of a parameter, which one rank moves.
 
-    `start` and `stop` count elements in memory order; `span` is its place in the bucket. `part` shares the
-    parameter's memory (in its shape if it is all of it, else flat); `flat` is the same as real numbers.
+    `start` and `stop` count elements in memory order; `span` is its place in the bucket, where the
+    parameter's values begin at `begin`. `part` shares the parameter's memory (in its shape if it is all of
+    it, else flat); `flat` is the same as real numbers.
     """
 
-    parameter: torch.nn.Parameter
-    start: int
-    stop: int
-    span: slice
-    result: torch.Tensor
-    part: torch.nn.Parameter
-    flat: torch.Tensor
-
-    @classmethod
-    def of(cls, member: Member, share: Share, begin: int) -> Piece:
-        """The parameter's values begin at `begin` in the bucket."""
-        parameter = member.parameter
-        width = 2 if parameter.is_complex() else 1
-        whole = share.stop - share.start == parameter.numel()
-        return cls(
-            parameter=parameter,
-            start=share.start,
-            stop=share.stop,
-            span=slice(begin + share.start * width, begin + share.stop * width),
-            result=member.result if whole else _in_memory(member.result)[share.start : share.stop],
-            part=torch.nn.Parameter(parameter.detach()),
-            flat=parameter.detach(),
-        )
-
-    @property
-    def is_whole(self) -> bool:
-        return self.stop - self.start == self.parameter.numel()
+    def __init__(self, member: Member, share: Share, begin: int) -> None:
+        _, self.start, self.stop = share
+        self.parameter = member.parameter
+        width = 2 if self.parameter.is_complex() else 1
+        self.span = slice(begin + self.start * width, begin + self.stop * width)
+        self.is_whole = self.stop - self.start == self.parameter.numel()
+        self.result = member.result
+        if not self.is_whole:
+            self.result = _in_memory(member.result)[self.start : self.stop]
+        self.part = torch.nn.Parameter(self.parameter.detach())
+        self.find()
 
     def find(self) -> None:
         if not is_dense(self.parameter):
@@ -270,7 +248,8 @@ def against_division(spec: TorchSpec, asked: str | None) -> list[str]:
 
 def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
     """`asked` is the user's claim, needed for unknown optimizers and refused if known to be wrong."""
-    known = _known(kind)
+    own = kind is getattr(torch.optim, kind.__name__, None)
+    known = _DIVISIONS.get(kind.__name__) if own else None
     if known == "parameters" and asked == "elements":
         raise ConfigError(
             f"optimizer {kind.__name__} moves a parameter by what the whole of it looks like (its rows and"
@@ -286,13 +265,6 @@ def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
             " Adafactor does; sync='allreduce' otherwise."
         )
     return division
-
-
-def _known(kind: type[torch.optim.Optimizer]) -> str | None:
-    for names, division in ((_OF_ELEMENTS, "elements"), (_OF_PARAMETERS, "parameters")):
-        if any(kind is getattr(torch.optim, name, None) for name in names):
-            return division
-    return None
 
 
 class DividedOptimizer(GradientSync):
@@ -380,12 +352,11 @@ class DividedOptimizer(GradientSync):
         for member in load.members:
             begins.append(begins[-1] + reals(member.parameter))
         by_rank = [
-            [Piece.of(load.members[share.place], share, begins[share.place]) for share in own]
-            for own in shares
+            [Piece(load.members[share[0]], share, begins[share[0]]) for share in own] for own in shares
         ]
         mine = by_rank[exchange.rank]
         self._own[load] = [
-            (share.place, piece) for share, piece in zip(shares[exchange.rank], mine, strict=True)
+            (share[0], piece) for share, piece in zip(shares[exchange.rank], mine, strict=True)
         ]
         self._parameters += [member.parameter for member in load.members]
         self._pieces += mine
@@ -433,16 +404,17 @@ class DividedOptimizer(GradientSync):
         clip_value: float | None,
     ) -> None:
         self._gathered = None
-        grads = [piece.part.grad for piece in self._pieces if piece.part.grad is not None]
-        if clip_value is not None and grads:
-            private.foreach_clamp_min_(grads, -clip_value)
-            private.foreach_clamp_max_(grads, clip_value)
+        parts = [piece.part for piece in self._pieces]
+        if clip_value is not None:
+            torch.nn.utils.clip_grad_value_(parts, clip_value)
         if clip_norm is not None:
-            self._clip_norm(grads, clip_norm)
+            norm = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
+            [[square]] = self._collective.sum([np.array([float(norm) ** 2])])
+            torch.nn.utils.clip_grads_with_norm_(parts, clip_norm, torch.tensor(float(np.sqrt(square))))
         with self._on_parts():
             step(self._optimizer)
-        for piece in self._pieces:
-            piece.part.grad = None
+        for part in parts:
+            part.grad = None
         if self._unseen:
             self._refuse_shapes()
             self._unseen = False
@@ -454,8 +426,7 @@ class DividedOptimizer(GradientSync):
 
     @property
     def nbytes(self) -> int:
-        values = (value for state in self._state.values() for value in state.values())
-        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return state_bytes(self._state)
 
     def gather(self) -> None:
         """Collects the state on the first rank, until the next step; every rank calls it."""
@@ -499,18 +470,6 @@ class DividedOptimizer(GradientSync):
             optimizer.state = kept
             for group, whole in zip(optimizer.param_groups, held, strict=True):
                 group["params"] = whole
-
-    def _clip_norm(self, grads: list[torch.Tensor], most: float) -> None:
-        """torch's clip_grad_norm_ with the norm over the pieces of all ranks."""
-        square = 0.0
-        if grads:
-            norms = torch.stack([norm.double() for norm in private.foreach_norm(grads)])
-            square = float(norms.square().sum().item())
-        [[total]] = self._collective.sum([np.array([square])])
-        norm = float(np.sqrt(total))
-        factor = most / (norm + 1e-6)
-        if grads and not factor >= 1.0:  # a norm that is not a number shows in the weights, as in torch
-            private.foreach_mul_(grads, factor)
 
     def _cut(self, whole: Mapping[str, Any], piece: Piece) -> dict[str, Any]:
         if piece.is_whole:

@@ -20,6 +20,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.torch import private
 from kindler.frameworks.torch.exchange import gpus_of, process_group
 from kindler.frameworks.torch.exchange_slices import division_of
+from kindler.frameworks.torch.state import state_bytes
 from kindler.group import Group
 
 dist: Any = tensor  # their stubs leave out much of what is used here
@@ -196,9 +197,7 @@ class FullySharded:
 
     @property
     def nbytes(self) -> int:
-        values = [value for state in self._optimizer.state.values() for value in state.values()]
-        local = [value.to_local() if isinstance(value, dist.DTensor) else value for value in values]
-        return sum(value.nbytes for value in local if isinstance(value, torch.Tensor))
+        return state_bytes(self._optimizer.state)
 
     def _cut(self, value: Any, name: str) -> Any:
         """`value` must be whole on all ranks."""

@@ -37,7 +37,9 @@ def pack_loader(loader: DataLoader[Any]) -> Callable[[], Any]:
 
 
 def open_loader(loader: DataLoader[Any], sharding: LoaderSharding) -> LoaderStream:
-    if says_sharded(loader, loader.dataset) or _has_distributed_sampler(loader):
+    samplers = (loader.sampler, *_nested(loader.batch_sampler))
+    own = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
+    if own or says_sharded(loader, loader.dataset):
         return _DataLoaderStream(loader, sharding)
     if type(loader).__iter__ is not DataLoader.__iter__:  # what it does on the way is its own affair
         return _DataLoaderStream(loader, sharding, every=True, shared=True)
@@ -195,11 +197,6 @@ def _dealt(loader: DataLoader[Any], sharding: LoaderSharding) -> Iterable[Any]:
 
 def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-
-
-def _has_distributed_sampler(loader: DataLoader[Any]) -> bool:
-    samplers = [loader.sampler, *_nested(loader.batch_sampler)]
-    return any(isinstance(sampler, DistributedSampler) for sampler in samplers)
 
 
 def _nested(sampler: Any) -> list[Any]:

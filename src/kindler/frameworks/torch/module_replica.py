@@ -122,8 +122,6 @@ class ModuleReplica(BaseReplica):
         self._guard: StepGuard | None = None
         self._schedules: Schedules | None = None
         self._looked_at_buffers = False
-        self._snapshot: list[torch.Tensor] = []
-        self._changed: list[bool] = []
         self._freezer = Freezer()
 
     spec_type: type[TorchSpec] = TorchSpec
@@ -143,7 +141,7 @@ class ModuleReplica(BaseReplica):
         """A model or step that computes its own loss may have labels among its inputs."""
         learns = isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
         return Facts(
-            labels="found" if isinstance(spec, StepSpec) or spec.loss == "model" else True,
+            labels="optional" if isinstance(spec, StepSpec) or spec.loss == "model" else True,
             gpus=has_gpu_build(),
             process_group=spec.process_group,
             has_instance=learns or isinstance(spec.model, torch.nn.Module),
@@ -273,13 +271,11 @@ class ModuleReplica(BaseReplica):
         if collective.rank != 0:
             self.load_state(state)
         self.parameters.look()
-        self._watch_buffers()
+        self._before = self._buffers()
 
-    def begin_epoch(self, epoch: int) -> None:
-        self.epoch, self.epoch_rows = epoch, 0
-        seed_own(self.seed, epoch, self.rank)
-        torch.manual_seed(fork_seed(self.seed, epoch, self.rank))
-        self._watch_buffers()
+    def _seed(self, *numbers: int) -> None:
+        super()._seed(*numbers)
+        torch.manual_seed(fork_seed(*numbers))
 
     def _count_rows(self, batch: Batch) -> None:
         self.epoch_rows += batch.rows
@@ -407,17 +403,6 @@ class ModuleReplica(BaseReplica):
                     target = known[group][name]
                     target.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(target.shape))
 
-    def _watch_buffers(self) -> None:
-        self._snapshot = self.tracked.copies() if self._others is not None else []
-        self._changed = [False] * len(self._snapshot)
-
-    def _buffer_changes(self) -> list[bool]:
-        """Changes in this epoch, including those before an interruption."""
-        if self._others is None:
-            return []
-        kept = zip(self.tracked.buffers(), self._snapshot, self._changed, strict=True)
-        return [changed or not torch.equal(now, then) for now, then, changed in kept]
-
     def _means_of_variances(self) -> dict[str, str]:
         places = {id(buffer): name for name, buffer in self._named_buffers().items()}
         mean_of = {}
@@ -432,9 +417,8 @@ class ModuleReplica(BaseReplica):
         super().merge_buffers()
 
     def _changes(self, buffers: Mapping[str, Array]) -> list[bool]:
-        assert self._others is not None, "one rank alone merges nothing"
-        odd = self.tracked.reshaped(self._others, self._snapshot)
-        return [flag and not other for flag, other in zip(self._buffer_changes(), odd, strict=True)]
+        odd = self.tracked.reshaped(self._joined, self._before)
+        return [flag and not other for flag, other in zip(super()._changes(buffers), odd, strict=True)]
 
     def freeze(self) -> Callable[[], Sequence[Buffer]]:
         return self._freezer.freeze(self._fields(), copy_now=self.tracked.buffers())
@@ -494,9 +478,10 @@ class ModuleReplica(BaseReplica):
         self._load_rng(fields["rng"])
 
     def _packed_local(self, fields: dict[str, Any]) -> bytes:
-        changed = self._buffer_changes()
-        buffers = {place: b for place, b in enumerate(self.tracked.buffers()) if changed and changed[place]}
-        return dump({**fields, "rng": self._rng(), "changed": changed, "buffers": buffers})
+        own = self._buffers() if self._others is not None else {}
+        named, changed = self._named_buffers(), super()._changes(own)
+        buffers = {int(name): named[name] for name, flag in zip(own, changed, strict=True) if flag}
+        return dump({**fields, "rng": self._rng(), "buffers": buffers})
 
     def _unpacked_local(self, data: bytes) -> tuple[dict[str, Any], Variables]:
         fields = parse(data)
@@ -504,18 +489,7 @@ class ModuleReplica(BaseReplica):
 
     def load_local_state(self, data: bytes) -> None:
         super().load_local_state(data)
-        fields = parse(data)
-        self._changed = fields["changed"]
-        self._load_rng(fields["rng"])
-
-    def join_local_states(self, states: Sequence[bytes], *, size: int) -> None:
-        super().join_local_states(states, size=size)
-        if self._others is not None:
-            # One rank alone had no reason to look which buffers it changes.
-            known = [flags for data in states if (flags := parse(data)["changed"])]
-            every = zip(*(known or [[True] * len(self._changed)]), strict=True)
-            self._changed = [any(flags) for flags in every]
-        torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+        self._load_rng(parse(data)["rng"])
 
     def _rng(self) -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None

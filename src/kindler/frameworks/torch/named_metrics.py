@@ -97,7 +97,9 @@ def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
     if plain == "log_loss":
         return Counted(name, lambda outputs, target: votes(outputs, target, "logarithm").log_loss())
     if plain in ("mse", "rmse", "mae"):
-        return Counted(name, _mae if plain == "mae" else _mse, math.sqrt if plain == "rmse" else float)
+        size = torch.abs if plain == "mae" else torch.square
+        errors = lambda outputs, target: (size(_differences(outputs, target)).sum(), target.numel())  # noqa: E731
+        return Counted(name, errors, math.sqrt if plain == "rmse" else float)
     if plain == "r2":
         return Gathered(name, _moments, _joined_moments, _r2)
     if plain == "auc":
@@ -146,14 +148,6 @@ def _top(name: str, k: int, loss: LossRule | None, outputs: torch.Tensor, target
         )
     best = votes.scores.topk(k, dim=1).indices
     return (best == votes.classes[:, None]).double().sum(), len(votes.classes)
-
-
-def _mse(outputs: torch.Tensor, target: torch.Tensor) -> Sums:
-    return _differences(outputs, target).square().sum(), target.numel()
-
-
-def _mae(outputs: torch.Tensor, target: torch.Tensor) -> Sums:
-    return _differences(outputs, target).abs().sum(), target.numel()
 
 
 def _differences(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -357,7 +351,10 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
     """For losses that do not say: class numbers, one-hot labels, or one output per row and labels 0 and 1."""
     if outputs.dim() > 1 and outputs.shape[1] > 1:
         slim = target.squeeze(1) if target.dim() == outputs.dim() and target.shape[1] == 1 else target
-        if _is_one_hot(outputs, target):
+        alike = target.shape == outputs.shape
+        if alike and bool(
+            ((target == 0) | (target == 1)).all() and (target.sum(dim=1) == 1).all()
+        ):  # one-hot
             slim = target.to(torch.uint8).argmax(dim=1)
         if slim.shape != (outputs.shape[0], *outputs.shape[2:]):
             raise unclear(
@@ -374,12 +371,6 @@ def _by_form(outputs: torch.Tensor, target: torch.Tensor, name: str, *, within: 
     if within and not bool(((outputs >= 0) & (outputs <= 1)).all()):
         raise unclear(name, "there are outputs outside 0 to 1, and the loss does not say where to cut scores")
     return _binary(outputs, target, "probabilities", name)
-
-
-def _is_one_hot(outputs: torch.Tensor, target: torch.Tensor) -> bool:
-    if target.shape != outputs.shape:
-        return False
-    return bool(((target == 0) | (target == 1)).all() and (target.sum(dim=1) == 1).all())
 
 
 def unclear(name: str, why: Any) -> ConfigError:

@@ -81,20 +81,17 @@ class _Rated:
 def step_optimizer(optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
     if type(optimizer) is torch.optim.SGD:
         for group in optimizer.param_groups:
-            if group["fused"] and group["momentum"] and _some_are_new(group, optimizer.state):
-                group["fused"] = None
+            if group["fused"] and group["momentum"]:  # which torch needs for all parameters or none
+                moved = [p for p in group["params"] if p.grad is not None]
+                have = ["momentum_buffer" in optimizer.state.get(p, ()) for p in moved]
+                if any(have) and not all(have):
+                    group["fused"] = None
     if scaler is None:
         if not step_fused_adam(optimizer):
             optimizer.step()
     else:
         scaler.step(optimizer)
         scaler.update()
-
-
-def _some_are_new(group: Mapping[str, Any], state: Mapping[Any, Any]) -> bool:
-    """torch's fused SGD needs momentum for all parameters or none."""
-    have = ["momentum_buffer" in state.get(p, ()) for p in group["params"] if p.grad is not None]
-    return any(have) and not all(have)
 
 
 def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:

@@ -35,6 +35,7 @@ from kindler.frameworks.torch.state import (
     group_names,
     load_optimizer,
     parse,
+    state_bytes,
     to_array,
 )
 from kindler.group import Group
@@ -155,8 +156,7 @@ class TorchReplica(ModuleReplica):
     def optimizer_bytes(self) -> int:
         if (division := self._fully or self._divided) is not None:
             return int(division.nbytes)
-        values = (value for state in self.optimizer.state.values() for value in state.values())
-        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+        return state_bytes(self.optimizer.state)
 
     def train_step(self, batch: Batch) -> None:
         if not batch.global_rows:

@@ -208,20 +208,15 @@ def no_metric(given: Any) -> str:
 
 def check(spec: TorchSpec) -> list[str]:
     """Must not run a creator."""
+    complaints = [*_model_complaints(spec), *_other_complaints(spec)]
     if not isinstance(spec, StepSpec):
-        return [*_model_complaints(spec), *_optimizer_complaints(spec), *_other_complaints(spec)]
-    complaints: list[str] = []
+        return [*complaints, *_optimizer_complaints(spec)]
     optimizers = spec.optimizer if isinstance(spec.optimizer, Mapping) else None
-    plain = {name: value for name, value in vars(spec).items() if name in TorchSpec.__dataclass_fields__}
-    alone = TorchSpec(**plain)
     if optimizers is None:
-        complaints = check(alone)
-    else:  # each optimizer by itself, the rest once
-        alone = replace(alone, scheduler_creator=None)
-        complaints = check(replace(alone, optimizer=None))
-        for name, optimizer in optimizers.items():
-            own = [c for c in check(replace(alone, optimizer=optimizer)) if c not in complaints]
-            complaints += [f"optimizer[{name!r}]: {complaint}" for complaint in own]
+        complaints += _optimizer_complaints(spec)
+    for name, optimizer in (optimizers or {}).items():
+        own = _optimizer_complaints(replace(spec, optimizer=optimizer, scheduler_creator=None))
+        complaints += [f"optimizer[{name!r}]: {complaint}" for complaint in own]
     return [*complaints, *_step_complaints(spec, optimizers)]
 
 

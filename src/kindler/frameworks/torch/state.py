@@ -287,12 +287,9 @@ class Tracked:
                 " computed anew."
             )
 
-    def reshaped(self, collective: Collective, before: Sequence[torch.Tensor]) -> list[bool]:
+    def reshaped(self, collective: Collective, before: Mapping[str, Array]) -> list[bool]:
         """True for buffers of another shape on some rank, which cannot be merged; every rank calls it."""
-        now = list(self.buffers())
-        if not now:
-            return []
-        mine = [buffer.shape != then.shape for buffer, then in zip(now, before, strict=True)]
+        mine = [b.shape != before[str(place)].shape for place, b in enumerate(self.buffers())]
         odd = [bool(flag) for flag in collective.sum([np.array(mine, np.int64)])[0]]
         lasting = set(self._lasting())
         for name, flag in zip(self._names, odd, strict=True):
@@ -475,6 +472,12 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 def named_parameters(modules: Modules) -> dict[str, torch.nn.Parameter]:
     return {prefix + name: p for prefix, module in modules.items() for name, p in module.named_parameters()}
+
+
+def state_bytes(state: Mapping[Any, Mapping[str, Any]]) -> int:
+    """This rank's part of an optimizer's state."""
+    values = (value for own in state.values() for value in own.values() if isinstance(value, torch.Tensor))
+    return sum((v.to_local() if hasattr(v, "to_local") else v).nbytes for v in values)
 
 
 class Modes:

@@ -68,7 +68,7 @@ class StepGuard:
     def replayed(self, step: int, loss: torch.Tensor, source: LabelSource, rows: int) -> None:
         """Looks at it soon, without waiting for the GPU."""
         where = LabelSource((), (), source.where)  # which does not keep the batch
-        self._watch.note(step, loss, lambda: (_first_rows(where, rows), ""), _brought)
+        self._watch.note(step, loss, lambda: (_first_rows(where, rows), ""), _values)
 
     def left_out(
         self,
@@ -107,7 +107,7 @@ def _first_rows(source: LabelSource, rows: int) -> list[int | str]:
     return [source.where(row) for row in range(min(rows, _SHOWN_ROWS))]
 
 
-def _brought(losses: Sequence[torch.Tensor]) -> list[float]:
+def _values(losses: Sequence[torch.Tensor]) -> list[float]:
     values: list[float] = torch.stack([loss.float() for loss in losses]).tolist() if losses else []
     return values
 
