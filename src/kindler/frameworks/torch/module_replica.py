@@ -19,6 +19,9 @@ from kindler.frameworks.contract import Facts, Scored, Variables
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
+from kindler.frameworks.torch import losses, optim
+from kindler.frameworks.torch import spec as specs
+from kindler.frameworks.torch import state as states
 from kindler.frameworks.torch.device import (
     PendingOutputs,
     PinnedStager,
@@ -29,50 +32,8 @@ from kindler.frameworks.torch.device import (
     tensors,
 )
 from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, Tensors, against_row_weights
-from kindler.frameworks.torch.losses import (
-    LossList,
-    ModelLoss,
-    label_arguments,
-    loss_parts,
-    weight_parts,
-)
 from kindler.frameworks.torch.metrics import Counter, named_metrics
-from kindler.frameworks.torch.optim import (
-    Optimizers,
-    Schedules,
-    build_optimizers,
-    build_schedules,
-    bytes_to_come,
-    with_rate,
-)
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
-from kindler.frameworks.torch.spec import (
-    SPARSE,
-    StepSpec,
-    TorchSpec,
-    build_loss,
-    build_model,
-    check,
-    loads,
-    synchronized,
-    unfit_inputs,
-)
-from kindler.frameworks.torch.state import (
-    Freezer,
-    Modes,
-    Parameters,
-    Tracked,
-    dump,
-    fork_seed,
-    named_parameters,
-    parse,
-    parse_weights,
-    recall_trained,
-    save_weights,
-    scoring_model,
-    to_array,
-    trained,
-)
 from kindler.frameworks.torch.step_guard import StepGuard
 from kindler.frameworks.torch.trials import TriedLoss, TriedModel
 
@@ -89,7 +50,7 @@ class ModuleReplica(BaseReplica):
 
     def __init__(
         self,
-        spec: TorchSpec,
+        spec: specs.TorchSpec,
         *,
         device: str = "auto",
         local_rank: int = 0,
@@ -109,56 +70,58 @@ class ModuleReplica(BaseReplica):
                 torch.set_float32_matmul_precision("high")
                 torch.backends.cudnn.allow_tf32 = True
         torch.manual_seed(self.seed)
-        self.model: torch.nn.Module = build_model(spec).to(self.device)
+        self.model: torch.nn.Module = specs.build_model(spec).to(self.device)
         seed_own(self.seed, 0, self.rank)
         torch.manual_seed(self.seed + self.rank)
         self._names, self._label_names = feature_names, label_names
         self._label_shapes = None if label_shapes is None else [tuple(shape) for shape in label_shapes]
-        self._modes = Modes(self.model)
+        self._modes = states.Modes(self.model)
         self._given = {name: p.requires_grad for name, p in self.model.named_parameters()}
         self._trial: TriedModel | None = None
         self._tried: TriedLoss | None = None
         self._row_weights: RowWeights | None = None
         self._guard: StepGuard | None = None
-        self._schedules: Schedules | None = None
+        self._schedules: optim.Schedules | None = None
         self._looked_at_buffers = False
-        self._freezer = Freezer()
+        self._freezer = states.Freezer()
 
-    spec_type: type[TorchSpec] = TorchSpec
-    check = staticmethod(check)
+    spec_type: type[specs.TorchSpec] = specs.TorchSpec
+    check = staticmethod(specs.check)
 
     @classmethod
-    def make_spec(cls, **options: Any) -> TorchSpec:
+    def make_spec(cls, **options: Any) -> specs.TorchSpec:
         spec = cls.spec_type(**{**options, "config": dict(options.get("config") or {})})
         if complaints := cls.check(spec):
             raise ConfigError("\n".join(complaints))
         return spec
 
-    loads = staticmethod(loads)
+    loads = staticmethod(specs.loads)
 
     @classmethod
-    def facts(cls, spec: TorchSpec) -> Facts:
+    def facts(cls, spec: specs.TorchSpec) -> Facts:
         """A model or step that computes its own loss may have labels among its inputs."""
         learns = isinstance(spec.loss, torch.nn.Module) and any(True for _ in spec.loss.parameters())
         return Facts(
-            labels="optional" if isinstance(spec, StepSpec) or spec.loss == "model" else True,
+            labels="optional" if isinstance(spec, specs.StepSpec) or spec.loss == "model" else True,
             gpus=has_gpu_build(),
             process_group=spec.process_group,
             has_instance=learns or isinstance(spec.model, torch.nn.Module),
         )
 
     @classmethod
-    def changed(cls, spec: TorchSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> TorchSpec:
+    def changed(
+        cls, spec: specs.TorchSpec, *, config: Mapping[str, Any], learning_rate: float | None
+    ) -> specs.TorchSpec:
         spec = with_config(spec, config)
         if learning_rate is None:
             return spec
-        return replace(spec, optimizer=with_rate(spec.optimizer, learning_rate))
+        return replace(spec, optimizer=optim.with_rate(spec.optimizer, learning_rate))
 
     @classmethod
     def scoring_model(
-        cls, spec: TorchSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
+        cls, spec: specs.TorchSpec, live: Any, state: Callable[[], bytes], before: ScoringModel | None
     ) -> ScoringModel:
-        return scoring_model(spec, None if live is None else live.model, state(), before)
+        return states.scoring_model(spec, None if live is None else live.model, state(), before)
 
     @property
     def on_gpu(self) -> bool:
@@ -178,12 +141,12 @@ class ModuleReplica(BaseReplica):
         varying = self._label_shapes is not None
         rule: LossRule
         if self.spec.loss == "model":
-            rule = ModelLoss(self.model, self._label_arguments)
+            rule = losses.ModelLoss(self.model, self._label_arguments)
             self._trial = TriedModel(rule, half=self.spec.precision is not None)
-        elif (parts := loss_parts(self.spec.loss)) is not None:
-            rule = LossList(
+        elif (parts := losses.loss_parts(self.spec.loss)) is not None:
+            rule = losses.LossList(
                 {name: self._built_loss(replace(self.spec, loss=loss)) for name, loss in parts.items()},
-                weight_parts(self.spec.loss_weights, list(parts)),
+                losses.weight_parts(self.spec.loss_weights, list(parts)),
                 named=isinstance(self.spec.loss, Mapping),
                 labels=self._label_names,
                 varying=varying,
@@ -194,8 +157,8 @@ class ModuleReplica(BaseReplica):
             self._tried = TriedLoss(rule, self.device, accumulates=self.spec.accumulation_steps > 1)
         return rule
 
-    def _built_loss(self, spec: TorchSpec) -> Any:
-        loss = build_loss(spec)
+    def _built_loss(self, spec: specs.TorchSpec) -> Any:
+        loss = specs.build_loss(spec)
         return loss.to(self.device) if isinstance(loss, torch.nn.Module) else loss
 
     def _learning_loss(self) -> torch.nn.Module | None:
@@ -211,19 +174,19 @@ class ModuleReplica(BaseReplica):
     def _named_metrics(self) -> dict[str, Any]:
         loss = self.loss if self.spec.loss is not None else None
         metrics = named_metrics(self.spec.metrics, self.spec.config, loss)
-        return metrics | (loss.metrics() if isinstance(loss, LossList) else {})
+        return metrics | (loss.metrics() if isinstance(loss, losses.LossList) else {})
 
     @cached_property
     def counter(self) -> Counter:
         return Counter(self._named_metrics(), self.device)
 
     @cached_property
-    def parameters(self) -> Parameters:
-        return Parameters(self.model, self.optimizer)
+    def parameters(self) -> states.Parameters:
+        return states.Parameters(self.model, self.optimizer)
 
     @cached_property
-    def tracked(self) -> Tracked:
-        return Tracked(*self._modules().values())
+    def tracked(self) -> states.Tracked:
+        return states.Tracked(*self._modules().values())
 
     def hold(self, columns: Sequence[Array]) -> Sequence[Callable[[slice | Array], Any]] | None:
         return held(columns, self.device, self.spec.device_cache)
@@ -234,15 +197,15 @@ class ModuleReplica(BaseReplica):
                 parameter.requires_grad_(self._given.get(name, parameter.requires_grad))
 
     @cached_property
-    def optimizers(self) -> Optimizers:
+    def optimizers(self) -> optim.Optimizers:
         if self.spec.loss is not None:
             _ = self.loss  # on its device before an optimizer takes its parameters
         optimizers, self._schedules = self._build_optimizers()
         return optimizers
 
-    def _build_optimizers(self) -> tuple[Optimizers, Schedules | None]:
-        optimizers = build_optimizers(self.spec, self.model)
-        return optimizers, build_schedules(self.spec, optimizers)
+    def _build_optimizers(self) -> tuple[optim.Optimizers, optim.Schedules | None]:
+        optimizers = optim.build_optimizers(self.spec, self.model)
+        return optimizers, optim.build_schedules(self.spec, optimizers)
 
     @property
     def optimizer(self) -> Any:
@@ -263,10 +226,10 @@ class ModuleReplica(BaseReplica):
         self._collective = collective
         if collective.size == 1:
             return
-        if not self.spec.process_group and (complaints := synchronized(self.model)):
+        if not self.spec.process_group and (complaints := specs.synchronized(self.model)):
             raise ConfigError(complaints[0])
         if any(isinstance(one, torch.optim.SparseAdam) for one in self.optimizers.named.values()):
-            raise ConfigError(SPARSE)
+            raise ConfigError(specs.SPARSE)
         state = share_bytes(collective, self.state() if collective.rank == 0 else b"")
         if collective.rank != 0:
             self.load_state(state)
@@ -275,7 +238,7 @@ class ModuleReplica(BaseReplica):
 
     def _seed(self, *numbers: int) -> None:
         super()._seed(*numbers)
-        torch.manual_seed(fork_seed(*numbers))
+        torch.manual_seed(states.fork_seed(*numbers))
 
     def _count_rows(self, batch: Batch) -> None:
         self.epoch_rows += batch.rows
@@ -300,7 +263,7 @@ class ModuleReplica(BaseReplica):
             trains, by_class = torch.is_grad_enabled(), rule.by_class
             labels, weights = self._row_weights.split(labels, trains=trains, by_class=by_class)
         with self._precision():
-            if isinstance(rule, ModelLoss):
+            if isinstance(rule, losses.ModelLoss):
                 inputs = self._inputs(features, labels)
                 outputs = self._called(self._compiled, inputs)
                 judged = rule.judge(outputs, inputs, rows)
@@ -341,7 +304,7 @@ class ModuleReplica(BaseReplica):
 
     def merge_tallies(self, tallies: Sequence[bytes]) -> dict[str, float]:
         merged = self.counter.merge(tallies)
-        if self.spec.loss is not None and isinstance(rule := self.loss, LossList):
+        if self.spec.loss is not None and isinstance(rule := self.loss, losses.LossList):
             merged["loss"] = rule.combined(merged)
         return merged
 
@@ -367,9 +330,9 @@ class ModuleReplica(BaseReplica):
 
     def _trained(self) -> dict[str, torch.Tensor]:
         """Parameters that belong to no module are named by their number."""
-        known = {id(p): name for name, p in named_parameters(self._modules()).items()}
-        trained = enumerate(self.parameters.trained)
-        return {known.get(id(p), f"parameter {place}"): p for place, p in trained}
+        known = {id(p): name for name, p in states.named_parameters(self._modules()).items()}
+        all_ = enumerate(self.parameters.trained)
+        return {known.get(id(p), f"parameter {place}"): p for place, p in all_}
 
     def write(self, arrays: Sequence[Array]) -> None:
         self._freezer.wait()
@@ -389,14 +352,14 @@ class ModuleReplica(BaseReplica):
             "buffers": self._named_buffers,
         }
         wanted = [group for group in tensors if not groups or group in groups]
-        return {group: {n: to_array(t) for n, t in tensors[group]().items()} for group in wanted}
+        return {group: {n: states.to_array(t) for n, t in tensors[group]().items()} for group in wanted}
 
     def _named_buffers(self) -> dict[str, torch.Tensor]:
         return {str(place): buffer for place, buffer in enumerate(self.tracked.buffers())}
 
     def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
-        trained = self._trained() if variables.get("parameters") else {}
-        known = {"parameters": trained, "buffers": self._named_buffers()}
+        parameters = self._trained() if variables.get("parameters") else {}
+        known = {"parameters": parameters, "buffers": self._named_buffers()}
         with torch.no_grad():
             for group, arrays_by_name in variables.items():
                 for name, array in arrays_by_name.items():
@@ -424,7 +387,7 @@ class ModuleReplica(BaseReplica):
         return self._freezer.freeze(self._fields(), copy_now=self.tracked.buffers())
 
     def state(self) -> bytes:
-        return dump(self._fields())
+        return states.dump(self._fields())
 
     def wait_for_copy(self) -> None:
         self._freezer.wait()
@@ -434,7 +397,7 @@ class ModuleReplica(BaseReplica):
         return {
             "model": self._model_state(),
             "loss": loss.state_dict() if loss is not None else None,
-            "trained": trained(self._modules()),
+            "trained": states.trained(self._modules()),
             "resting": sorted(self._modes.resting),
             **(self._optimizer_fields() if self._optimizes else _NO_OPTIMIZER),
             "rng": self._rng(),
@@ -459,10 +422,10 @@ class ModuleReplica(BaseReplica):
     def expected_bytes(self) -> int:
         """Includes what optimizers will add in their first step."""
         optimizers = self.optimizers.named.values() if self._optimizes else ()
-        return len(self.state()) + sum(map(bytes_to_come, optimizers))
+        return len(self.state()) + sum(map(optim.bytes_to_come, optimizers))
 
     def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        fields = parse(data)
+        fields = states.parse(data)
         self._freezer.wait()
         self.model.load_state_dict(fields["model"])
         if weights_only_model:
@@ -473,7 +436,7 @@ class ModuleReplica(BaseReplica):
         self._modes.recall(fields["resting"])
         if fields["optimizer"] is not None and self.spec.optimizer is not None:
             self._load_optimizer_fields(fields)
-        recall_trained(fields["trained"], self._modules())
+        states.recall_trained(fields["trained"], self._modules())
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 
@@ -481,15 +444,15 @@ class ModuleReplica(BaseReplica):
         own = self._buffers() if self._others is not None else {}
         named, changed = self._named_buffers(), super()._changes(own)
         buffers = {int(name): named[name] for name, flag in zip(own, changed, strict=True) if flag}
-        return dump({**fields, "rng": self._rng(), "buffers": buffers})
+        return states.dump({**fields, "rng": self._rng(), "buffers": buffers})
 
     def _unpacked_local(self, data: bytes) -> tuple[dict[str, Any], Variables]:
-        fields = parse(data)
-        return fields, {"buffers": {str(place): to_array(b) for place, b in fields["buffers"].items()}}
+        fields = states.parse(data)
+        return fields, {"buffers": {str(place): states.to_array(b) for place, b in fields["buffers"].items()}}
 
     def load_local_state(self, data: bytes) -> None:
         super().load_local_state(data)
-        self._load_rng(parse(data)["rng"])
+        self._load_rng(states.parse(data)["rng"])
 
     def _rng(self) -> dict[str, Any]:
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -497,7 +460,7 @@ class ModuleReplica(BaseReplica):
 
     def _load_rng(self, rng: Mapping[str, Any]) -> None:
         if rng["rank"] != self.rank:  # another rank's dropout masks must not become this one's
-            torch.manual_seed(fork_seed(self.seed, self.epoch, self.rank, self.step))
+            torch.manual_seed(states.fork_seed(self.seed, self.epoch, self.rank, self.step))
             return
         torch.set_rng_state(rng["cpu"])
         if rng["cuda"] is not None and self.device.type == "cuda":
@@ -507,11 +470,11 @@ class ModuleReplica(BaseReplica):
         return self.model.eval()
 
     def weights(self) -> bytes:
-        return save_weights(self._model_state())
+        return states.save_weights(self._model_state())
 
     def load_weights(self, data: bytes) -> None:
         self._freezer.wait()
-        self._load_model(parse_weights(data))
+        self._load_model(states.parse_weights(data))
 
     def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
         self.model.load_state_dict(state)
@@ -569,7 +532,7 @@ class ModuleReplica(BaseReplica):
             try:
                 return self._compiled(*features)
             except TypeError as exc:
-                problem = unfit_inputs(self.model, self._names_of(features))
+                problem = specs.unfit_inputs(self.model, self._names_of(features))
                 if problem is None:
                     raise
                 raise ConfigError(problem) from exc
@@ -587,7 +550,7 @@ class ModuleReplica(BaseReplica):
 
     @cached_property
     def _label_arguments(self) -> tuple[str, ...]:
-        return label_arguments(self.model, self._label_names, self._names)
+        return losses.label_arguments(self.model, self._label_names, self._names)
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -615,13 +578,13 @@ class ModuleReplica(BaseReplica):
 _NO_OPTIMIZER = {"groups": None, "optimizer": None, "scheduler": None}
 
 
-def row_weight_complaints(spec: TorchSpec) -> list[str]:
+def row_weight_complaints(spec: specs.TorchSpec) -> list[str]:
     """Runs the loss's creator, if it has one."""
     if spec.loss is None:  # which is complained about where one is needed
         return []
     if not callable(spec.loss):
         return against_row_weights(spec.loss)
     try:
-        return against_row_weights(build_loss(spec))
+        return against_row_weights(specs.build_loss(spec))
     except Exception:  # noqa: BLE001 - a creator of the user's: its error is the worker's to tell
         return []

@@ -13,36 +13,30 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, keywords, title
 from kindler.frameworks.torch import private
-from kindler.frameworks.torch.spec import (
-    CLOSURE,
-    PLATEAU_STEP,
-    TorchSpec,
-    is_optimizer_class,
-    needs_closure,
-)
-from kindler.frameworks.torch.state import group_names, load_optimizer
+from kindler.frameworks.torch import spec as specs
+from kindler.frameworks.torch import state as states
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = (torch.float32, torch.float64)
 ONLY = "optimizer"  # the name of one that was given without a name
 
 
-def build_optimizer(spec: TorchSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(spec: specs.TorchSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
     """`model` must be on its device already."""
     given = spec.optimizer
     if given is None:
         raise ConfigError("training needs an optimizer.\nHint: pass optimizer=torch.optim.Adam, say.")
     if isinstance(given, torch.optim.Optimizer):
         optimizer = given
-    elif is_optimizer_class(given):
+    elif specs.is_optimizer_class(given):
         by_name = "params" in keywords(given)
         optimizer = given(params=model.parameters()) if by_name else given(model.parameters())
     else:
         optimizer = call(given, model, spec.config)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"{title(given)} must return a torch.optim.Optimizer, it returned {optimizer!r}.")
-    if needs_closure(type(optimizer)):
-        raise ConfigError(CLOSURE.format(name=type(optimizer).__name__))
+    if specs.needs_closure(type(optimizer)):
+        raise ConfigError(specs.CLOSURE.format(name=type(optimizer).__name__))
     _fuse(optimizer, model)
     if optimizer.state:  # a used instance: its state follows the parameters to their device
         optimizer.load_state_dict(optimizer.state_dict())
@@ -60,7 +54,7 @@ def with_rate(given: Any, rate: float) -> Any:
         )
     if isinstance(given, torch.optim.Optimizer):
         return _rated(given, rate)
-    return functools.partial(given, lr=rate) if is_optimizer_class(given) else _Rated(given, rate)
+    return functools.partial(given, lr=rate) if specs.is_optimizer_class(given) else _Rated(given, rate)
 
 
 def _rated(optimizer: Any, rate: float) -> Any:
@@ -228,7 +222,7 @@ class Optimizers:
     def kept(self, modules: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
         """Includes the names of the parameters."""
         return {
-            name: {"state": optimizer.state_dict(), "groups": group_names(optimizer, modules)}
+            name: {"state": optimizer.state_dict(), "groups": states.group_names(optimizer, modules)}
             for name, optimizer in self.named.items()
         }
 
@@ -240,7 +234,7 @@ class Optimizers:
                 "Hint: name them as they were named then; or take only the weights, with Estimator.load()."
             )
         for name, optimizer in self.named.items():
-            load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)
+            states.load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,14 +286,14 @@ class Schedules:
             self.named[name].load_state_dict(state[name])
 
 
-def build_optimizers(spec: TorchSpec, model: torch.nn.Module) -> Optimizers:
+def build_optimizers(spec: specs.TorchSpec, model: torch.nn.Module) -> Optimizers:
     given = spec.optimizer if isinstance(spec.optimizer, Mapping) else {ONLY: spec.optimizer}
     return Optimizers(
         {str(name): build_optimizer(replace(spec, optimizer=one), model) for name, one in given.items()}
     )
 
 
-def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None:
+def build_schedules(spec: specs.TorchSpec, optimizers: Optimizers) -> Schedules | None:
     given = spec.scheduler_creator
     if given is None:
         return None
@@ -313,7 +307,7 @@ def build_schedules(spec: TorchSpec, optimizers: Optimizers) -> Schedules | None
             )
         if isinstance(scheduler, ReduceLROnPlateau):
             if spec.scheduler_step == "step":
-                raise ConfigError(PLATEAU_STEP)
+                raise ConfigError(specs.PLATEAU_STEP)
             if scheduler.mode == "max":
                 raise ConfigError(
                     "ReduceLROnPlateau(mode='max') waits for a metric that grows, but receives the training"

@@ -17,6 +17,7 @@ from kindler.errors import ConfigError
 from kindler.frameworks.contract import Use
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.torch import private
+from kindler.frameworks.torch import state as torch_state
 from kindler.frameworks.torch.device import backward_on, preload, resolve_device
 from kindler.frameworks.torch.exchange import GradientSync, TorchExchange
 from kindler.frameworks.torch.exchange_slices import DividedOptimizer, against_division, division_of
@@ -28,16 +29,6 @@ from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_co
 from kindler.frameworks.torch.optim import ONLY, step_optimizer
 from kindler.frameworks.torch.outputs import flat
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, loads, missing
-from kindler.frameworks.torch.state import (
-    EVERY_WORKER,
-    agree_on,
-    dump,
-    group_names,
-    load_optimizer,
-    parse,
-    state_bytes,
-    to_array,
-)
 from kindler.group import Group
 
 _MOST_BEGINS = 64
@@ -156,7 +147,7 @@ class TorchReplica(ModuleReplica):
     def optimizer_bytes(self) -> int:
         if (division := self._fully or self._divided) is not None:
             return int(division.nbytes)
-        return state_bytes(self.optimizer.state)
+        return torch_state.state_bytes(self.optimizer.state)
 
     def train_step(self, batch: Batch) -> None:
         if not batch.global_rows:
@@ -240,7 +231,7 @@ class TorchReplica(ModuleReplica):
         self._begin_step()
         trained = self.parameters.trained
         if not batch.rows:
-            return Gradients([np.zeros_like(to_array(parameter)) for parameter in trained], 0.0)
+            return Gradients([np.zeros_like(torch_state.to_array(parameter)) for parameter in trained], 0.0)
         weight = self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
@@ -268,7 +259,7 @@ class TorchReplica(ModuleReplica):
         self.step += 1
 
     def join_parts(self, states: Sequence[bytes], owned: Sequence[Sequence[int]]) -> bytes:
-        fields = [parse(data) for data in states]
+        fields = [torch_state.parse(data) for data in states]
         whole, names = fields[0], self.names()
         order = {name: place for place, name in enumerate(n for group in whole["groups"] for n in group)}
         for part, places in zip(fields[1:], owned[1:], strict=True):
@@ -278,7 +269,7 @@ class TorchReplica(ModuleReplica):
                 whole[home][own] = part[home][own]
                 if (kept := part["optimizer"]["state"].get(order[name])) is not None:
                     whole["optimizer"]["state"][order[name]] = kept
-        return dump(whole)
+        return torch_state.dump(whole)
 
     def _begin_step(self) -> list[torch.nn.Parameter]:
         _ = self.optimizer, self.tracked  # built before anything runs in training mode
@@ -329,7 +320,9 @@ class TorchReplica(ModuleReplica):
 
     def _optimizer_fields(self) -> dict[str, Any]:
         optimizer = self.optimizer
-        names = group_names(optimizer, self._modules()) if self._fully is None else self._fully.groups
+        names = (
+            torch_state.group_names(optimizer, self._modules()) if self._fully is None else self._fully.groups
+        )
         fields = {
             "groups": names,
             "optimizer": (self._fully or self._divided or optimizer).state_dict(),
@@ -338,7 +331,7 @@ class TorchReplica(ModuleReplica):
         return fields if self._scaler is None else {**fields, "scaler": self._scaler.state_dict()}
 
     def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
-        load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
+        torch_state.load_optimizer(self.optimizer, fields["optimizer"], fields["groups"], self._modules())
         self._set_capturable(self.optimizer)
         if fields["scheduler"] is not None and self.scheduler is not None:
             self.scheduler.load_state_dict(fields["scheduler"])
@@ -358,9 +351,9 @@ class TorchReplica(ModuleReplica):
         if not self._exchange.all_announced():
             raise ConfigError(
                 "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and"
-                f" others have not.\nHint: {EVERY_WORKER}"
+                f" others have not.\nHint: {torch_state.EVERY_WORKER}"
             )
-        agree_on(self._joined, fresh)
+        torch_state.agree_on(self._joined, fresh)
         self._exchange.extend(fresh)
         self.parameters.exchange(fresh)
 
@@ -497,6 +490,6 @@ def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:
 
 def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
     if parameter.grad is None:
-        return np.zeros_like(to_array(parameter))
-    array = to_array(parameter.grad)
+        return np.zeros_like(torch_state.to_array(parameter))
+    array = torch_state.to_array(parameter.grad)
     return array if scale == 1.0 else array * array.dtype.type(scale)
