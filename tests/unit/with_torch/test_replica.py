@@ -339,6 +339,31 @@ def test_tallies_and_randomness_go_on_in_the_middle_of_an_epoch() -> None:
     assert figures[0]["num_samples"] == 24
 
 
+def test_tallies_in_checkpoints_of_earlier_versions_are_counted_together() -> None:
+    from kindler.frameworks.torch.state import dump, parse
+
+    replica = _replica(_dropping, nn.BCEWithLogitsLoss(), metrics=["accuracy", "auc"])
+    replica.begin_epoch(1)
+    replica.train_step(batch(X, Y > 0))
+    fields, expected = parse(replica.local_state()), replica.loss_sums()
+    tallies = fields["tallies"]
+    sums = tallies.pop("sums")
+    loss, weight = sums.pop("loss")
+    tallies |= {"loss": loss, "weight": weight}
+    tallies |= {
+        key: {name: both[place] for name, both in sums.items()}
+        for place, key in enumerate(("means", "counts"))
+    }
+    earlier = dump({**fields, "tallies": tallies, "changed": []})
+
+    replica.load_local_state(earlier)
+    assert replica.loss_sums() == pytest.approx(expected)
+    replica.join_local_states([earlier, earlier], size=1)
+    assert replica.loss_sums() == pytest.approx([2 * number for number in expected])
+    merged = replica.merge_tallies([replica.take_tallies()])
+    assert (merged["num_samples"], 0 <= merged["accuracy"] <= 1, 0 <= merged["auc"] <= 1) == (24, True, True)
+
+
 def test_an_epoch_is_the_same_whatever_came_before_it() -> None:
     draws = []
     for before in (0, 3):

@@ -16,6 +16,7 @@ from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.frameworks.torch.lightning_replica import LightningSpec
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check, loads, resolve_device
 from kindler.frameworks.torch.spec import StepSpec
 from tests.unit.with_torch.rows import batch
@@ -49,6 +50,11 @@ def test_a_spec_that_names_its_class_where_it_was_before_is_read() -> None:
 
     assert moved != data
     assert loads(moved) == StepSpec(model=nn.Linear, train_step=print)
+
+    data = pickle.dumps(LightningSpec(model=nn.Linear), protocol=0)
+    moved = data.replace(b"frameworks.torch.lightning_replica\n", b"frameworks.torch.lightning_spec\n")
+    assert moved != data
+    assert loads(moved) == LightningSpec(model=nn.Linear)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_an_optimizer_instance_that_needs_a_closure_is_refused() -> None:
         ),
         (
             {"scheduler_creator": lambda o: ReduceLROnPlateau(o, mode="max")},
-            "is shown the training loss of each epoch",
+            "receives the training loss of each epoch",
         ),
         ({"loss": lambda outputs, smoothing=0.1: nn.MSELoss()}, "must return a tensor, it returned MSELoss"),
     ],

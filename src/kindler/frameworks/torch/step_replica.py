@@ -283,9 +283,11 @@ class StepReplica(ModuleReplica):
             parameter.grad = None
         share = 1.0
         if self._shares:
-            places = [None, *named]
-            code = places.index(name) * 2 + (weight is not None)
-            share = self._share(code, weight)
+            code = [None, *named].index(name) * 2 + (weight is not None) + 1
+            own = float(self.run.rows if weight is None or not self.run.rows else weight)
+            weights = self._agree(code, own)  # at the same place of the step on all ranks
+            total = self.run.global_rows if weight is None else weights
+            share = own / total if total else 0.0
         if self._gather is not None:
             self._gather.share = share
         self._ours = True
@@ -306,13 +308,6 @@ class StepReplica(ModuleReplica):
                 parameter.grad = new if old is None else old if new is None else old + new
                 if parameter.grad is not None:
                     self._made[id(parameter)] = weakref.ref(parameter.grad)
-
-    def _share(self, code: int, weight: float | torch.Tensor | None) -> float:
-        """Checks that all ranks are at the same place of the step."""
-        own = float(self.run.rows if weight is None or not self.run.rows else weight)
-        weights = self._agree(code + 1, own)
-        total = self.run.global_rows if weight is None else weights
-        return own / total if total else 0.0
 
     def _exchanged(
         self, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], share: float

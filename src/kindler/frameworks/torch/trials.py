@@ -32,6 +32,10 @@ _STEP_HINT = (
     f"{_HOW_TO_GATHER}. If it is a mean over something else than rows, say what it was divided by:"
     " run.backward(loss, weight=...), or run.minimize(loss, weight=...). A loss with a weight is not tried."
 )
+_MODEL_HINT = (
+    "give the model a method loss_divisor(outputs, inputs), which returns what its loss was divided by (the"
+    " tokens that count, say); or pass a loss function; or train with workers=1 and accumulation_steps=1."
+)
 
 
 class TriedLoss:
@@ -58,18 +62,16 @@ class TriedLoss:
     def __call__(self, outputs: Any, targets: Tensors, rows: int, weights: torch.Tensor | None) -> None:
         batch = (outputs, targets, weights)
         halves = any(_is_half(leaf) for leaf in private.tree_leaves(batch))
-        try:
-            difference = self._difference(batch, rows, wide=True)
-        except Exception:  # noqa: BLE001 - the step itself shows what is wrong with the loss
-            difference = None
-            undecided = True
-        else:
-            undecided = difference is not None and bool(difference.problem)
-        if undecided and halves:  # a loss that cannot do with numbers of another precision than its own
+        difference: Difference | None = None
+        # Again for a loss that cannot do with numbers of another precision than its own.
+        for wide in (True, False) if halves else (True,):
             try:
-                difference = self._difference(batch, rows, wide=False)
-            except Exception:  # noqa: BLE001
+                difference = self._difference(batch, rows, wide=wide)
+            except Exception:  # noqa: BLE001 - the step itself shows what is wrong with the loss
                 difference = None
+            else:
+                if difference is None or not difference.problem:
+                    break
         if difference is not None:
             name = list(self._rule.unknown_parts())[difference.place]
             why, how = "several workers", _HOW_TO_GATHER
@@ -135,10 +137,11 @@ class TriedModel:
 
     def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
         telling = self._telling and self._rule.differ(inputs)
-        if not (self._first or telling):
+        if rows < 2 or not (self._first or telling):
             return
         self._first, self._telling = False, self._telling and not telling
-        chosen = self._rule.tried_rows(inputs, rows)
+        if len(chosen := self._rule.tried_rows(inputs, rows)) < 2:
+            return
 
         def judge(places: list[int]) -> Sequence[tuple[float, float]]:
             taken = {name: tensor[[chosen[place] for place in places]] for name, tensor in inputs.items()}
@@ -149,18 +152,9 @@ class TriedModel:
 
         difference = LossTrial(len(chosen), None, strict=False)(judge, len(chosen), self._tolerance)
         if difference is not None:
-            hint = (
-                "give the model a method loss_divisor(outputs, inputs), which returns what its loss was"
-                " divided by (the tokens that count, say); or pass a loss function; or train with workers=1"
-                " and accumulation_steps=1."
-            )
-            raise refusal(
-                difference,
-                "loss='model': the loss",
-                why="several workers, or the passes of accumulation_steps",
-                hint=hint,
-                mean="rows, or over the labels that are not ignored",
-            )
+            why, hint = "several workers, or the passes of accumulation_steps", _MODEL_HINT
+            mean = "rows, or over the labels that are not ignored"
+            raise refusal(difference, "loss='model': the loss", why=why, hint=hint, mean=mean)
 
 
 class TriedStep:
