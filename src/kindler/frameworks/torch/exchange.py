@@ -194,19 +194,27 @@ class Member:
     filled: bool = False
 
 
-@dataclass(slots=True, eq=False)
 class Load:
     """A bucket with its members: their gradients, one flag each (has a gradient), then two numbers.
 
     The numbers are 1 (0 if the rank announces parameters) and the weight; they count in one load only.
     """
 
-    bucket: Any
-    flags: slice
-    members: list[Member]
-    missing: int = 0
-    begun: bool = False
-    launched: bool = False
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], bucket: Any) -> None:
+        ends = sum(map(reals, parameters))
+        self.bucket, self.flags = bucket, slice(ends, ends + len(parameters))
+        self.members: list[Member] = []
+        start = 0
+        for place, parameter in enumerate(parameters):
+            span = slice(start, start + reals(parameter))
+            # Laid out as the parameter is, which fused optimizers rely on.
+            fill, result = (
+                laid_out_as(parameter, flat[span].view(parameter.dtype))
+                for flat in (bucket.fill, bucket.result)
+            )
+            self.members.append(Member(parameter, self, place, fill, result))
+            start = span.stop
+        self.reset()
 
     def begin(self) -> None:
         if not self.begun:
@@ -317,11 +325,12 @@ class GradientSync:
     ) -> list[Load]:
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         plan = _plan(wanted, first_bytes, self._bucket_bytes)
-        layouts = [_layout(part) for part in plan]
+        # Complex numbers travel as pairs of real ones.
+        layouts = [(sum(map(reals, p)) + len(p) + _NUMBERS, p[0].dtype.to_real()) for p in plan]
         if weigher and not any(_carries_weight(dtype) for _, dtype in layouts):
             plan.append([])
             layouts.append((_NUMBERS, torch.float32))
-        loads = [_load(part, bucket) for part, bucket in zip(plan, self._buckets(layouts), strict=True)]
+        loads = [Load(part, bucket) for part, bucket in zip(plan, self._buckets(layouts), strict=True)]
         for load in loads:
             for member in load.members:
                 parameter: Any = member.parameter
@@ -415,28 +424,6 @@ def _plan(
         full = used >= (first_bytes if part is plan[0] else other_bytes)
         open_parts[parameter.dtype] = ([], 0) if full else (part, used)
     return plan
-
-
-def _layout(parameters: Sequence[torch.nn.Parameter]) -> tuple[int, torch.dtype]:
-    """Complex numbers travel as pairs of real ones."""
-    values = sum(reals(parameter) for parameter in parameters)
-    return values + len(parameters) + _NUMBERS, parameters[0].dtype.to_real()
-
-
-def _load(parameters: Sequence[torch.nn.Parameter], bucket: Any) -> Load:
-    ends = sum(reals(parameter) for parameter in parameters)
-    load = Load(bucket=bucket, flags=slice(ends, ends + len(parameters)), members=[])
-    start = 0
-    for place, parameter in enumerate(parameters):
-        span = slice(start, start + reals(parameter))
-        # Laid out as the parameter is, which fused optimizers rely on.
-        fill, result = (
-            laid_out_as(parameter, flat[span].view(parameter.dtype)) for flat in (bucket.fill, bucket.result)
-        )
-        load.members.append(Member(parameter, load, place, fill, result))
-        start = span.stop
-    load.reset()
-    return load
 
 
 def reals(parameter: torch.Tensor) -> int:

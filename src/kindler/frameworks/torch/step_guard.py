@@ -12,8 +12,6 @@ import torch
 from kindler.collective import Collective
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch import private
-from kindler.frameworks.torch.metrics import is_metric, undo_metric
-from kindler.frameworks.torch.optim import Optimizers, Schedules
 from kindler.frameworks.torch.state import Tracked
 
 if TYPE_CHECKING:
@@ -118,32 +116,6 @@ def _all_finite(gradients: list[torch.Tensor]) -> bool:
     )
 
 
-def undo_of(
-    parameters: Iterable[torch.nn.Parameter],
-    tracked: Tracked,
-    optimizers: Optimizers,
-    schedules: Schedules | None,
-) -> Undo:
-    """What the user's code keeps besides parameters, buffers and metrics is not covered."""
-    buffers = tracked.copies()
-    steps = copy.deepcopy(schedules.state_dict()) if schedules is not None else {}
-    undo = [
-        *(_parameter(parameter) for parameter in {id(p): p for p in parameters}.values()),
-        *(_optimizer(optimizer) for optimizer in optimizers.named.values()),
-        *(undo_metric(part) for part in tracked.modules() if is_metric(part)),
-    ]
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for each in undo:
-                each()
-        tracked.put_back(buffers)
-        if schedules is not None:
-            schedules.load_state_dict(steps)
-
-    return put_back
-
-
 def attributes_of(modules: Iterable[torch.nn.Module]) -> Undo:
     """Includes the lists, dicts and sets in modules' attributes."""
     before = [(module, dict(module.__dict__)) for module in modules]
@@ -165,18 +137,19 @@ def attributes_of(modules: Iterable[torch.nn.Module]) -> Undo:
     return put_back
 
 
-def _parameter(parameter: torch.nn.Parameter) -> Undo:
-    value, grad = parameter.detach().clone(), parameter.grad
+def undo_parameter(parameter: torch.nn.Parameter) -> Undo:
+    value, grad, learns = parameter.detach().clone(), parameter.grad, parameter.requires_grad
     held = None if grad is None else grad.detach().clone()
 
     def put_back() -> None:
         parameter.copy_(value)
         parameter.grad = None if grad is None else _given_back(grad, held)
+        parameter.requires_grad_(learns)
 
     return put_back
 
 
-def _optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+def undo_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
     states = {p: {name: _kept(v) for name, v in state.items()} for p, state in optimizer.state.items()}
     groups = [
         {name: _kept(value) for name, value in group.items() if name != "params"}

@@ -7,6 +7,7 @@ gradients in the same order. A step to be skipped runs to its end on all ranks, 
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,13 +27,13 @@ from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.loss import Tensors
-from kindler.frameworks.torch.metrics import Counter
+from kindler.frameworks.torch.metrics import Counter, is_metric, undo_metric
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.outputs import numbered
 from kindler.frameworks.torch.spec import StepSpec, against_several, missing
 from kindler.frameworks.torch.state import group_names, parse, to_array
-from kindler.frameworks.torch.step_guard import Undo, undo_of
+from kindler.frameworks.torch.step_guard import Undo, undo_optimizer, undo_parameter
 from kindler.frameworks.torch.trials import TriedStep
 from kindler.group import Group
 
@@ -152,16 +153,26 @@ class StepReplica(ModuleReplica):
         self._count_rows(batch)
 
     def undo(self) -> Undo:
-        """Covers the model, its optimizers and the tallies."""
+        """Covers the model, its optimizers and the tallies, not what the user's code keeps besides."""
         everything = [p for module in self._modules().values() for p in module.parameters()]
-        undo = undo_of([*everything, *self.parameters.held], self.tracked, self.optimizers, self._schedules)
-        forget = self.counter.mark()
+        buffers, schedules = self.tracked.copies(), self._schedules
+        steps = copy.deepcopy(schedules.state_dict()) if schedules is not None else {}
+        undo = [
+            *(undo_parameter(p) for p in {id(p): p for p in (*everything, *self.parameters.held)}.values()),
+            *map(undo_optimizer, self.optimizers.named.values()),
+            *(undo_metric(part) for part in self.tracked.modules() if is_metric(part)),
+            self.counter.mark(),
+        ]
 
-        def both() -> None:
-            undo()
-            forget()
+        def put_back() -> None:
+            with torch.no_grad():
+                for each in undo:
+                    each()
+            self.tracked.put_back(buffers)
+            if schedules is not None:
+                schedules.load_state_dict(steps)
 
-        return both
+        return put_back
 
     def _remember_gradients(self) -> None:
         """They are the same on all ranks."""

@@ -185,7 +185,7 @@ class TriedStep:
         undo = self._replica.undo()
         self.running = True
         try:
-            with undrawn(self._replica.device), _resting(self._replica.model):
+            with undrawn(self._replica.device):
                 half = self._replica.spec.precision is not None
                 difference = self._trial(
                     lambda chosen: self._losses(take_rows((features, labels), chosen, rows), len(chosen)),
@@ -210,6 +210,9 @@ class TriedStep:
         replica.run.rows = replica.run.global_rows = rows
         buffers = replica.tracked.copies()
         attributes = attributes_of(replica.model.modules())
+        for part in replica.model.modules():
+            if next(part.children(), None) is None:
+                part.training = False
         try:
             returned = replica.losses_of(*batch, rows)
         finally:
@@ -219,19 +222,3 @@ class TriedStep:
         if not self._noted and not self._declared and isinstance(loss, torch.Tensor):
             self.notes(loss, None)
         return self._noted
-
-
-@contextmanager
-def _resting(model: torch.nn.Module) -> Iterator[None]:
-    """Leaf modules in evaluation mode; restores `requires_grad` whatever is raised."""
-    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    awake = [part for part in model.modules() if part.training and next(part.children(), None) is None]
-    for part in awake:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in awake:
-            part.training = True
-        for parameter, learns in learning:
-            parameter.requires_grad_(learns)
