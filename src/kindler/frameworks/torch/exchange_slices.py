@@ -435,7 +435,19 @@ class DividedOptimizer(GradientSync):
         whole: dict[torch.nn.Parameter, dict[str, Any]] = {}
         for source in range(self._collective.size):
             for number, start, stop, state in self._pieces_of(source):
-                self._put_in(whole, number, start, stop, state)
+                parameter = self._parameters[number]
+                if stop - start == parameter.numel():
+                    whole[parameter] = state
+                    continue
+                known = whole.setdefault(parameter, {})
+                for key, value in state.items():
+                    if not isinstance(value, torch.Tensor) or not value.dim():
+                        known[key] = value
+                        continue
+                    if key not in known:
+                        flat = torch.empty(parameter.numel(), dtype=value.dtype)
+                        known[key] = laid_out_as(parameter, flat)
+                    _in_memory(known[key])[start:stop] = value
         self._gathered = whole
 
     def state_dict(self) -> dict[str, Any]:
@@ -512,27 +524,6 @@ class DividedOptimizer(GradientSync):
                 chunk, size = [], 0
         if chunk:
             yield chunk
-
-    def _put_in(
-        self,
-        whole: dict[torch.nn.Parameter, dict[str, Any]],
-        number: int,
-        start: int,
-        stop: int,
-        state: dict[str, Any],
-    ) -> None:
-        parameter = self._parameters[number]
-        if stop - start == parameter.numel():
-            whole[parameter] = state
-            return
-        state_of = whole.setdefault(parameter, {})
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                if key not in state_of:
-                    state_of[key] = laid_out_as(parameter, torch.empty(parameter.numel(), dtype=value.dtype))
-                _in_memory(state_of[key])[start:stop] = value
-            else:
-                state_of[key] = value
 
     def _refuse_shapes(self) -> None:
         for piece in self._pieces:

@@ -139,8 +139,15 @@ def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
         return False
     with torch.no_grad():
         for group, tensors in zip(optimizer.param_groups, groups, strict=True):
-            if tensors and tensors[0]:
-                _move(group, *tensors)
+            if not tensors or not tensors[0]:
+                continue
+            *moved, steps = tensors
+            private.foreach_add_(steps, 1)
+            kernel = private.fused_adamw_ if group["decoupled_weight_decay"] else private.fused_adam_
+            beta1, beta2 = group["betas"]
+            options = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+            options |= {"beta1": beta1, "beta2": beta2, "grad_scale": None, "found_inf": None}
+            kernel(*moved, [], steps, amsgrad=False, **options)
     return True
 
 
@@ -167,35 +174,6 @@ def _tensors(group: Mapping[str, Any], state: Mapping[Any, Any]) -> list[list[to
         ):
             place.append(tensor)
     return lists
-
-
-def _move(
-    group: Mapping[str, Any],
-    moved: list[torch.Tensor],
-    grads: list[torch.Tensor],
-    means: list[torch.Tensor],
-    squares: list[torch.Tensor],
-    steps: list[torch.Tensor],
-) -> None:
-    private.foreach_add_(steps, 1)
-    kernel = private.fused_adamw_ if group["decoupled_weight_decay"] else private.fused_adam_
-    kernel(
-        moved,
-        grads,
-        means,
-        squares,
-        [],
-        steps,
-        amsgrad=False,
-        lr=group["lr"],
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-        grad_scale=None,
-        found_inf=None,
-    )
 
 
 class Optimizers:

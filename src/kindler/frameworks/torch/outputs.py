@@ -130,25 +130,19 @@ def export(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tracing: what comes of it is compared afterwards
         if form == "onnx":
-            _onnx(tensors_only, path, example, names, outputs)
+            try:
+                torch.onnx.export(
+                    tensors_only,
+                    example,
+                    path,
+                    input_names=list(names),
+                    output_names=list(outputs),
+                    dynamic_axes={name: {0: "rows"} for name in (*names, *outputs)},
+                    dynamo=False,  # the other fixes the rows of many models, and needs one more package
+                )
+            except Exception as exc:
+                raise ConfigError(f"PyTorch cannot export this model to ONNX: {first_line(exc)}") from exc
             return
         from kindler.frameworks.openvino.graph import convert
 
         convert(tensors_only, path, features=features, names=names, outputs=outputs, example=example)
-
-
-def _onnx(
-    model: Flat, path: str, example: tuple[torch.Tensor, ...], names: Sequence[str], outputs: Sequence[str]
-) -> None:
-    try:
-        torch.onnx.export(
-            model,
-            example,
-            path,
-            input_names=list(names),
-            output_names=list(outputs),
-            dynamic_axes={name: {0: "rows"} for name in (*names, *outputs)},
-            dynamo=False,  # the other exporter fixes the rows of many models, and needs one more package
-        )
-    except Exception as exc:
-        raise ConfigError(f"PyTorch cannot export this model to ONNX: {first_line(exc)}") from exc
