@@ -75,8 +75,7 @@ class TorchExchange(GradientExchange):
         return self._waiting.seconds
 
     def bucket(self, elements: int, dtype: torch.dtype, channel: Channel | None) -> Bucket | StagedBucket:
-        device = torch.device("cpu") if self.staged else self.device
-        inner = Bucket(elements, dtype, device, self.where, channel, self.network)
+        inner = Bucket(self, elements, dtype, channel)
         return StagedBucket(inner, self.device) if self.staged else inner
 
     def buckets(
@@ -114,17 +113,12 @@ class Bucket:
     host_parts: Sequence[slice] | None = None
 
     def __init__(
-        self,
-        elements: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        where: Topology,
-        channel: Channel | None,
-        network: Network | None,
+        self, exchange: TorchExchange, elements: int, dtype: torch.dtype, channel: Channel | None
     ) -> None:
+        self.where, self.channel, self.network = exchange.where, channel, exchange.network
+        device = torch.device("cpu") if exchange.staged else exchange.device
         self.result = torch.zeros(elements, dtype=dtype, device=device)
-        self.fill = self.result if channel is None else channel.slots(dtype)[where.index][:elements]
-        self.where, self.channel, self.network = where, channel, network
+        self.fill = self.result if channel is None else channel.slots(dtype)[self.where.index][:elements]
         self._waits: list[Wait] = []
 
     def begin(self) -> None:
@@ -317,8 +311,8 @@ class GradientSync:
             self.weigh(0.0)
         self.finish()
 
-    def _buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Any]:
-        return self.exchange.buckets(layouts)
+    def _bucket(self, elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
+        return self.exchange.bucket(elements, dtype, channel)
 
     def _made(
         self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
@@ -330,7 +324,8 @@ class GradientSync:
         if weigher and not any(_carries_weight(dtype) for _, dtype in layouts):
             plan.append([])
             layouts.append((_NUMBERS, torch.float32))
-        loads = [Load(part, bucket) for part, bucket in zip(plan, self._buckets(layouts), strict=True)]
+        buckets = self.exchange.buckets(layouts, self._bucket)
+        loads = [Load(part, bucket) for part, bucket in zip(plan, buckets, strict=True)]
         for load in loads:
             for member in load.members:
                 parameter: Any = member.parameter

@@ -309,15 +309,11 @@ class DividedOptimizer(GradientSync):
             self._find_memory()
         super().finish()
 
-    def _buckets(self, layouts: Sequence[tuple[int, torch.dtype]]) -> list[Any]:
+    def _bucket(self, elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
         exchange = self.exchange
-
-        def make(elements: int, dtype: torch.dtype, channel: Channel | None) -> Any:
-            if exchange.staged or (self._whole and not exchange.where.one_host):
-                return SummedSlices(exchange.bucket(elements, dtype, channel), exchange.rank)
-            return SliceBucket(elements, dtype, exchange.device, exchange.where, channel, exchange.network)
-
-        return exchange.buckets(layouts, make)
+        if exchange.staged or (self._whole and not exchange.where.one_host):
+            return SummedSlices(exchange.bucket(elements, dtype, channel), exchange.rank)
+        return SliceBucket(exchange, elements, dtype, channel)
 
     def _made(
         self, parameters: Iterable[torch.nn.Parameter], first_bytes: int, *, weigher: bool = False
@@ -396,13 +392,7 @@ class DividedOptimizer(GradientSync):
         for member in load.members:
             member.parameter.grad = None
 
-    def update(
-        self,
-        step: Callable[[torch.optim.Optimizer], None],
-        *,
-        clip_norm: float | None,
-        clip_value: float | None,
-    ) -> None:
+    def update(self, step: Callable[[Any], None], clip_norm: float | None, clip_value: float | None) -> None:
         self._gathered = None
         parts = [piece.part for piece in self._pieces]
         if clip_value is not None:

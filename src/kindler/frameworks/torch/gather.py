@@ -96,8 +96,7 @@ def join(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def take_rows(tree: Any, rows: Sequence[int], of: int) -> Any:
     """Tensors without `of` rows are copied whole."""
-    leaves, kind = private.tree_flatten(tree)
-    return private.tree_unflatten([_taken(leaf, rows, of) for leaf in leaves], kind)
+    return private.tree_map(lambda leaf: _taken(leaf, rows, of), tree)
 
 
 def without_rows(tree: Any) -> Any:

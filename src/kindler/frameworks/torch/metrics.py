@@ -87,8 +87,8 @@ class Counter:
             self._known[name] = self._known.get(name, 0.0) + number
 
     def _plus(self, name: str, total: Any, count: Any) -> None:
-        both = zip((name, _count(name)), self._sums[name], (total, count), strict=True)
-        self._sums[name] = tuple(itertools.starmap(self._added, both))  # type: ignore[assignment]
+        sums = self._sums[name]
+        self._sums[name] = self._added(name, sums[0], total), self._added(_count(name), sums[1], count)
 
     def _added(self, key: str, total: Any, more: Any) -> Any:
         if not self._fixed:
@@ -231,8 +231,8 @@ class Counter:
             [name for name in sums if name not in self._functions] if logged else ["loss", *self._functions]
         )
         figures: dict[str, Any] = {name: self._mean(name, *sums[name]) for name in shown}
-        for name, gathered in {} if logged else self._gathered.items():
-            figures[name] = gathered.computed(tallies["gathers"][name])
+        for name in () if logged else self._gathered:
+            figures[name] = self._gathered[name].computed(tallies["gathers"][name])
         for name in tallies["paths"] if logged else self._states:
             metric = self._metric_of(name, tallies["paths"])
             figures.update(computed(name, metric, tallies["states"][name]))

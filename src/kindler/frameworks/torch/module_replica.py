@@ -434,9 +434,12 @@ class ModuleReplica(BaseReplica):
         if fields["loss"] is not None and loss is not None:
             loss.load_state_dict(fields["loss"])
         self._modes.recall(fields["resting"])
-        if fields["optimizer"] is not None and self.spec.optimizer is not None:
-            self._load_optimizer_fields(fields)
+        optimizes = fields["optimizer"] is not None and self.spec.optimizer is not None
+        if optimizes:
+            _ = self.optimizers  # of the parameters that the model trains by itself
         states.recall_trained(fields["trained"], self._modules())
+        if optimizes:
+            self._load_optimizer_fields(fields)
         self.epoch, self.step = fields["epoch"], fields["step"]
         self._load_rng(fields["rng"])
 

@@ -15,7 +15,6 @@ from torch.utils import _pytree
 foreach_add_, foreach_div_, foreach_mul_ = torch._foreach_add_, torch._foreach_div_, torch._foreach_mul_
 foreach_copy_, foreach_norm = torch._foreach_copy_, torch._foreach_norm
 fused_adam_, fused_adamw_ = torch._fused_adam_, torch._fused_adamw_
-tree_flatten, tree_unflatten = _pytree.tree_flatten, _pytree.tree_unflatten
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
 
 

@@ -49,6 +49,7 @@ class TorchReplica(ModuleReplica):
         self._graphs: GraphedStep | None = None
         self._chosen = False
         self._now: Batch
+        self._kept_buffers: list[torch.Tensor] = []
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._gather: Gather | None = None
 
@@ -280,7 +281,8 @@ class TorchReplica(ModuleReplica):
             self._fully.begin_step()
         self._modes.train()
         if self._guard is not None:
-            self._guard.begin_step(self.tracked)
+            self._guard.begin_step()
+            self._kept_buffers = self.tracked.copies() if self._guard.skips else []
         if self._gather is not None:
             self._gather.begin()
         fresh: list[torch.nn.Parameter] = []
@@ -291,15 +293,18 @@ class TorchReplica(ModuleReplica):
         return fresh
 
     def _move(self, *, unscaled: bool = False) -> None:
-        if self._guard is not None and self._guard.left_out(
-            self.parameters.held, self.tracked, self._others, scaled=self._scaler is not None
-        ):
-            self.step += 1
-            return
+        if self._guard is not None and self._guard.skips:  # on all ranks or none
+            if self._scaler is None:
+                self._guard.look_at_gradients(self._grads())
+            bad = np.array([self._guard.bad], np.int64)
+            if self._others.sum([bad])[0][0] if self._others is not None else bad[0]:
+                self.tracked.put_back(self._kept_buffers)
+                self._guard.skip()
+                self.step += 1
+                return
         if self._divided is not None:
             self._freezer.wait()
-            clips = {"clip_norm": self.spec.clip_norm, "clip_value": self.spec.clip_value}
-            self._divided.update(step_optimizer, **clips)
+            self._divided.update(step_optimizer, self.spec.clip_norm, self.spec.clip_value)
         else:
             scaler = None if unscaled else self._scaler
             if scaler is not None:
@@ -383,11 +388,11 @@ class TorchReplica(ModuleReplica):
             unit = batch.global_rows * (judged.per_row if self._label_shapes is None else 1.0)
             weight = weight + judged.weight
             share = 1.0 if self.loss.sums else judged.scale / unit
-            waits = nullcontext() if self._exchange is None else self._exchange.paused()
-            if number + 1 == passes:  # only the last backward of a step lets gradients travel
-                waits = nullcontext()
-                if self._exchange is not None and self.loss.weighted:
-                    self._exchange.weigh(weight / unit)
+            waits: AbstractContextManager[Any] = nullcontext()
+            if self._exchange is not None and number + 1 < passes:
+                waits = self._exchange.paused()  # only the last backward of a step lets gradients travel
+            elif self._exchange is not None and self.loss.weighted:
+                self._exchange.weigh(weight / unit)
             with waits:
                 self._descend(judged.loss, share)
         if self._exchange is not None:

@@ -6,13 +6,10 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from kindler.collective import Collective
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.torch import private
-from kindler.frameworks.torch.state import Tracked
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard
@@ -24,7 +21,6 @@ Undo = Callable[[], None]
 class StepGuard:
     def __init__(self, watch: LossGuard, names: Sequence[str]) -> None:
         self._watch, self._names = watch, names
-        self._buffers: list[torch.Tensor] = []
         self._bad = False
 
     @property
@@ -32,11 +28,8 @@ class StepGuard:
         """Skipping needs every loss at once."""
         return self._watch.skips
 
-    def begin_step(self, tracked: Tracked | None = None) -> None:
-        """Without buffers the caller undoes the step itself if it is `bad`."""
-        if self.skips:
-            self._bad = False
-            self._buffers = [] if tracked is None else tracked.copies()
+    def begin_step(self) -> None:
+        self._bad = False
 
     @property
     def bad(self) -> bool:
@@ -67,27 +60,6 @@ class StepGuard:
         """Looks at it soon, without waiting for the GPU."""
         where = LabelSource((), (), source.where)  # which does not keep the batch
         self._watch.note(step, loss, lambda: (_first_rows(where, rows), ""), _values)
-
-    def left_out(
-        self,
-        parameters: Iterable[torch.nn.Parameter],
-        tracked: Tracked,
-        others: Collective | None,
-        *,
-        scaled: bool,
-    ) -> bool:
-        """After the exchange of gradients; all ranks decide alike."""
-        if not self.skips:
-            return False
-        bad = self._bad or not (scaled or _all_finite([p.grad for p in parameters if p.grad is not None]))
-        if others is not None:
-            [count] = others.sum([np.array([bad], np.int64)])
-            bad = bool(count[0])
-        if bad:
-            tracked.put_back(self._buffers)
-            self._watch.skip()
-        self._buffers = []
-        return bad
 
     def _oddity(self, features: Sequence[torch.Tensor], source: LabelSource) -> str:
         for place, feature in enumerate(features):

@@ -32,7 +32,7 @@ from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_co
 from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.outputs import numbered
 from kindler.frameworks.torch.spec import StepSpec, against_several, missing
-from kindler.frameworks.torch.state import group_names, parse, to_array
+from kindler.frameworks.torch.state import group_names, to_array
 from kindler.frameworks.torch.step_guard import Undo, undo_optimizer, undo_parameter
 from kindler.frameworks.torch.trials import TriedStep
 from kindler.group import Group
@@ -402,15 +402,6 @@ class StepReplica(ModuleReplica):
             "gradients": {place: p.grad for place, p in held if p.grad is not None},
         }
 
-    def load_state(self, data: bytes, *, weights_only_model: bool = False) -> None:
-        super().load_state(data, weights_only_model=weights_only_model)
-        if weights_only_model or self.spec.optimizer is None:
-            return
-        grads = parse(data).get("gradients", {})
-        for place, parameter in enumerate(self.parameters.held):
-            parameter.grad = grads[place].to(parameter) if place in grads else None
-        self._remember_gradients()
-
     def _load_optimizer_fields(self, fields: Mapping[str, Any]) -> None:
         kept = fields["optimizer"].get("named")
         if kept is None:
@@ -421,6 +412,10 @@ class StepReplica(ModuleReplica):
         self.optimizers.load(kept, self._modules())
         if fields["scheduler"] is not None and self._schedules is not None:
             self._schedules.load_state_dict(fields["scheduler"])
+        grads = fields.get("gradients", {})
+        for place, parameter in enumerate(self.parameters.held):
+            parameter.grad = grads[place].to(parameter) if place in grads else None
+        self._remember_gradients()
 
 
 class StepRun:
