@@ -34,8 +34,7 @@ from kindler.frameworks.torch.device import (
 from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, Tensors, against_row_weights
 from kindler.frameworks.torch.metrics import Counter, named_metrics
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
-from kindler.frameworks.torch.step_guard import StepGuard
-from kindler.frameworks.torch.trials import TriedLoss, TriedModel
+from kindler.frameworks.torch.trials import StepGuard, TriedLoss, TriedModel
 
 if TYPE_CHECKING:
     from kindler.train.loss_guard import LossGuard

@@ -33,8 +33,7 @@ from kindler.frameworks.torch.optim import step_optimizer
 from kindler.frameworks.torch.outputs import numbered
 from kindler.frameworks.torch.spec import StepSpec, against_several, missing
 from kindler.frameworks.torch.state import group_names, to_array
-from kindler.frameworks.torch.step_guard import Undo, undo_optimizer, undo_parameter
-from kindler.frameworks.torch.trials import TriedStep
+from kindler.frameworks.torch.trials import TriedStep, Undo, undo_optimizer, undo_parameter
 from kindler.group import Group
 
 _END = -1  # stands for the end of a step where ranks compare what they do
