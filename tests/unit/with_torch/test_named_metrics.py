@@ -172,7 +172,7 @@ def _taken(replica: TorchReplica) -> bytes:
     """The tallies, which stay."""
     kept = replica.counter.keep()
     data = replica.take_tallies()
-    replica.counter.restore(kept)
+    replica.counter.restore([kept])
     return data
 
 
