@@ -131,7 +131,6 @@ class _Held(_Column):
             self._rows[number * rows : number * rows + len(part)].copy_(torch.from_numpy(part))
 
     def split(self, taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
-        """None if the rows would not be aligned like a batch of their own."""
         return _split(taken, start, stop)
 
     def __call__(self, rows: slice | Array) -> torch.Tensor:
@@ -166,6 +165,7 @@ class _Copied(_Column):
 
 
 def _split(taken: torch.Tensor, start: int, stop: int) -> torch.Tensor | None:
+    """None if the rows would not be aligned like a batch of their own."""
     part = taken[start:stop]
     begins_as_its_own = part.storage_offset() * part.element_size() % _ALIGN_BYTES == 0
     return part if start == stop or begins_as_its_own else None

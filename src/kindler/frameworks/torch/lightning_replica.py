@@ -25,7 +25,7 @@ from kindler.frameworks.torch import private
 from kindler.frameworks.torch.loss import Tensors
 from kindler.frameworks.torch.metrics import is_metric
 from kindler.frameworks.torch.optim import Optimizers, Schedule, Schedules, step_optimizer
-from kindler.frameworks.torch.spec import CLOSURE, StepSpec, TorchSpec, check, needs_closure
+from kindler.frameworks.torch.spec import CLOSURE, StepSpec, check, needs_closure
 from kindler.frameworks.torch.state import parse, recall_trained
 from kindler.frameworks.torch.step_replica import StepReplica, logged
 
@@ -82,14 +82,9 @@ def overrides(cls: type, name: str) -> bool:
 
 
 def check_lightning(spec: Any) -> list[str]:
-    own = ("model", "config", "precision", "tf32", "clip_norm", "clip_value", "device_cache")
-    complaints = check(TorchSpec(**{name: getattr(spec, name) for name in own}))
+    complaints = check(spec)
     if spec.batch not in ("tuple", "dict"):
         complaints.append(f"batch must be 'tuple' or 'dict'; received {spec.batch!r}.")
-    if spec.precision == "fp16":
-        complaints.append(
-            "precision='fp16' scales losses, which is not supported here; use precision='bf16'."
-        )
     cls = _class_of(spec.model)
     if cls is not None and (isinstance(spec.model, torch.nn.Module) or base_of(cls) is not None):
         complaints += _class_complaints(cls)
