@@ -93,7 +93,11 @@ def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
         raise ConfigError(unknown_name(name))
     votes = partial(votes_of, loss, name)
     if plain == "accuracy":
-        return Counted(name, _accuracy_for(name, loss))
+        if loss is None or not loss.by_class:
+            return Counted(name, lambda outputs, target: votes(outputs, target).accuracy())
+        # Without a mask, which a GPU would have to be waited for.
+        ignored = lambda: None if loss.all_count else loss.ignored  # noqa: E731
+        return Counted(name, lambda outputs, target: _class_accuracy(outputs, target, ignored()))
     if plain == "log_loss":
         return Counted(name, lambda outputs, target: votes(outputs, target, "logarithm").log_loss())
     if plain in ("mse", "rmse", "mae"):
@@ -117,14 +121,6 @@ def _plain_pair(name: str, outputs: Any, target: Any) -> tuple[torch.Tensor, tor
             "Hint: pass a function of (outputs, targets); it gets all of them."
         )
     return outputs, target
-
-
-def _accuracy_for(name: str, loss: LossRule | None) -> Measure:
-    if loss is not None and loss.by_class:  # without a mask, which a GPU would have to be waited for
-        return lambda outputs, target: _class_accuracy(
-            outputs, target, None if loss.all_count else loss.ignored
-        )
-    return lambda outputs, target: votes_of(loss, name, outputs, target).accuracy()
 
 
 def _class_accuracy(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) -> Sums:

@@ -29,7 +29,9 @@ def names_of(outputs: Any) -> tuple[str, ...] | None:
     paths = [path for path, _ in _leaves(outputs, ())]
     if not any(isinstance(part, str) for path in paths for part in path):
         return None
-    names = tuple(_name(path) for path in paths)
+    # Paths that begin with a number get the default prefix "prediction".
+    full = (path if path and isinstance(path[0], str) else ("prediction", *path) for path in paths)
+    names = tuple("_".join(map(str, path)) for path in full)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(
@@ -89,12 +91,6 @@ def _parts(outputs: Any) -> Iterator[tuple[str | int, Any]]:
     raise ConfigError(
         f"prediction needs a model whose outputs are tensors; it returned {type(outputs).__name__}."
     )
-
-
-def _name(path: tuple[str | int, ...]) -> str:
-    """Paths that begin with a number get the default prefix "prediction"."""
-    parts = path if path and isinstance(path[0], str) else ("prediction", *path)
-    return "_".join(map(str, parts))
 
 
 class Flat(torch.nn.Module):

@@ -168,8 +168,15 @@ class TorchReplica(ModuleReplica):
             )
         else:
             self._pass_without_rows(batch)
-        if fresh:
-            self._take_in(fresh)
+        if fresh and self._exchange is not None:  # whose gradients are exchanged starting with this step
+            if not self._exchange.all_announced():
+                raise ConfigError(
+                    "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and"
+                    f" others have not.\nHint: {torch_state.EVERY_WORKER}"
+                )
+            torch_state.agree_on(self._joined, fresh)
+            self._exchange.extend(fresh)
+            self.parameters.exchange(fresh)
         self._move()
         self._count_rows(batch)
 
@@ -232,7 +239,7 @@ class TorchReplica(ModuleReplica):
         self._begin_step()
         trained = self.parameters.trained
         if not batch.rows:
-            return Gradients([np.zeros_like(torch_state.to_array(parameter)) for parameter in trained], 0.0)
+            return Gradients([torch_state.to_array(torch.zeros_like(p)) for p in trained], 0.0)
         weight = self._backward(batch, self._tensors(batch.features), self._tensors(batch.labels))
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
@@ -240,7 +247,10 @@ class TorchReplica(ModuleReplica):
         # Where no weights divide it, the sum of all ranks' gradients is the mean over the rows of all.
         scale = 1.0 if self.loss.weighted else batch.global_rows / batch.rows
         self._count_rows(batch)
-        return Gradients([_gradient(parameter, scale) for parameter in trained], float(weight))
+        grads = [torch_state.to_array(torch.zeros_like(p) if p.grad is None else p.grad) for p in trained]
+        if scale != 1.0:
+            grads = [grad * grad.dtype.type(scale) for grad in grads]
+        return Gradients(grads, float(weight))
 
     def apply(self, gradients: Sequence[Array | None]) -> None:
         for parameter, array in zip(self.parameters.trained, gradients, strict=True):
@@ -349,18 +359,6 @@ class TorchReplica(ModuleReplica):
 
     def _load_model(self, state: Mapping[str, torch.Tensor]) -> None:
         (self.model.load_state_dict if self._fully is None else self._fully.load_model)(state)
-
-    def _take_in(self, fresh: list[torch.nn.Parameter]) -> None:
-        """Exchanges their gradients starting with the step just computed."""
-        assert self._exchange is not None, "without other ranks nothing is fresh"
-        if not self._exchange.all_announced():
-            raise ConfigError(
-                "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and"
-                f" others have not.\nHint: {torch_state.EVERY_WORKER}"
-            )
-        torch_state.agree_on(self._joined, fresh)
-        self._exchange.extend(fresh)
-        self.parameters.exchange(fresh)
 
     def _backward(self, batch: Batch, features: Tensors, labels: Tensors) -> float | torch.Tensor:
         """Returns the weight of this rank's mean; if fused, `grad` then holds the mean over all ranks."""
@@ -491,10 +489,3 @@ class TorchReplica(ModuleReplica):
 
 def _one_row(columns: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(np.zeros((1, *column.shape[1:]), column.dtype) for column in columns)
-
-
-def _gradient(parameter: torch.nn.Parameter, scale: float) -> Array:
-    if parameter.grad is None:
-        return np.zeros_like(torch_state.to_array(parameter))
-    array = torch_state.to_array(parameter.grad)
-    return array if scale == 1.0 else array * array.dtype.type(scale)

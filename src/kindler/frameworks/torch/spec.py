@@ -363,7 +363,7 @@ def _step_complaints(spec: StepSpec, optimizers: Mapping[str, Any] | None) -> It
             f" accumulation_steps=1; received {spec.accumulation_steps!r}."
         )
     if spec.precision == "fp16":
-        yield "precision='fp16' scales losses, which a training step of your own does not; use precision='bf16'."
+        yield "precision='fp16' scales losses, which own training steps do not; use precision='bf16'."
     if spec.compile is not None:
         yield f"compile={spec.compile!r}: call torch.compile on the parts of the model in their creator."
 

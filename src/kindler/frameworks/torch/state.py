@@ -65,9 +65,12 @@ class Freezer:
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def taken(tensor: torch.Tensor) -> Any:
-            if not _is_large(tensor):
+            plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_complex()
+            if not plain or tensor.numel() * tensor.element_size() < _LARGE_BYTES:
                 return tensor.detach().to("cpu", copy=True)
-            copied = self._place(len(large), tensor)
+            copied = self._kept.get(len(large))
+            if copied is None or (copied.shape, copied.dtype) != (tensor.shape, tensor.dtype):
+                copied = self._kept[len(large)] = torch.empty(tensor.shape, dtype=tensor.dtype)
             # Work on a GPU goes in the order in which it was asked for: only this thread knows it.
             if tensor.device.type == "cpu" and tensor.data_ptr() not in at_once:
                 later.append((copied, tensor.detach()))
@@ -100,17 +103,6 @@ class Freezer:
         if self._copying is not None:
             self._copying.join()
             self._copying = None
-
-    def _place(self, number: int, tensor: torch.Tensor) -> torch.Tensor:
-        kept = self._kept.get(number)
-        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            kept = self._kept[number] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return kept
-
-
-def _is_large(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_complex()
-    return plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES
 
 
 def frozen(value: Any, taken: Callable[[torch.Tensor], Any], memo: dict[Any, Any]) -> Any:

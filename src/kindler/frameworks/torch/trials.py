@@ -234,7 +234,7 @@ class TriedLoss:
         def judge(chosen: list[int]) -> Sequence[tuple[float, float]]:
             taken = take_rows(batch, chosen, rows)
             if wide:
-                taken = private.tree_map(_widened, taken)
+                taken = private.tree_map(lambda leaf: leaf.float() if _is_half(leaf) else leaf, taken)
             outputs, targets, weights = taken
             judged = self._rule.tried(outputs, targets, len(chosen), weights)
             return [(float(one.total), float(one.weight)) for one in judged]
@@ -266,10 +266,6 @@ def undrawn(device: torch.device) -> Iterator[None]:
 
 def _is_half(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
-
-
-def _widened(leaf: Any) -> Any:
-    return leaf.float() if _is_half(leaf) else leaf
 
 
 class TriedModel:
