@@ -171,8 +171,8 @@ class TorchReplica(ModuleReplica):
         if fresh and self._exchange is not None:  # whose gradients are exchanged starting with this step
             if not self._exchange.all_announced():
                 raise ConfigError(
-                    "a worker has begun to train further parameters (unfrozen, or added to the optimizer), and"
-                    f" others have not.\nHint: {torch_state.EVERY_WORKER}"
+                    "a worker has begun to train further parameters (unfrozen, or added to the optimizer),"
+                    f" and others have not.\nHint: {torch_state.EVERY_WORKER}"
                 )
             torch_state.agree_on(self._joined, fresh)
             self._exchange.extend(fresh)
