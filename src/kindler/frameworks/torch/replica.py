@@ -365,8 +365,9 @@ class TorchReplica(ModuleReplica):
         source = self._label_source(batch)
         passes = min(self.spec.accumulation_steps, batch.rows)
         _ = self.loss
-        may = self._fully is None and not self.spec.process_group  # else all ranks call the model at once
-        if self._trial is not None and may and (passes > 1 or self._others is not None):
+        is_cut = passes > 1 or self._others is not None
+        at_once = self._fully is not None or self.spec.process_group  # all ranks call the model, or none
+        if self._trial is not None and not self._trial.over and is_cut and not at_once:
             self._modes.evaluate()
             with torch.no_grad(), self._precision():
                 self._trial(partial(self._called, self.model), self._inputs(features, labels), batch.rows)

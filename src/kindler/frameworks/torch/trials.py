@@ -275,6 +275,10 @@ class TriedModel:
         self._rule, self._tolerance = rule, _HALF if half else 1e-3
         self._first = self._telling = not rule.declared
 
+    @property
+    def over(self) -> bool:
+        return not (self._first or self._telling)
+
     def __call__(self, call: Callable[[Inputs], Any], inputs: Inputs, rows: int) -> None:
         telling = self._telling and self._rule.differ(inputs)
         if rows < 2 or not (self._first or telling):
