@@ -7,6 +7,7 @@ m = sum(w m_r) and v = sum(w (v_r + (m_r - m)^2)). Integers and flags become the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -51,8 +52,7 @@ def merge_parts(
         if mean is not None and all(mean in part for part, _ in known):
             stacked[mean] = np.stack([part[mean] for part, _ in known]).astype(np.float64)
         counts = np.array([count for _, count in known], np.float64)
-        shares = counts / counts.sum()
-        joint = _joint(stacked, mean_of, lambda a, s=shares: [np.tensordot(s, x, axes=1) for x in a])
+        joint = _joint(stacked, mean_of, partial(_weighted, counts / counts.sum()))
         merged[name] = joint[name].astype(values.dtype)
     return merged
 
@@ -72,6 +72,10 @@ def _joint(values: Mapping[str, Array], mean_of: Mapping[str, str], average: _Av
         about = [values[n] + np.square(values[mean_of[n]] - merged[mean_of[n]]) for n in spread]
         merged |= dict(zip(spread, average(about), strict=True))
     return merged
+
+
+def _weighted(shares: Array, arrays: list[Array]) -> list[Array]:
+    return [np.tensordot(shares, array, axes=1) for array in arrays]
 
 
 def _largest(collective: Collective, own: Mapping[str, Array]) -> dict[str, Array]:
