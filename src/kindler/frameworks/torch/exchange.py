@@ -198,6 +198,7 @@ class Load:
         ends = sum(map(reals, parameters))
         self.bucket, self.flags = bucket, slice(ends, ends + len(parameters))
         self.members: list[Member] = []
+        self.begun = self.launched = False
         start = 0
         for place, parameter in enumerate(parameters):
             span = slice(start, start + reals(parameter))

@@ -101,7 +101,7 @@ def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
     if plain == "log_loss":
         return Counted(name, lambda outputs, target: votes(outputs, target, "logarithm").log_loss())
     if plain in ("mse", "rmse", "mae"):
-        size = torch.abs if plain == "mae" else torch.square
+        size: Any = torch.abs if plain == "mae" else torch.square
         errors = lambda outputs, target: (size(_differences(outputs, target)).sum(), target.numel())  # noqa: E731
         return Counted(name, errors, math.sqrt if plain == "rmse" else float)
     if plain == "r2":

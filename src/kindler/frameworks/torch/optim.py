@@ -143,7 +143,7 @@ def step_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
                 continue
             *moved, steps = tensors
             private.foreach_add_(steps, 1)
-            kernel = private.fused_adamw_ if group["decoupled_weight_decay"] else private.fused_adam_
+            kernel: Any = private.fused_adamw_ if group["decoupled_weight_decay"] else private.fused_adam_
             beta1, beta2 = group["betas"]
             options = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
             options |= {"beta1": beta1, "beta2": beta2, "grad_scale": None, "found_inf": None}
