@@ -234,7 +234,7 @@ def test_a_plateau_is_seen_in_the_epochs_loss() -> None:
         replica.end_epoch({"loss": loss})
 
     assert replica.learning_rate() == pytest.approx(0.05)
-    with pytest.raises(ConfigError, match="ReduceLROnPlateau needs the loss"):
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau monitors 'loss'"):
         replica.end_epoch()
 
 

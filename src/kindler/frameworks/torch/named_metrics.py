@@ -95,9 +95,7 @@ def named(name: str, loss: LossRule | None = None) -> Counted | Gathered:
     if plain == "accuracy":
         if loss is None or not loss.by_class:
             return Counted(name, lambda outputs, target: votes(outputs, target).accuracy())
-        # Without a mask, which a GPU would have to be waited for.
-        ignored = lambda: None if loss.all_count else loss.ignored  # noqa: E731
-        return Counted(name, lambda outputs, target: _class_accuracy(outputs, target, ignored()))
+        return Counted(name, partial(_class_accuracy, loss))
     if plain == "log_loss":
         return Counted(name, lambda outputs, target: votes(outputs, target, "logarithm").log_loss())
     if plain in ("mse", "rmse", "mae"):
@@ -123,14 +121,15 @@ def _plain_pair(name: str, outputs: Any, target: Any) -> tuple[torch.Tensor, tor
     return outputs, target
 
 
-def _class_accuracy(outputs: torch.Tensor, target: torch.Tensor, ignored: int | None) -> Sums:
+def _class_accuracy(loss: LossRule, outputs: torch.Tensor, target: torch.Tensor) -> Sums:
+    """Without a mask if all labels count: a GPU would have to be waited for."""
     target = as_classes(outputs, target)
     guess = outputs.argmax(dim=1)
     if target.is_floating_point():
         return (guess == target.argmax(dim=1)).double().sum(), guess.numel()
-    if ignored is None:
+    if loss.all_count:
         return (guess == target).sum(), guess.numel()
-    kept = target != ignored
+    kept = target != loss.ignored
     return ((guess == target) & kept).double().sum(), kept.sum()
 
 
