@@ -37,9 +37,14 @@ class LossTrial:
     """Tries a loss on batches until one is conclusive; `gathers` is None until the loss was called."""
 
     def __init__(
-        self, most_rows: int, join: Callable[[list[Any]], Any] | None, *, strict: bool = True
+        self,
+        most_rows: int,
+        join: Callable[[list[Any]], Any] | None,
+        *,
+        strict: bool = True,
+        row_by_row: bool = False,
     ) -> None:
-        self.most_rows, self._join, self._strict = most_rows, join, strict
+        self.most_rows, self._join, self._strict, self._row_by_row = most_rows, join, strict, row_by_row
         self._left = _ATTEMPTS
         self.gathers: bool | None = None
 
@@ -58,6 +63,8 @@ class LossTrial:
             chosen = list(range(rows))
             whole = self._alone(judge, chosen)
         parts = [chosen[::3], [row for row in chosen if row % 3]]
+        if self._row_by_row:
+            parts = [[row] for row in chosen]
         counts = (len(chosen), *map(len, parts))
         again = self._alone(judge, chosen)
         finite = all(weight and math.isfinite(total / weight) for total, weight in whole)
@@ -143,16 +150,15 @@ class _Stage:
 
 
 def refusal(difference: Difference, loss: str, *, why: str, hint: str, mean: str = "rows") -> ConfigError:
-    rows, first, second = difference.rows
+    rows, *parts = difference.rows
     if difference.problem:
-        cause = (
-            f"{loss} can be computed of {rows} rows, but not of {first} or {second} of them"
-            f" ({difference.problem})"
-        )
+        some = " or ".join(map(str, parts))
+        cause = f"{loss} can be computed of {rows} rows, but not of {some} of them ({difference.problem})"
     else:
+        some = "each" if set(parts) == {1} else " and of ".join(map(str, parts))
         cause = (
-            f"{loss} of {rows} rows together is {difference.whole:.6g}, and that of {first} and of {second}"
-            f" of them, taken together by what each counts for, is {difference.parts:.6g}"
+            f"{loss} of {rows} rows together is {difference.whole:.6g}, and that of {some} of them, taken"
+            f" together by what each counts for, is {difference.parts:.6g}"
         )
     return ConfigError(
         f"{cause}: it is not a mean over {mean}, so {why}, which see a part of a step's rows each, would"

@@ -215,12 +215,12 @@ class ModelLoss(LossRule):
         return any(int(kept.min()) != int(kept.max()) for kept in map(self._per_row, self._counts(inputs)))
 
     def tried_rows(self, inputs: Inputs, rows: int) -> list[int]:
-        """Two that count least, around two that count most: each part of a trial has its own kind."""
+        """Those that count least and most."""
         chosen = list(range(rows))
         for label in self._counts(inputs):
             per_row = self._per_row(label)
             chosen = [row for row in per_row.argsort().tolist() if per_row[row] > 0]
-        return [*chosen[:1], *chosen[2:][-2:], *chosen[1:2]]
+        return [*chosen[:2], *chosen[2:][-2:]]
 
     def for_metrics(self, outputs: Any, targets: Sequence[torch.Tensor], inputs: Inputs) -> tuple[Any, Any]:
         """Compares "logits" or the only output with the labels that are not ignored."""

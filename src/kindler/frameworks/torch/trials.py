@@ -294,7 +294,8 @@ class TriedModel:
             loss = own_loss(outputs)
             return [] if loss is None else [(float(loss) * divisor, divisor)]
 
-        difference = LossTrial(len(chosen), None, strict=False)(judge, len(chosen), self._tolerance)
+        trial = LossTrial(len(chosen), None, strict=False, row_by_row=True)
+        difference = trial(judge, len(chosen), self._tolerance)
         if difference is not None:
             why, hint = "several workers, or the passes of accumulation_steps", _MODEL_HINT
             mean = "rows, or over the labels that are not ignored"
