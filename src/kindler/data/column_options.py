@@ -29,7 +29,7 @@ class ColumnOptions:
         shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
         stack_features: Whether to join all feature columns into one float32 matrix.
         allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
-        need_labels: Whether to look for label columns if none are named; "optional": no error if there are none.
+        need_labels: Whether to look for label columns if none are named; "optional": there may be none.
         ragged: Which columns may have rows of different lengths: none, those of "text", or "all" that are
             text, bytes without a dtype, or lists without a shape.
         length_col: The column that gives a row's length; read even if the model does not take it.

@@ -34,7 +34,7 @@ def test_a_schedule_is_shown_the_figure_that_it_monitors_or_says_that_there_is_n
         rates.append(replica.learning_rate())
 
     assert rates == [1.0, pytest.approx(0.1), pytest.approx(0.01)]
-    with pytest.raises(ConfigError, match="monitors 'val_acc', and the epoch's figures are 'loss'"):
+    with pytest.raises(ConfigError, match="monitors 'val_acc', and the epoch's metrics are 'loss'"):
         replica.end_epoch({"loss": 1.0})
 
 
