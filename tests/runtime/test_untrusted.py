@@ -15,7 +15,7 @@ from runtime_servers import X, Y
 from sklearn.linear_model import LinearRegression
 from sklearn.svm import SVC
 
-from kindler import Omega, jail
+from kindler import Omega, sandbox
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, UntrustedError, WorkerLost
 from kindler.frame import ChannelClosed, Frame, _frame
@@ -127,8 +127,8 @@ def _status(process: psutil.Process) -> str:
     return Path(f"/proc/{process.pid}/status").read_text()
 
 
-@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
-def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_locked_in(
+@pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
+def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_sandboxed_process(
     om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASSWORD_OF_THE_WORKER", "hush")
@@ -147,7 +147,7 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_l
         executor.run(task("predict", [[1.0] * 7]))
     assert "features" in str(_reported(executor, task("predict", [[1.0] * 7]), Log(tmp_path)).exception())
     model.kill()
-    with pytest.raises(WorkerLost, match="locked in, is gone"):
+    with pytest.raises(WorkerLost, match="the sandboxed process of net@1 was ended by SIGKILL"):
         executor.run(task("predict", X.tolist()))
     report = _reported(executor, task("predict", X.tolist()), Log(tmp_path))  # by another one
     assert report.error is None
@@ -156,7 +156,7 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_process_that_is_l
     fork_server.kill()
 
 
-@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
+@pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
 def test_a_model_that_lies_to_compiled_code_harms_its_own_process_alone(om: Omega, tmp_path: Path) -> None:
     model = SVC().fit(X, np.median(Y) < Y)
     expected = model.predict(X)
@@ -186,9 +186,9 @@ def _until_it_is_gone(executor: Executor) -> None:
         executor.run(task("predict", X.tolist()))
 
 
-@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
-def test_a_locked_process_that_takes_too_much_is_ended(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jail, "MOST_THREADS", 0)
+@pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
+def test_a_sandboxed_process_that_takes_too_much_is_ended(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_THREADS", 0)
     with pytest.raises(WorkerLost, match="had more than 0 threads"):
         _until_it_is_gone(Executor(om.store.url, trusted=False))
     for process in psutil.Process().children():

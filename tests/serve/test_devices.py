@@ -16,9 +16,9 @@ from kindler import Omega
 from kindler.cli.serve import _devices
 from kindler.engine.placement import VISIBLE_GPUS
 from kindler.errors import ConfigError
-from kindler.serve.devices import Devices, Seat
-from kindler.serve.model_messages import described, told_model
-from kindler.serve.model_start import limits_of
+from kindler.models.loaded import wrap
+from kindler.serve.model_process import described, description
+from kindler.serve.model_start import DevicePlacement, Devices, limits_of
 from kindler.serve.settings import ServeSettings
 from kindler.store import Version
 from tests.serve.served import ROOT, linear, serving
@@ -58,11 +58,11 @@ def test_a_model_gets_the_gpu_of_which_models_take_the_least_memory_and_sees_no_
 ) -> None:
     devices = settled(monkeypatch, "6,GPU-b")
 
-    first, second = (devices.seat(versions["toy"], {}) for _ in range(2))
-    assert [seat.gpu for seat in (first, second)] == [0, 1]  # both are still being loaded
+    first, second = (devices.place(versions["toy"], {}) for _ in range(2))
+    assert [place.gpu for place in (first, second)] == [0, 1]  # both are still being loaded
     assert (first.asked, dict(first.environment)[VISIBLE_GPUS]) == ("auto", "6")
     assert dict(second.environment)[VISIBLE_GPUS] == "GPU-b"
-    assert devices.seat(versions["toy"], {0: 5, 1: 4}).gpu == 1
+    assert devices.place(versions["toy"], {0: 5, 1: 4}).gpu == 1
     assert limits_of(versions["toy"], ServeSettings(), first).processes == 2
     assert [second.name(device) for device in ("cuda", "cpu")] == ["cuda:1", "cpu"]
 
@@ -71,9 +71,9 @@ def test_kinds_that_cannot_use_a_gpu_are_given_none_and_code_of_the_users_own_is
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, Version]
 ) -> None:
     devices = settled(monkeypatch, "0")
-    line, own = (devices.seat(versions[name], {}) for name in ("line", "own"))
+    line, own = (devices.place(versions[name], {}) for name in ("line", "own"))
 
-    assert line == Seat()
+    assert line == DevicePlacement()
     assert line.name(None) == "cpu"
     assert own.name(None) is None
     assert own.environment == ()
@@ -83,14 +83,14 @@ def test_what_the_server_says_of_a_name_comes_before_what_was_stored_with_it(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, Version]
 ) -> None:
     devices = settled(monkeypatch, "0,1", devices={"toy": "cpu"})
-    assert dict(devices.seat(versions["toy"], {}).environment) == {VISIBLE_GPUS: ""}
-    assert devices.seat(versions["stored"], {}).gpu == 1
-    assert devices.seat(versions["modest"], {}).asked == "cpu"
+    assert dict(devices.place(versions["toy"], {}).environment) == {VISIBLE_GPUS: ""}
+    assert devices.place(versions["stored"], {}).gpu == 1
+    assert devices.place(versions["modest"], {}).asked == "cpu"
     # Whoever stores a model cannot take a GPU that the server keeps from models.
-    assert settled(monkeypatch, "0,1", device="cpu").seat(versions["stored"], {}).gpu is None
-    assert settled(monkeypatch, "0,1", device="cuda:0").seat(versions["stored"], {}).gpu == 0
+    assert settled(monkeypatch, "0,1", device="cpu").place(versions["stored"], {}).gpu is None
+    assert settled(monkeypatch, "0,1", device="cuda:0").place(versions["stored"], {}).gpu == 0
     with pytest.raises(ConfigError, match="device='tpu'; it must be 'auto', 'cpu'"):
-        devices.seat(versions["wrong"], {})
+        devices.place(versions["wrong"], {})
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(
@@ -102,8 +102,10 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(
     with pytest.raises(ConfigError, match="'cuda' was asked for; the GPUs of this server are: none"):
         settled(monkeypatch, "", device="cuda")
     with pytest.raises(ConfigError, match="'cuda:1' was asked for.*are: none"):
-        settled(monkeypatch, "").seat(versions["stored"], {})
-    assert settled(monkeypatch, "").seat(versions["toy"], {}) == Seat()  # auto is content with the CPU
+        settled(monkeypatch, "").place(versions["stored"], {})
+    assert (
+        settled(monkeypatch, "").place(versions["toy"], {}) == DevicePlacement()
+    )  # auto is content with the CPU
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", ""])
@@ -129,12 +131,23 @@ def test_the_option_is_for_all_models_or_for_one() -> None:
 
 def test_a_process_that_lies_about_its_device_is_not_believed(weighted: Any) -> None:
     kind = importlib.import_module("toy_models").ToyKind()
-    told = told_model(kind.predictor(weighted), {"predict": True})
+    told = description(kind.predictor(weighted), {"predict": True})
     assert described(told).device is None
     assert described({**told, "device": "cuda", "device_bytes": -5}).device_bytes == 0
     for lie in ({"device": "cuda:7"}, {"device": 3}, {"device_bytes": "many"}, {"device_bytes": []}):
         with pytest.raises(ValueError, match=r"device|many|no description"):
             described({**told, **lie})
+
+
+def test_what_a_process_says_of_its_size_counts_for_nothing() -> None:
+    told = description(wrap(linear()).predictor, {"predict": True})
+    assert described({**told, "size": 1 << 60}).predictor.size == 0
+    told["signature"]["inputs"][0]["shape"] = [1] * 1000
+    with pytest.raises(ValueError, match="dimensions"):
+        described(told)
+    for lie in (None, {}, {"joins": {}, "methods": ["predict"], "signatures": {}, "own": []}):
+        with pytest.raises(ValueError, match="no description of a model"):
+            described(lie)
 
 
 def test_models_compute_where_they_were_told_and_the_memory_of_each_gpu_is_counted(

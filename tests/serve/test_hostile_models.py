@@ -21,31 +21,31 @@ def hostile(x):  # type: ignore[no-untyped-def]
 
     import orjson
 
-    from kindler.serve.model_messages import NEEDS_ROOM, REPLY, WORD
+    from kindler.sandbox.child import NEEDS_ROOM, REPLY, WORD, Calls
 
-    desk = next(thing for thing in gc.get_objects() if type(thing).__name__ == "_Desk")
+    calls = next(thing for thing in gc.get_objects() if type(thing) is Calls)
     large = 2 << 20
 
     def header(content):  # type: ignore[no-untyped-def]
         text = orjson.dumps(content)
-        desk.own.memory[: len(text)] = text
+        calls.own.memory[: len(text)] = text
         return WORD.pack(REPLY, 0, len(text))
 
     number = int(x.ravel()[0])
     if number == 1:  # descriptors and shared memory without end
-        desk._sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 30, 0) * 500)
+        calls._sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 30, 0) * 500)
     if number == 2:
-        desk._sock.sendall(header({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}))
+        calls._sock.sendall(header({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}))
     if number == 3:
-        desk._sock.sendall(header({"arrays": [[[]] * 600_000]}))
+        calls._sock.sendall(header({"arrays": [[[]] * 600_000]}))
     if number == 4:
-        desk._sock.sendall(header({"arrays": [["y", "<f8", [1], 1 << 40, 8]]}))
+        calls._sock.sendall(header({"arrays": [["y", "<f8", [1], 1 << 40, 8]]}))
     if number == 5:
-        desk._sock.sendall(b"\xff" * 100_000)
+        calls._sock.sendall(b"\xff" * 100_000)
     if number == 6:  # a copy of two megabytes for each
         text = orjson.dumps({"arrays": [["y", "|u1", [large], 0, large]]})
-        desk.own.memory[large : large + len(text)] = text
-        desk._sock.sendall(WORD.pack(REPLY, large, len(text)) * 2000)
+        calls.own.memory[large : large + len(text)] = text
+        calls._sock.sendall(WORD.pack(REPLY, large, len(text)) * 2000)
     if number:
         threading.Event().wait()  # so that nothing else is said
     return x

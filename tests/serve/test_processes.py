@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kindler import Omega, jail
+from kindler import Omega, sandbox
 from kindler.errors import UntrustedError
 from kindler.serve.model_start import limits_of, start_of
 from kindler.serve.settings import ServeSettings
@@ -126,8 +126,8 @@ def test_the_server_ends_in_time_though_a_call_hangs_and_its_processes_with_it(s
     assert alive == []
 
 
-@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
-def test_a_process_that_is_locked_in_has_nothing_of_the_servers(
+@pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
+def test_a_sandboxed_process_has_nothing_of_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     om = Omega(tmp_path / "store")
@@ -181,19 +181,19 @@ def test_limits_of_a_version_can_only_be_lower_than_the_servers(tmp_path: Path) 
     om.close()
 
 
-def test_where_no_process_can_be_locked_in_kinds_that_need_it_are_refused(tmp_path: Path) -> None:
+def test_where_no_process_can_be_sandboxed_kinds_that_need_it_are_refused(tmp_path: Path) -> None:
     om = Omega(tmp_path / "store")
     version = om.models.put(linear(), "net")
     start = start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
-    assert not start.order["jailed"]
-    assert start_of(version, tmp_path, ServeSettings(), lacking=None).order["jailed"]
+    assert not start.sandboxed
+    assert start_of(version, tmp_path, ServeSettings(), lacking=None).sandboxed
     object.__setattr__(version, "kind", "onnx")
     with pytest.raises(
-        UntrustedError, match="need a process that is locked in, and here is none: no Landlock"
+        UntrustedError, match="require a sandboxed process, which this host does not support: no Landlock"
     ):
         start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
     object.__setattr__(version, "meta", {"model_kind": "sklearn"})  # as metadata of an archive may say
     with pytest.raises(UntrustedError, match="of kind 'onnx', was refused"):
         start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
-    assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").order["jailed"]
+    assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").sandboxed
     om.close()

@@ -24,7 +24,7 @@ from kindler import Omega
 from kindler.errors import DataError
 from kindler.models.loaded import load, wrap
 from kindler.models.row_independence import free_rows
-from kindler.serve.warm_up import warmed
+from kindler.serve.model_process import warmed
 from tests.serve.served import linear, serving
 
 ROWS = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")

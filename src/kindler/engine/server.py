@@ -205,8 +205,8 @@ class Peer:
     def overdue(self, now: float) -> str:
         if self.id is None and now - self._since > self._server.greeting_s:
             return "it did not say who it is"
-        if self._out and now - self._moved > limits.SEND_S:
-            return f"it took nothing for {limits.SEND_S:g} s"
+        if self._out and now - self._moved > self._server.send_s:
+            return f"it took nothing for {self._server.send_s:g} s"
         return ""
 
     def read(self) -> Iterator[Frame]:
@@ -296,6 +296,7 @@ class Server:
         expected: int,  # how many may connect at the same time
         name: str,  # of the thread
         timeout_s: float | None = None,  # how long a greeting may take; by default `limits.GREETING_S`
+        send_s: float = limits.SEND_S,  # how long a peer may take nothing of what is sent to it
         leaves_large: bool = False,
     ) -> None:
         self.lock = threading.RLock()  # of what is queued for peers
@@ -303,6 +304,7 @@ class Server:
         # quarter of what reading a megabyte costs.
         self.leaves_large = leaves_large
         self.greeting_s = timeout_s or limits.GREETING_S
+        self.send_s = send_s
         self._handler = handler  # is called for everything that happens
         self._listener = Listener(listener, secret, self._admit, expected=expected, timeout_s=self.greeting_s)
         self._selector = self._listener.selector

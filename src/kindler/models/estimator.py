@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 import numpy as np
 
-from kindler import jail
+from kindler import sandbox
 from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
@@ -124,7 +124,7 @@ class EstimatorKind(ModelKind):
         """A bare array is the first feature, and comes back as outputs alone."""
         estimator, (x, *labels) = loaded.model, data
         options = {"verbose": 0, **options}
-        if verb == "score" and jail.is_inside():
+        if verb == "score" and sandbox.is_inside():
             reason = "evaluating it starts processes, which a model that is not trusted may not"
             raise UntrustedError(what="score of a stored estimator", reason=reason)
         if verb == "score":

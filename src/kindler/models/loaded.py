@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kindler import sandbox
+from kindler.engine.fork_server import Recipe
 from kindler.errors import ConfigError
+from kindler.frameworks.keras import backends
 from kindler.models.kind import ModelKind
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
@@ -67,3 +71,30 @@ def load_files(
 def wrap(model: Any) -> LoadedModel:
     """A model of the caller's; its kind is found by looking at it."""
     return LoadedModel(MODEL_KINDS.kind_of(model), model)
+
+
+def process_recipe(
+    version: Version, *, sandboxed: bool, idle_s: float, environment: Mapping[str, str] | None = None
+) -> Recipe:
+    """What a process for a stored model is forked from.
+
+    Args:
+        version: The model; its kind, or that of the model in an estimator, decides what is imported ahead.
+        sandboxed: Whether it is sandboxed, and so must not know this process's environment.
+        idle_s: Seconds without a child after which its fork server ends.
+        environment: Variables that must be set before anything is imported.
+    """
+    row = MODEL_KINDS.row(version.kind, version.meta)
+    variables = dict(environment or {})
+    if row.family == "keras":
+        variables["KERAS_BACKEND"] = backends.backend_of(None, None)
+    if sandboxed:
+        variables["HOME"] = sandbox.EMPTY_HOME
+    names = {name.partition(":")[0].partition(".")[0] for name in (*row.loaded, *row.preload)} - {"kindler"}
+    installed = all(importlib.util.find_spec(name) is not None for name in names)
+    return Recipe(
+        preload=(__name__, *(row.preload if installed else ())),
+        environment=tuple(sorted(variables.items())),
+        idle_s=idle_s,
+        inherits=sandbox.ENVIRONMENT if sandboxed else None,
+    )

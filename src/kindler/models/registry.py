@@ -49,7 +49,7 @@ class Row:
         preload: What a process imports ahead of need that will read such a model; may be forked afterwards.
         threads: Whether one call computes on several cores.
         gpus: Whether a model is put on a GPU where there is one; one that is code of the user's own is not.
-        needs_jail: Whether files of strangers are read only by a process that is locked in: their formats
+        needs_sandbox: Whether files of strangers are read only by a sandboxed process: their formats
             are programs, or are parsed by code that is not known to stand lies.
     """
 
@@ -67,7 +67,7 @@ class Row:
     preload: tuple[str, ...] = ()
     threads: bool = False
     gpus: bool = False
-    needs_jail: bool = True
+    needs_sandbox: bool = True
 
     @property
     def spec(self) -> Spec:
@@ -131,13 +131,19 @@ class Kinds:
         own = next((row for row in self.rows if row.name == inside), None)
         return own or _row_of_others(inside) or Row(inside, "", gpus=True)
 
-    def locked_in(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
-        """Whether a model of a stranger is read and called by a process that is locked in."""
+    def sandboxed(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
+        """Whether a model of a stranger is read and called by a sandboxed process; the kind of what is inside
+        an estimator decides. `lacking` is why processes cannot be sandboxed here.
+
+        Raises:
+            UntrustedError: It would have to be, and that is not possible here.
+        """
         row = self.row(kind, meta)
-        if lacking is not None and row.needs_jail:
+        if lacking is not None and row.needs_sandbox:
             raise UntrustedError(
                 what=f"{what}, of kind {row.name!r},",
-                reason=f"models of this kind need a process that is locked in, and here is none: {lacking}",
+                reason="models of this kind require a sandboxed process, which this host does not support:"
+                f" {lacking}",
             )
         return lacking is None
 
@@ -278,14 +284,14 @@ MODEL_KINDS = Kinds(
             preload=("kindler.models.torch", "safetensors.torch"),
             threads=True,
             gpus=True,
-            needs_jail=False,
+            needs_sandbox=False,
         ),
         Row(
             "sklearn",
             "kindler.models.sklearn:SklearnKind",
             loaded=("sklearn",),
             preload=("skops.io", "kindler.models.sklearn:preload"),
-            needs_jail=False,
+            needs_sandbox=False,
         ),
         Row(
             "savedmodel",

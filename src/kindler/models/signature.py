@@ -57,6 +57,19 @@ class Signature:
         return tuple(spec.name for spec in self.inputs)
 
 
+def signature_from(fields: Mapping[str, Any]) -> Signature:
+    """The signature whose `asdict` this is."""
+
+    def specs(side: str) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(**{**spec, "shape": spec["shape"] if spec["shape"] is None else tuple(spec["shape"])})
+            for spec in fields[side]
+        )
+
+    columns = fields["columns"]
+    return Signature(specs("inputs"), specs("outputs"), None if columns is None else tuple(columns))
+
+
 def example(signature: Signature, rows: int = 1) -> Arrays | None:
     """Inputs that a model might take, with rows that differ; None if it does not say enough of itself."""
     random = np.random.default_rng(0)

@@ -1,7 +1,7 @@
 """scikit-learn estimators, by skops: types that are not known to be harmless are refused.
 
-Those whose compiled code believes what the file says (`safety/sklearn_file.py`) are read by a process that is
-locked in, or by whoever trusts the file.
+Those whose compiled code believes what the file says (`safety/sklearn_file.py`) are read by a sandboxed
+process, or by whoever trusts the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kindler import jail
+from kindler import sandbox
 from kindler.errors import UntrustedError
 from kindler.models.kind import OwnMethods, imported, require_trust
 from kindler.models.predictor import METHODS, Predictor, named
@@ -45,7 +45,7 @@ class SklearnKind(OwnMethods):
     def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
         path = folder / _FILE
         unfitted = bool(options.get("unfitted"))
-        if not unfitted and not jail.is_inside() and (found := compiled(path)):
+        if not unfitted and not sandbox.is_inside() and (found := compiled(path)):
             shown = ", ".join(found[:5])
             require_trust(
                 trusted,
@@ -146,7 +146,7 @@ def _is_known(model: Any) -> bool:
 
 
 def preload() -> None:
-    """Import what is slow to import; the process can be forked, and locked in, afterwards."""
+    """Import what is slow to import; the process can be forked, and sandboxed, afterwards."""
     for name in ("sklearn.pipeline", "sklearn.linear_model", "pandas"):
         importlib.import_module(name)
     _one_thread()
@@ -158,7 +158,7 @@ def _one_thread() -> None:
     try:
         limits(limits=1, user_api="blas")
     except PermissionError:
-        pass  # a process that is locked in cannot look for the libraries; `preload` has done it
+        pass  # a sandboxed process cannot look for the libraries; `preload` has done it
 
 
 def _dense(value: Any) -> Array:

@@ -22,7 +22,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.control import control_command, inspect_command
 from celery.worker.state import maybe_shutdown
 
-from kindler import jail
+from kindler import sandbox
 from kindler.errors import BrokerError, FrameError, StoreError
 from kindler.runtime.celery_app import (
     CANCEL,
@@ -71,10 +71,10 @@ def run_worker(
         trusted: Whether tasks that request it may run functions and pickles of the store.
         say: Called with a line of text when the worker is ready.
     """
-    lacking = None if trusted else jail.lacking()
+    lacking = None if trusted else sandbox.unavailable_reason()
     if lacking is not None:
         _log.warning(
-            "models cannot be locked in here: %s. Only those of scikit-learn and PyTorch are called.\nHint:"
+            "sandboxing is unavailable: %s. Only those of scikit-learn and PyTorch are called.\nHint:"
             " --trusted calls all of them, if you trust everybody who can write to the store.",
             lacking,
         )

@@ -14,8 +14,8 @@ from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import LoadedModel, load
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import options, resolve_data, training, value_codec
-from kindler.runtime.locked_model import LockedModel, can_be_locked_in
 from kindler.runtime.messages import REDUCE, WRITES, Task
+from kindler.runtime.sandboxed_model import SandboxedModel, can_be_sandboxed
 from kindler.shelves.datasets.shelf import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
@@ -37,7 +37,7 @@ class Executor:
         self._capacity = capacity
         self._trusted = trusted
         self._store: Store | None = None
-        self._resident: OrderedDict[tuple[str, str, int, bool], LoadedModel | LockedModel] = OrderedDict()
+        self._resident: OrderedDict[tuple[str, str, int, bool], LoadedModel | SandboxedModel] = OrderedDict()
         self.loads = 0
 
     def run(self, task: Task) -> Any:
@@ -99,35 +99,35 @@ class Executor:
             raise ConfigError("a task's arguments are a list and a dict.")
         return args, options
 
-    def _kept(self, version: Version, *, trusted: bool) -> LoadedModel | LockedModel:
+    def _kept(self, version: Version, *, trusted: bool) -> LoadedModel | SandboxedModel:
         key = (version.shelf, f"{version.bucket}/{version.name}", version.number, trusted)
         kept = self._resident.get(key)
-        if kept is None or (isinstance(kept, LockedModel) and kept.is_gone):
+        if kept is None or (isinstance(kept, SandboxedModel) and kept.is_gone):
             self._resident[key] = self._loaded(version, trusted=trusted)
             self.loads += 1
         self._resident.move_to_end(key)
         while len(self._resident) > self._capacity:
             _, oldest = self._resident.popitem(last=False)
-            if isinstance(oldest, LockedModel):
+            if isinstance(oldest, SandboxedModel):
                 oldest.close()
         return self._resident[key]
 
-    def _loaded(self, version: Version, *, trusted: bool) -> LoadedModel | LockedModel:
-        locked = not self._trusted and not trusted and version.shelf == "models"
-        if locked and can_be_locked_in(version):
-            return self._locked(version)
+    def _loaded(self, version: Version, *, trusted: bool) -> LoadedModel | SandboxedModel:
+        unsafe = not self._trusted and not trusted and version.shelf == "models"
+        if unsafe and can_be_sandboxed(version):
+            return self._sandboxed(version)
         try:
             return load(self._open(), version, trusted=trusted)
         except UntrustedError:
-            # Of kinds that may be read here, some models may be read by a process that is locked in alone.
+            # Of kinds that may be read here, some models may be read by a sandboxed process alone.
             row = MODEL_KINDS.row(version.kind, version.meta)
-            if version.shelf != "models" or trusted or row.needs_jail or not can_be_locked_in(version):
+            if version.shelf != "models" or trusted or row.needs_sandbox or not can_be_sandboxed(version):
                 raise
-        return self._locked(version)
+        return self._sandboxed(version)
 
-    def _locked(self, version: Version) -> LockedModel:
+    def _sandboxed(self, version: Version) -> SandboxedModel:
         with self._open().files(version) as folder:
-            return LockedModel(version, folder)
+            return SandboxedModel(version, folder)
 
     def _call_back(self, task: Task, result: Any) -> None:
         """The task has its result, whatever its callback does."""

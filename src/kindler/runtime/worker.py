@@ -13,9 +13,9 @@ from kindler.engine.worker import Worker
 from kindler.frame import ChannelClosed
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
-from kindler.runtime.locked_model import Encoded
 from kindler.runtime.logs import Log
 from kindler.runtime.messages import Report, Task, described
+from kindler.runtime.sandboxed_model import Encoded
 
 _CONNECT_TIMEOUT_S = 60.0
 

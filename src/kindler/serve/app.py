@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import kindler
-from kindler import jail
+from kindler import sandbox
 from kindler.errors import KindlerError
 from kindler.models.registry import MODEL_KINDS
 from kindler.omega import Omega
@@ -74,7 +74,7 @@ def create_app(
     readers = Readers(bodies, settings.timeout_s, settings.rows)
     keys = Keys(omega.store)
     residents = Residents(
-        omega, settings, looks=looks, asks=asks, loads=loads, stats=stats, lacking=_no_jail(settings)
+        omega, settings, looks=looks, asks=asks, loads=loads, stats=stats, lacking=_no_sandbox(settings)
     )
     gate = Gate(keys, looks, local=local, origins=settings.cors_origins)
     cors = Cors(settings.cors_origins)
@@ -139,15 +139,15 @@ def create_app(
     )
 
 
-def _no_jail(settings: ServeSettings) -> str | None:
-    """Why models cannot be locked in here, which is said once; None if they can, or need not be."""
+def _no_sandbox(settings: ServeSettings) -> str | None:
+    """Why models cannot be sandboxed here, which is said once; None if they can, or need not be."""
     if settings.trusted or settings.isolation == "none":
         return None
-    lacking = jail.lacking()
+    lacking = sandbox.unavailable_reason()
     if lacking is not None:
-        kinds = ", ".join(sorted(row.name for row in MODEL_KINDS.rows if row.needs_jail))
+        kinds = ", ".join(sorted(row.name for row in MODEL_KINDS.rows if row.needs_sandbox))
         _log.warning(
-            "models cannot be locked in here: %s. Models of the kinds %s are refused.\nHint: --trusted serves"
+            "sandboxing is unavailable: %s. Models of the kinds %s are refused.\nHint: --trusted serves"
             " them if you trust everybody who can write to the store; --isolation none serves them in the"
             " server's own process.",
             lacking,

@@ -27,12 +27,12 @@ import numpy as np
 from kindler.errors import DataError
 from kindler.models.row_independence import tried
 from kindler.models.signature import Array, Arrays
+from kindler.sandbox.child import RemoteError
+from kindler.sandbox.memory import Parts
+from kindler.sandbox.process import Done, ProcessLost, Reply
 from kindler.serve.http_errors import Problem, own_status
-from kindler.serve.model_messages import ModelFailure
 from kindler.serve.model_pool import problem_of
-from kindler.serve.model_process import Answered, Done, ProcessLost
 from kindler.serve.settings import ServeSettings
-from kindler.serve.tensor_area import Parts
 
 Call: TypeAlias = Callable[[Arrays, str], Arrays]
 _FORGETS = 0.2  # how fast the estimate of a row's time follows the newest call
@@ -427,8 +427,8 @@ class Batcher:
         method = pieces[0].ticket.method
         first = pieces[0].stop - pieces[0].start if pieces is self._trial else None
 
-        def done(answered: Answered) -> None:
-            ran = _Ran(self.clock() - started, answered.outputs, answered.error, answered.per_row)
+        def done(reply: Reply) -> None:
+            ran = _Ran(self.clock() - started, reply.outputs, reply.error, reply.fields.get("per_row"))
             self._ended(pieces, ran, started)
             self._pump()
 
@@ -623,5 +623,5 @@ def _as_problem(error: BaseException) -> Problem:
         return Problem(503, "the server is stopping.", {"retry-after": "1"})
     status, told = own_status(error, str(error))
     first = next(iter(told.splitlines()), "")
-    name = error.name if isinstance(error, ModelFailure) else type(error).__name__
+    name = error.name if isinstance(error, RemoteError) else type(error).__name__
     return Problem(status or 400, f"the model failed on these inputs: {name}: {first[:500]}")

@@ -1,44 +1,65 @@
-"""Processes that read large or packed bodies, so that the server neither stands still nor grows meanwhile."""
+"""Processes that read large or packed bodies, so that the server neither stands still nor grows meanwhile.
+
+A few bytes can stand for gigabytes, and a parser can hold Python's lock for seconds. In a process of its own
+neither reaches anybody else: what takes more memory than its bytes can be worth fails, and what takes too
+long is ended. A parser with a flaw reaches nothing either: the process is sandboxed where the system can.
+`load` is that process's side, `Readers` the server's.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import resource
-import subprocess
-import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kindler import jail
+from kindler import sandbox
 from kindler.data import received
-from kindler.engine.placement import usable_cores
-from kindler.models.signature import Signature
+from kindler.data.arrow import stream
+from kindler.engine.fork_server import Recipe
+from kindler.engine.placement import half_of_memory, usable_cores
+from kindler.errors import KindlerError
+from kindler.models.signature import Signature, signature_from
+from kindler.sandbox.child import Fields, Handler, RemoteError
+from kindler.sandbox.process import ProcessLost, Reply, SandboxProcess, Start
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Codec, Sent
-from kindler.serve.protocols.omega import RAW
+from kindler.serve.protocols.mlflow import Mlflow
+from kindler.serve.protocols.omega import RAW, OmegaCodec
 from kindler.serve.protocols.tables import ARROW, PARQUET, read_table
-from kindler.serve.protocols.v2 import LENGTH
-from kindler.serve.request_codec import read_frame, signature_told, unpacked_request, write_frame
-from kindler.serve.requests import InferRequest, Target
+from kindler.serve.protocols.tfserving import TfServing
+from kindler.serve.protocols.v2 import LENGTH, V2
+from kindler.serve.request_body import decompressed
+from kindler.serve.requests import InferRequest, Target, check_rows
+
+try:
+    from kindler.serve.grpc_api.tensors import InferMessage, request_from
+except ModuleNotFoundError:  # protobuf; then nobody sends messages either
+    pass
 
 READERS = max(1, min(4, usable_cores() // 2))
+_CODECS: dict[str, Codec] = {codec.name: codec for codec in (V2(), TfServing(), Mlflow(), OmegaCodec())}
 _GROWTH, _SPARE_BYTES = 32, 64 << 20  # JSON's smallest values become about 25 times as large
 _TEXT_BYTES, _BINARY_BYTES, _CSV_BYTES = 1 << 20, 1 << 18, 8 << 10
-_LONGEST_S = 30.0
+_START_S, _LONGEST_S = 60.0, 30.0
+_OUTPUT_BYTES = 4 << 30
 _NICE = 10
-_PIPE_BYTES = 1 << 20
-_Read = TypeVar("_Read")
-_SOURCE = str(Path(__file__).resolve().parents[2])
+_BESIDE_INPUTS = tuple(one.name for one in fields(InferRequest) if one.name != "inputs")
+# One arena, and pools without reserves that are given back: what is asked for is what is counted.
+_MEMORY = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
+    "OMP_NUM_THREADS": "1",
+    "HOME": sandbox.EMPTY_HOME,
+}
+_T = TypeVar("_T")
 
 
 def where_read(sent: Sent) -> str:
@@ -60,11 +81,45 @@ def where_read(sent: Sent) -> str:
     return "process" if size > _TEXT_BYTES else "here"
 
 
+def load(options: Fields) -> tuple[Fields, Handler]:
+    """The target of a process that reads bodies."""
+
+    def handle(asked: Fields, parts: dict[str, Any]) -> tuple[Fields, Mapping[str, Any]]:
+        try:
+            return _read(asked, parts["body"])
+        except Problem as exc:
+            return {"status": exc.status, "message": exc.message}, {}
+
+    return {}, handle
+
+
+def _read(asked: Fields, body: bytes) -> tuple[Fields, Mapping[str, Any]]:
+    if asked["what"] == "content":
+        return {}, {"content": decompressed(body, asked["coding"], asked["limit"])}
+    if asked["what"] == "table":
+        table, mode = read_table(body, asked["content_type"])
+        return {"mode": mode}, {"content": stream(table)}
+    if asked["what"] == "message":
+        sent = InferMessage(body)
+        request = request_from(sent.parsed(), sent.raw)
+    else:
+        signature, target = signature_from(asked["signature"]), Target(**asked["target"])
+        request = _CODECS[asked["codec"]].decode(
+            Sent(body, asked["headers"], asked["query"]), signature, target
+        )
+    check_rows(request, asked["most_rows"])
+    answer = {name: getattr(request, name) for name in _BESIDE_INPUTS}
+    answer["params"] = dict(request.params)
+    if request.outputs is not None:
+        answer["outputs"] = {name: dict(wishes) for name, wishes in request.outputs.items()}
+    return answer, request.inputs
+
+
 class Readers:
     """Reads bodies in processes of their own, which start when they are first needed.
 
     Args:
-        executor: Whose threads use a process each. It must have no more than `READERS`.
+        executor: Where large copies are made and checked.
         timeout_s: Seconds that reading a body may take.
         most_rows: The rows that a request may have.
     """
@@ -73,175 +128,138 @@ class Readers:
         self._executor = executor
         self._most_rows = most_rows
         self._timeout_s = min(timeout_s, _LONGEST_S)
-        self._free: deque[subprocess.Popen[bytes]] = deque()
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._turns = asyncio.Semaphore(READERS)
+        self._processes: set[SandboxProcess] = set()
+        self._free: list[SandboxProcess] = []
 
     async def request(self, codec: Codec, sent: Sent, signature: Signature, target: Target) -> InferRequest:
         """What `codec.decode` gives."""
-        header = {
+        asked = {
             "what": "request",
             "codec": codec.name,
             "headers": dict(sent.headers),
             "query": dict(sent.query),
-            "signature": signature_told(signature),
+            "signature": asdict(signature),
             "target": asdict(target),
             "most_rows": self._most_rows,
         }
-        return await self._in_thread(lambda: self._request(header, sent.body))
-
-    async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
-        """What `request_body.decompressed` gives."""
-        header = {"what": "content", "coding": coding, "limit": limit}
-        # Twice: zlib puts its pieces together at the end.
-        most = 2 * limit + _SPARE_BYTES
-        return await self._in_thread(lambda: self._asked(header, body, _only_buffer, most))
+        return await self._asked(asked, sent.body, _as_request)
 
     async def message(self, content: bytes) -> InferRequest:
         """The request of a message of gRPC."""
-        header = {"what": "message", "most_rows": self._most_rows}
-        return await self._in_thread(lambda: self._request(header, content))
+        return await self._asked({"what": "message", "most_rows": self._most_rows}, content, _as_request)
 
-    def _request(self, header: Mapping[str, Any], body: bytes) -> InferRequest:
-        # Two bytes of a body are a value at most.
-        return self._asked(header, body, lambda head, buffers: unpacked_request(head, buffers, len(body)))
+    async def decompressed(self, body: bytes, coding: str, limit: int) -> bytes:
+        """What `request_body.decompressed` gives."""
+        asked = {"what": "content", "coding": coding, "limit": limit}
+        # Twice: zlib puts its pieces together at the end.
+        most = 2 * limit + _SPARE_BYTES
+        return await self._asked(asked, body, lambda reply: bytes(reply.outputs["content"]), most)
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         """What `read_table` gives."""
-
-        def read() -> tuple[pa.Table, str | None]:
-            header = {"what": "table", "content_type": content_type}
-            return self._asked(
-                header, body, lambda head, buffers: (received.arrow_table(*buffers), head["mode"])
-            )
-
-        where = where_read(Sent(body, {"content-type": content_type}, {}))
-        return await self._in_thread(read if where == "process" else lambda: read_table(body, content_type))
+        if where_read(Sent(body, {"content-type": content_type}, {})) == "process":
+            return await self._asked({"what": "table", "content_type": content_type}, body, _as_table)
+        return await self._in_thread(lambda: read_table(body, content_type))
 
     def close(self) -> None:
         """End the processes."""
         for process in list(self._processes):
-            self._ended(process)
+            self._end(process)
 
-    async def _in_thread(self, work: Callable[[], _Read]) -> _Read:
+    async def _asked(
+        self, asked: Fields, body: bytes, read: Callable[[Reply], _T], most: int | None = None
+    ) -> _T:
+        """What `read` makes of the answer, which is not believed: the process has read a stranger's body."""
+        most = _GROWTH * len(body) + _SPARE_BYTES if most is None else most
+        async with self._turns:
+            process = self._free.pop() if self._free else await self._started()
+            is_sound = False  # unless it can be asked again
+            try:
+                reply = await process.ask(
+                    asked,
+                    {"body": [body]},
+                    growth_bytes=len(body) + most,
+                    arrow=True,
+                    most_values=len(body),  # two bytes of a body are a value at most
+                )
+                if "status" in reply.fields:
+                    raise _refusal(reply)
+                found = await self._in_thread(lambda: read(reply))
+                is_sound = True
+                return found
+            except Problem as exc:
+                is_sound = exc.costly = True
+                raise
+            except Exception as exc:
+                is_sound = isinstance(exc, KindlerError | MemoryError | RemoteError)
+                raise self._problem(exc, len(body), most) from exc
+            finally:
+                if not is_sound:
+                    self._end(process)
+                elif process in self._processes:
+                    self._free.append(process)
+
+    def _problem(self, error: Exception, size: int, most: int) -> Problem:
+        if isinstance(error, ProcessLost) and error.hung:
+            problem = Problem(413, f"reading the body took longer than {self._timeout_s:g} s.")
+        elif isinstance(error, MemoryError) or (isinstance(error, ProcessLost) and not error.malformed):
+            limit = f"takes more than the {most} bytes of memory that one of its size gets"
+            problem = Problem(413, f"reading the body of {size} bytes {limit}.")
+        else:
+            name = f": {error.name}" if isinstance(error, RemoteError) else ""
+            problem = Problem(400, f"the body cannot be read{name}.")
+        problem.costly = True
+        return problem
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except Problem as exc:
             exc.costly = True
             raise
 
-    def _asked(
-        self,
-        header: Mapping[str, Any],
-        body: bytes,
-        read: Callable[[dict[str, Any], list[bytes]], _Read],
-        most: int | None = None,
-    ) -> _Read:
-        """What `read` makes of the answer, which is not believed: the process has read a stranger's body."""
-        process = self._process()
-        late = threading.Timer(self._timeout_s, process.kill)
-        late.daemon = True
-        late.start()
-        most = _GROWTH * len(body) + _SPARE_BYTES if most is None else most
-        try:
-            with _at_most(process.pid, len(body) + most):
-                write_frame(_pipe(process.stdin), {**header, "most_bytes": most}, [body])
-                head, buffers = read_frame(_pipe(process.stdout), most)
-            refused = "status" in head
-            found: Problem | _Read = _problem(head) if refused else read(head, buffers)
-        except (OSError, EOFError) as exc:
-            self._ended(process)
-            if late.finished.is_set():
-                raise Problem(413, f"reading the body took longer than {self._timeout_s:g} s.") from exc
-            limit = f"takes more than the {most} bytes of memory that one of its size gets"
-            raise Problem(413, f"reading the body of {len(body)} bytes {limit}.") from exc
-        except Exception as exc:  # it answers what cannot be: whoever sent the body has taken it over
-            self._ended(process)
-            raise Problem(400, "the body cannot be read.") from exc
-        finally:
-            late.cancel()
-        self._free.append(process)
-        if isinstance(found, Problem):
-            raise found
-        return found
-
-    def _process(self) -> subprocess.Popen[bytes]:
-        """One that has nothing to do, or a new one."""
-        with suppress(IndexError):
-            while True:
-                free = self._free.pop()
-                if free.poll() is None:
-                    return free
-                self._ended(free)
-        own = {name: os.environ[name] for name in jail.ENVIRONMENT if name in os.environ}
-        path = os.pathsep.join([_SOURCE, *filter(None, [own.get("PYTHONPATH")])])
-        # One arena and a pool without reserves: what is asked for is what is counted. And one thread, as only
-        # such a process can be locked in.
-        alone = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
-        alone |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kindler.serve._body_reader_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**own, **alone, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for the server, which ends it
+    async def _started(self) -> SandboxProcess:
+        start = Start(
+            recipe=Recipe(environment=tuple(sorted(_MEMORY.items())), inherits=sandbox.ENVIRONMENT),
+            target="kindler.serve.body_readers:load",
+            options={},
+            sandboxed=None,
+            load_s=_START_S,
+            call_s=self._timeout_s,
+            memory_bytes=half_of_memory(),
+            output_bytes=_OUTPUT_BYTES,
         )
+        try:
+            process, _ = await SandboxProcess.started(
+                start, loads=self._executor, moves=self._executor, lost=lambda process, _: self._end(process)
+            )
+        except Exception as exc:
+            raise Problem(503, "body decoder unavailable.", {"retry-after": "5"}) from exc
         self._processes.add(process)
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError, AttributeError):  # what it is made with holds 64 KiB: a wait for each
-                fcntl.fcntl(_pipe(pipe), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with suppress(OSError):  # it has ended
-            # Whoever sends much waits longer than whoever sends little, also for a process to start.
+            # Whoever sends much waits longer than whoever sends little.
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
             os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
-        try:
-            read_frame(_pipe(process.stdout))  # it is ready: what it takes from now on is the body's doing
-        except (OSError, EOFError) as exc:
-            self._ended(process)
-            raise Problem(503, "the body cannot be read now.", {"retry-after": "5"}) from exc
         return process
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: SandboxProcess) -> None:
         self._processes.discard(process)
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass  # what was not written yet has nowhere to go
+        with suppress(ValueError):
+            self._free.remove(process)
+        process.end()
 
 
-@contextmanager
-def _at_most(pid: int, most: int) -> Iterator[None]:
-    """Let a process grow by so many bytes; where the system counts no pages, there is no bound.
-
-    From here, as a process that is locked in cannot change its own limits.
-    """
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            data = int(file.read().split()[5]) * resource.getpagesize()
-        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-        resource.prlimit(pid, resource.RLIMIT_DATA, (data + most, hard))
-    except (OSError, AttributeError, IndexError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it has ended
-            resource.prlimit(pid, resource.RLIMIT_DATA, (soft, hard))
+def _refusal(reply: Reply) -> Problem:
+    status, message = reply.fields["status"], reply.fields.get("message")
+    if type(status) is not int or not 400 <= status < 600 or type(message) is not str:
+        raise ValueError("no refusal of a body")
+    return Problem(status, message)
 
 
-def _problem(head: Mapping[str, Any]) -> Problem:
-    return Problem(int(head["status"]), str(head["message"]))
+def _as_request(reply: Reply) -> InferRequest:
+    return InferRequest(inputs=reply.outputs, **reply.fields)
 
 
-def _only_buffer(head: dict[str, Any], buffers: list[bytes]) -> bytes:
-    (content,) = buffers
-    return content
-
-
-def _pipe(pipe: Any) -> BinaryIO:
-    found: BinaryIO = pipe
-    return found
+def _as_table(reply: Reply) -> tuple[pa.Table, str | None]:
+    return received.arrow_table(reply.outputs["content"]), reply.fields["mode"]

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
@@ -29,17 +29,16 @@ from kindler.errors import KindlerError, MissingExtraError, NotFoundError, Untru
 from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
 from kindler.omega import Omega
+from kindler.sandbox.child import RemoteError
+from kindler.sandbox.process import ProcessLost, SandboxProcess
 from kindler.serve.batching import MOST_LOST, Batcher
-from kindler.serve.devices import Devices, Seat
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.model_messages import DescribedModel, ModelFailure
 from kindler.serve.model_pool import Lost, ModelPool
-from kindler.serve.model_process import ModelProcess, ProcessLost
-from kindler.serve.model_start import limits_of, start_of
+from kindler.serve.model_process import DescribedModel, described, warmed
+from kindler.serve.model_start import DevicePlacement, Devices, limits_of, start_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats, VersionStats
 from kindler.serve.threads import Threads
-from kindler.serve.warm_up import warmed
 from kindler.store import Version
 
 _log = logging.getLogger("kindler.serve")
@@ -112,7 +111,7 @@ class Residents:
         asks: Where other names are looked up, which may be many that there are not.
         loads: Where models are read. Only a few at a time are; one that takes too long is not waited for.
         stats: The counters.
-        lacking: Why processes cannot be locked in here; None if they can.
+        lacking: Why processes cannot be sandboxed here; None if they can.
     """
 
     def __init__(
@@ -345,11 +344,11 @@ class Residents:
 
     async def _apart(self, version: Version) -> Resident:
         """A model in processes of its own."""
-        seat = self._devices.seat(version, self._device_bytes())
-        limits = limits_of(version, self._settings, seat)
+        place = self._devices.place(version, self._device_bytes())
+        limits = limits_of(version, self._settings, place)
         pool = ModelPool(
             str(version),
-            partial(self._process, version, seat),
+            partial(self._process, version, place),
             most=limits.processes,
         )
         self._pools.add(pool)
@@ -365,9 +364,11 @@ class Residents:
         weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
         # As it is seen from here: what the process says of itself may be anything.
         size = max(version.size, pool.own_bytes)
-        return Resident(version, model.predictor, batcher, stats, size, pool, device=seat.name(model.device))
+        return Resident(version, model.predictor, batcher, stats, size, pool, device=place.name(model.device))
 
-    async def _process(self, version: Version, seat: Seat, lost: Lost) -> tuple[ModelProcess, DescribedModel]:
+    async def _process(
+        self, version: Version, place: DevicePlacement, lost: Lost
+    ) -> tuple[SandboxProcess, DescribedModel]:
         """Start a process that has loaded a version; its files are there as long as that takes."""
         loop = asyncio.get_running_loop()
         with ExitStack() as later:
@@ -376,12 +377,17 @@ class Residents:
             folder = await loop.run_in_executor(
                 self._loads, held.enter_context, self._omega.store.files(version)
             )
-            start = start_of(version, folder, self._settings, lacking=self._lacking, seat=seat)
-            process, model = await ModelProcess.started(
+            start = start_of(version, folder, self._settings, lacking=self._lacking, place=place)
+            process, said = await SandboxProcess.started(
                 start, loads=self._loads, moves=self._moves, lost=lost
             )
-            process.device_bytes = min(process.device_bytes, _GPU_GROWTH * version.size + _GPU_SPARE)
-            return process, model
+            try:
+                model = described(said)
+            except Exception as exc:
+                process.end()
+                raise ProcessLost(f"sent a malformed reply ({exc})", malformed=True) from exc
+            most = _GPU_GROWTH * version.size + _GPU_SPARE
+            return process, replace(model, device_bytes=min(model.device_bytes, most))
 
     def _beside(self, work: Callable[[], None]) -> None:
         try:
@@ -483,7 +489,7 @@ def _not_loaded(version: Version, error: Exception) -> Problem:
         return Problem(403, f"{version} is not served: {reason}")
     if isinstance(error, MissingExtraError):
         return Problem(501, f"{version} cannot be loaded here: {error}")
-    if isinstance(error, ModelFailure | ProcessLost):
+    if isinstance(error, RemoteError | ProcessLost):
         reason = str(error) if isinstance(error, ProcessLost) else f"{error.name}: {error}"
         _log.error("loading %s failed: %s", version, reason)
         return Problem(503, f"{version} cannot be loaded: {reason[:500]}", {"retry-after": "5"})

@@ -13,20 +13,20 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from kindler.sandbox.memory import Parts
+from kindler.sandbox.process import Done, ProcessLost, Reply, SandboxProcess
 from kindler.serve.http_errors import Problem
-from kindler.serve.model_messages import DescribedModel
-from kindler.serve.model_process import Answered, Done, ModelProcess, ProcessLost
-from kindler.serve.tensor_area import Parts
+from kindler.serve.model_process import DescribedModel
 
 _log = logging.getLogger("kindler.serve")
 _LOOK_S = 1.0  # between two looks for processes with nothing to do
 _IDLE_S = 60.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_RETRY_S = 0.1, 5.0, 300.0
 _FORGIVEN_S = 30.0  # without a loss
 _TRIED = 3  # starts that failed one after the other: the model is down
 
-Lost: TypeAlias = Callable[[ModelProcess, ProcessLost], None]
-Starter: TypeAlias = Callable[[Lost], Awaitable[tuple[ModelProcess, DescribedModel]]]
+Lost: TypeAlias = Callable[[SandboxProcess, ProcessLost], None]
+Starter: TypeAlias = Callable[[Lost], Awaitable[tuple[SandboxProcess, DescribedModel]]]
 
 
 class ModelPool:
@@ -46,15 +46,14 @@ class ModelPool:
         self._name = name
         self._start = start
         self._most = most
-        self._processes: list[ModelProcess] = []
-        self._free: list[tuple[ModelProcess, float]] = []  # and since when; the one used last is used first
+        self._processes: dict[SandboxProcess, int] = {}  # and what each has of its GPU's memory
+        self._free: list[tuple[SandboxProcess, float]] = []  # and since when; the one used last is used first
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
         self._losses = self._failures = 0
         self._last_loss = 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
-        self.restarts = 0
         self.when_free: Callable[[], None] = lambda: None
         self.when_lost: Callable[[ProcessLost], None] = lambda why: None
 
@@ -64,11 +63,7 @@ class ModelPool:
         Raises:
             Exception: What `start` raises.
         """
-        process, model = await self._start(self._lost)
-        if self._closed:
-            process.end()
-            raise ProcessLost("was ended")
-        self._add(process)
+        model = await self._started()
         self._look_later()
         return model
 
@@ -95,23 +90,26 @@ class ModelPool:
     @property
     def device_bytes(self) -> int:
         """What its processes have of their GPU's memory."""
-        return sum(process.device_bytes for process in self._processes)
-
-    @property
-    def pids(self) -> list[int]:
-        """The numbers of its processes."""
-        return [process.pid for process in self._processes]
+        return sum(self._processes.values())
 
     def call(self, parts: Parts, method: str, first: int | None, done: Done) -> None:
-        """Begin a call in a process that is free: see `ModelProcess.call`."""
+        """Begin a call in a process that is free: see `SandboxProcess.call`.
+
+        Args:
+            parts: The inputs: arrays of several requests, which become one.
+            method: What to call.
+            first: Of a trial, how many rows are the first; None for a plain call.
+            done: Is told once.
+        """
         process, _ = self._free.pop()
 
-        def ended(answered: Answered) -> None:
-            if process in self._processes and not isinstance(answered.error, ProcessLost):
+        def ended(reply: Reply) -> None:
+            if process in self._processes and not isinstance(reply.error, ProcessLost):
                 self._free.append((process, time.monotonic()))
-            done(answered)
+            done(reply)
 
-        process.call(parts, method, first, ended)
+        fields = {"method": method} if first is None else {"method": method, "first": first}
+        process.call(fields, parts, ended)
 
     def grow(self) -> None:
         """Rows have waited for a while: start another process, if there may be one more."""
@@ -126,10 +124,19 @@ class ModelPool:
                 timer.cancel()
         for task in list(self._starting):
             task.cancel()
-        processes, self._processes = self._processes, []
+        processes, self._processes = self._processes, {}
         self._free.clear()
         for process in processes:
             process.end()
+
+    async def _started(self) -> DescribedModel:
+        process, model = await self._start(self._lost)
+        if self._closed:
+            process.end()
+            raise ProcessLost("was ended")
+        self._processes[process] = model.device_bytes
+        self._free.append((process, time.monotonic()))
+        return model
 
     def _begin_start(self) -> None:
         self._pause = None
@@ -141,36 +148,27 @@ class ModelPool:
 
     async def _start_another(self) -> None:
         try:
-            process, _ = await self._start(self._lost)
+            await self._started()
         except Exception as exc:  # noqa: BLE001 - it is tried again
             if self._closed:
                 return
             self._failures += 1
             _log.warning("%s: a process could not be started: %s", self._name, exc)
-            if not self._processes:
-                self._start_later(min(_LONGEST_PAUSE_S * 2**self._failures, 300.0))
-                self.when_free()  # those who wait are told
-            return
-        if self._closed:
-            process.end()
-            return
-        self._failures = 0
-        self._add(process)
-        self.when_free()
+            if self._processes:
+                return
+            self._start_later(min(_LONGEST_PAUSE_S * 2**self._failures, _LONGEST_RETRY_S))
+        else:
+            self._failures = 0
+        self.when_free()  # those who wait are told
 
-    def _add(self, process: ModelProcess) -> None:
-        self._processes.append(process)
-        self._free.append((process, time.monotonic()))
-
-    def _lost(self, process: ModelProcess, why: ProcessLost) -> None:
+    def _lost(self, process: SandboxProcess, why: ProcessLost) -> None:
         if self._closed or process not in self._processes:
             return
-        self._processes.remove(process)
+        del self._processes[process]
         self._free = [free for free in self._free if free[0] is not process]
         now = time.monotonic()
         self._losses = self._losses + 1 if now - self._last_loss < _FORGIVEN_S else 0
         self._last_loss = now
-        self.restarts += 1
         self.when_lost(why)
         _log.warning("%s: %s; another takes its place", self._name, why)
         if not self._processes and not self._starting:
@@ -183,14 +181,14 @@ class ModelPool:
 
     def _look_later(self) -> None:
         if not self._closed:
-            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_all)
+            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._end_idle)
 
-    def _look_at_all(self) -> None:
+    def _end_idle(self) -> None:
         """End processes that have had nothing to do for a while."""
         now = time.monotonic()
         for process, since in [free for free in self._free if now - free[1] > _IDLE_S]:
             if len(self._processes) > 1:
-                self._processes.remove(process)
+                del self._processes[process]
                 self._free.remove((process, since))
                 process.end()
         self._look_later()

@@ -39,7 +39,7 @@ class ServeSettings:
         audit_log: The same for changes, and for requests that were refused for their key.
         log_level: The least level of lines in the access log: "info", "warning" (4xx) or "error" (5xx).
         cors_origins: Web origins whose pages may use the server; "*" is all.
-        isolation: "process": models run in processes of their own, locked in unless `trusted`. "none": in the
+        isolation: "process": models run in processes of their own, sandboxed unless `trusted`. "none": in the
             server's own, where one that crashes or takes all memory takes the others with it.
         processes: Most processes of one model; None chooses by the cores and the kind of model.
         model_memory_bytes: What one process of a model may take; as much as all models together if not given.

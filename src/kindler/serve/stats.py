@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kindler.sandbox.process import ProcessLost
 from kindler.serve.batching import Measured
-from kindler.serve.model_process import ProcessLost
 
 _RECENT = 2048
 _MOST_VERSIONS = 1000  # whose counters are kept

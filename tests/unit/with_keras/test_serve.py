@@ -1,4 +1,4 @@
-"""Keras models in the server: warmed up, and in a process that is locked in."""
+"""Keras models in the server: warmed up, and in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Omega, jail
+from kindler import Omega, sandbox
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
 from kindler.serve.loaded_models import Residents
+from kindler.serve.model_process import warmed
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
-from kindler.serve.warm_up import warmed
 
 X = np.random.default_rng(0).random((5, 4), np.float32)
 
@@ -83,11 +83,9 @@ def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: 
 
 
 @flavour.one_unless_whole
-def test_a_model_in_a_process_that_is_locked_in_gives_the_numbers_of_predict(
-    tmp_path: Path, keras: Any
-) -> None:
-    if (lacking := jail.lacking()) is not None:
-        pytest.skip(f"processes cannot be locked in here: {lacking}")
+def test_a_model_in_a_sandboxed_process_gives_the_numbers_of_predict(tmp_path: Path, keras: Any) -> None:
+    if (lacking := sandbox.unavailable_reason()) is not None:
+        pytest.skip(f"processes cannot be sandboxed here: {lacking}")
     model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
     om = Omega(tmp_path / "store")
     om.models.put(model, "net")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Estimator, Omega, jail
+from kindler import Estimator, Omega, sandbox
 from kindler.errors import UntrustedError
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
-from kindler.runtime.locked_model import Encoded, LockedModel
 from kindler.runtime.messages import Task
+from kindler.runtime.sandboxed_model import Encoded, SandboxedModel
 
 X = np.random.default_rng(0).random((6, 3))
 
@@ -51,8 +51,8 @@ def test_models_predict_what_they_do_here_whatever_the_numbers_are_sent_as(tmp_p
     om.close()
 
 
-@pytest.mark.skipif(jail.lacking() is not None, reason="processes cannot be locked in here")
-def test_an_estimator_of_a_stranger_is_locked_in_as_its_model_would_be(tmp_path: Path) -> None:
+@pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
+def test_an_estimator_of_a_stranger_is_sandboxed_as_its_model_would_be(tmp_path: Path) -> None:
     om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"), trusted=False)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2))
     version = om.models.put(Estimator.from_torch(model=model), "estimator")
@@ -62,7 +62,7 @@ def test_an_estimator_of_a_stranger_is_locked_in_as_its_model_would_be(tmp_path:
     expected = model(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(value_codec.decode(found.value, found.buffers), expected, rtol=1e-5)
     (locked,) = executor._resident.values()
-    assert isinstance(locked, LockedModel)
+    assert isinstance(locked, SandboxedModel)
     try:
         with pytest.raises(UntrustedError, match="evaluating it starts processes"):
             locked.call("score", x, x[:, :2])
@@ -70,8 +70,8 @@ def test_an_estimator_of_a_stranger_is_locked_in_as_its_model_would_be(tmp_path:
         locked.close()
     # What is inside decides, wherever there is no sandbox, too.
     with pytest.raises(UntrustedError, match="of kind 'keras', was refused"):
-        MODEL_KINDS.locked_in("it", "estimator", {**version.meta, "model_kind": "keras"}, "no Landlock")
-    assert not MODEL_KINDS.locked_in("it", "estimator", version.meta, "no Landlock")
+        MODEL_KINDS.sandboxed("it", "estimator", {**version.meta, "model_kind": "keras"}, "no Landlock")
+    assert not MODEL_KINDS.sandboxed("it", "estimator", version.meta, "no Landlock")
     om.close()
 
 

@@ -1,4 +1,4 @@
-"""A process that is locked in, tried from the inside."""
+"""A sandboxed process, tried from the inside."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kindler import jail
+from kindler import sandbox
 
-lacking = jail.lacking()
-pytestmark = pytest.mark.skipif(lacking is not None, reason=f"processes cannot be locked in here: {lacking}")
+lacking = sandbox.unavailable_reason()
+pytestmark = pytest.mark.skipif(lacking is not None, reason=f"processes cannot be sandboxed here: {lacking}")
 
 ROOT = Path(__file__).parents[3]
 
@@ -114,8 +114,8 @@ held = os.open(secret, os.O_RDONLY)
 pair = socket.socketpair()
 numbers = [held, *(end.fileno() for end in pair)]
 kept = [(os.fstat(fd).st_dev, os.fstat(fd).st_ino) for fd in numbers]
-from kindler import jail
-jail.enter([own], keep=(mine.fileno(),))
+from kindler import sandbox
+sandbox.enter([own], keep=(mine.fileno(),))
 inside = tried()
 made = []
 for name, numbers in RAW.items():
@@ -166,7 +166,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_nothing_that_leads_out_can_be_done_inside(found: dict[str, Any]) -> None:
     done = [name for name, how in found["inside"].items() if how == "done"]
     assert done == []
-    # That it cannot is the jail's doing: before, all but what this kernel or this user has not worked.
+    # That it cannot is the sandbox's doing: before, all but what this kernel or this user has not worked.
     worked = [name for name, how in found["before"].items() if how == "done"]
     assert {"read a file", "open a socket", "start a process", "run a program", "signal its parent"} <= {
         *worked
@@ -184,16 +184,16 @@ def test_its_own_files_and_libraries_can_be_read_and_it_can_compute(found: dict[
 
 
 def test_neither_environment_nor_open_files_come_along(found: dict[str, Any]) -> None:
-    assert set(found["environment"]) <= {*jail.ENVIRONMENT, "HOME"}
+    assert set(found["environment"]) <= {*sandbox.ENVIRONMENT, "HOME"}
     assert found["closed"]
     assert (found["core"], found["files"]) == ([0, 0], [0, 0])
 
 
-def test_a_process_with_other_threads_is_not_locked_in_by_half() -> None:
+def test_a_process_with_other_threads_is_not_sandboxed_by_half() -> None:
     program = (
-        "import threading, kindler.jail\n"
+        "import threading, kindler.sandbox\n"
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "try:\n    kindler.jail.enter([])\nexcept OSError as exc:\n    print(exc)\n"
+        "try:\n    kindler.sandbox.enter([])\nexcept OSError as exc:\n    print(exc)\n"
     )
     said = subprocess.run(
         [sys.executable, "-c", program],
@@ -211,15 +211,15 @@ def test_the_folder_that_a_program_was_started_in_is_no_library(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ".", "", str(ROOT / "src")]))
-    assert tmp_path not in jail.libraries()
-    assert ROOT / "src" in jail.libraries()
+    assert tmp_path not in sandbox.libraries()
+    assert ROOT / "src" in sandbox.libraries()
 
 
 _GREEDY = r"""
 import ctypes, mmap, os, sys, threading
-from kindler import jail
-jail.limit(1 << 30)
-jail.enter([])
+from kindler import sandbox
+sandbox.limit(1 << 30)
+sandbox.enter([])
 def pages():
     # Nothing is written, so no limit counts it; the tables of pages are there all the same.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
@@ -229,7 +229,7 @@ def pages():
         for at in range(0, len(memory), 2 << 20):
             memory[at]
 def threads():
-    for _ in range(jail.MOST_THREADS + 1):
+    for _ in range(sandbox.MAX_THREADS + 1):
         threading.Thread(target=stop.wait, daemon=True).start()
 stop, held = threading.Event(), []
 threading.stack_size(1 << 16)
@@ -251,17 +251,17 @@ def test_what_no_limit_of_the_kernel_counts_is_seen_from_outside(what: str, told
         assert process.stdout is not None
         assert process.stdout.readline() == "now\n"
         most = 150 << 20 if what == "pages" else 1 << 30
-        found = jail.excess(process.pid, most, threads=jail.MOST_THREADS)
+        found = sandbox.excess(process.pid, most, threads=sandbox.MAX_THREADS)
         assert told in str(found)
-        assert jail.excess(process.pid, 1 << 40) is None
-        assert "bytes in memory" in str(jail.excess(process.pid, 1 << 32, shared_bytes=1 << 32))
+        assert sandbox.excess(process.pid, 1 << 40) is None
+        assert "bytes in memory" in str(sandbox.excess(process.pid, 1 << 32, shared_bytes=1 << 32))
         process.kill()
 
 
 def test_addresses_cannot_be_taken_without_end() -> None:
     program = (
-        "import mmap, kindler.jail\n"
-        "kindler.jail.limit(1 << 30); kindler.jail.enter([])\n"
+        "import mmap, kindler.sandbox\n"
+        "kindler.sandbox.limit(1 << 30); kindler.sandbox.enter([])\n"
         "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000\n"
         "try:\n    mmap.mmap(-1, 1 << 40, flags=flags, prot=mmap.PROT_READ)\n"
         "except (OSError, MemoryError) as exc:\n    print(exc)\n"

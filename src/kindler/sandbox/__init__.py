@@ -1,15 +1,16 @@
-"""A process that can compute, and do nothing else: for models of people one does not trust.
+"""A process that can compute, and do nothing else: for models and bodies of people one does not trust.
 
 `enter` takes from this process the network, all files but a few to read, all others' processes, its
 privileges, its environment and its open files. Nothing gives them back. It stands on three parts of Linux:
-Landlock for files, seccomp for everything else, and limits of resources. `lacking` says what is missing on
-other systems.
+Landlock for files, seccomp for everything else, and limits of resources. `unavailable_reason` says what is
+missing on other systems. `process.py` starts such a process and calls it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import resource
 import site
@@ -20,19 +21,7 @@ import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kindler.jail import landlock, seccomp
-
-__all__ = [
-    "ENVIRONMENT",
-    "MOST_THREADS",
-    "NOWHERE",
-    "enter",
-    "excess",
-    "is_inside",
-    "lacking",
-    "libraries",
-    "limit",
-]
+from kindler.sandbox import landlock, seccomp
 
 # Variables that say how to compute, and nothing of who runs the server.
 ENVIRONMENT = (
@@ -46,7 +35,7 @@ ENVIRONMENT = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
 
-NOWHERE = "/dev/null"  # a home in which libraries can make no folders, and find none
+EMPTY_HOME = "/dev/null"  # a home in which libraries can make no folders, and find none
 
 # Where the system keeps libraries, and what they ask of the machine; nothing here is anybody's own.
 _SYSTEM = (
@@ -58,14 +47,14 @@ _OWN = ("/proc/self/cmdline", "/proc/self/maps")  # of this process: TensorFlow 
 _GPU = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps")
 _GPU_READ = ("/proc/driver/nvidia", "/usr/local/cuda", "/sys/bus/pci/devices")
 _OPEN_FILES = 512
-MOST_THREADS = max(512, 16 * (os.cpu_count() or 1))  # of one process; frameworks start a few for each core
+MAX_THREADS = max(512, 16 * (os.cpu_count() or 1))  # of one process; frameworks start a few for each core
 _ADDRESSES = 128 << 30  # beside its memory, for what is reserved: each 2 MiB that is looked at take 4 KiB
 _inside = False
 _TRY_S = 30.0
 
 
 def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
-    """Lock this process in, for good. It must have one thread.
+    """Sandbox this process, for good. It must have one thread.
 
     Args:
         readable: Files and folders that it may read, besides the interpreter's and the system's libraries.
@@ -78,11 +67,11 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
         raise OSError(errno.ENOSYS, missing)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        raise OSError(errno.EBUSY, f"the process has {threads} threads, of which only one would be locked in")
+        raise OSError(errno.EBUSY, f"the process has {threads} threads, of which only one would be sandboxed")
     _close_others({0, 1, 2, *keep})
     for name in [name for name in os.environ if name not in ENVIRONMENT]:
         del os.environ[name]
-    os.environ["HOME"] = NOWHERE
+    os.environ["HOME"] = EMPTY_HOME
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -97,7 +86,7 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
         data, _ = resource.getrlimit(resource.RLIMIT_DATA)
         _lower(resource.RLIMIT_AS, _addresses() + 2 * max(data, 0) + _ADDRESSES)
     _forget_privileges()
-    _no_new_privileges()
+    seccomp.no_new_privileges()
     # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
     own = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _OWN]
     paths += [Path(f"/proc/self/fd/{fd}") for fd in own]
@@ -109,13 +98,12 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
 
 
 def limit(memory_bytes: int) -> None:
-    """Let this process, jailed or not, take so many bytes of memory of its own; more is a `MemoryError`."""
+    """Limit the memory of this process, sandboxed or not; more is a `MemoryError`."""
     _lower(resource.RLIMIT_DATA, memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def is_inside() -> bool:
-    """Whether this process is locked in."""
     return _inside
 
 
@@ -145,15 +133,16 @@ def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_by
     return f"had more than {threads} threads" if threads is not None and running > threads else None
 
 
-def lacking() -> str | None:
-    """Why processes cannot be locked in here; None if they can. Really tries it, in a process of its own."""
+@functools.cache
+def unavailable_reason() -> str | None:
+    """Why processes cannot be sandboxed here; None if they can. Really tries it, in a process of its own."""
     if missing := _missing():
         return missing
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     try:
         tried = subprocess.run(
-            [sys.executable, "-c", "import kindler.jail; kindler.jail._try_it()"],
+            [sys.executable, "-c", "import kindler.sandbox; kindler.sandbox._try_it()"],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -225,14 +214,14 @@ def _missing() -> str | None:
 
 
 def _try_it() -> None:
-    """Go to jail, and look whether it holds."""
+    """Enter a sandbox, and look whether it holds."""
     enter(())
     for attempt in (lambda: os.listdir("/"), socket.socket, os.fork):
         try:
             attempt()
         except PermissionError:
             continue
-        raise SystemExit("a process that was locked in could still open files or sockets, or start others")
+        raise SystemExit("a sandboxed process could still open files or sockets, or start others")
     if os.listdir(Path(__file__).parent):
         os._exit(0)
 
@@ -262,8 +251,3 @@ def _forget_privileges() -> None:
     header = _CapabilityHeader(0x20080522, 0)
     nothing = (ctypes.c_uint32 * 6)()
     ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(header), ctypes.byref(nothing))
-
-
-def _no_new_privileges() -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(38, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "no_new_privs was refused")

@@ -6,7 +6,10 @@ import asyncio
 import datetime
 import os
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +19,18 @@ import pytest
 from kindler.engine.fork_server import Recipe
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, DataError, MissingExtraError, UntrustedError
-from kindler.models.sklearn import SklearnPredictor
-from kindler.serve.model_messages import (
+from kindler.sandbox.child import (
     NEEDS_ROOM,
     REPLY,
     REPLY_IN_ROOM,
     WORD,
-    ModelFailure,
-    described,
-    raised,
+    RemoteError,
+    decoded_error,
+    encoded_error,
     read_word,
-    told_error,
-    told_model,
 )
-from kindler.serve.model_process import Answered, ModelProcess, ProcessLost, Start
-from kindler.serve.request_codec import packed_objects, unpacked_objects
-from kindler.serve.tensor_area import Area, layout, read_arrays
-from kindler.serve.threads import Threads
-from tests.serve.served import linear
+from kindler.sandbox.memory import Area, layout, packed_objects, read_arrays, unpacked_objects
+from kindler.sandbox.process import BlockingProcess, ProcessLost, Reply, SandboxProcess, Start
 
 KINDS = [
     np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
@@ -54,12 +51,12 @@ KINDS = [
 )
 def test_sizes_of_texts_that_do_not_fit_are_refused(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="size"):
-        unpacked_objects("bytes", np.array(sizes, "<i8").tobytes() + b"x", trusted=False)
+        unpacked_objects("bytes", np.array(sizes, "<i8").tobytes() + b"x")
 
 
 def test_numbers_that_json_has_not_stay_what_they_are_among_objects() -> None:
     items = ["x", None, float("nan"), float("inf"), -float("inf"), 1.5]
-    assert repr(unpacked_objects(*packed_objects(items), trusted=False)) == repr(items)
+    assert repr(unpacked_objects(*packed_objects(items))) == repr(items)
 
 
 @pytest.fixture
@@ -74,8 +71,8 @@ def test_an_array_comes_out_as_it_went_in(area: Area, array: Any) -> None:
     plan = layout({"x": [array], "y": [array]}).moved(5)
     plan.write(area.memory)
     entries = orjson.loads(orjson.dumps(plan.entries))
-    for copy in (True, False):
-        found = read_arrays(area.memory, entries, copy=copy, trusted=False)
+    for trusted in (True, False):
+        found = read_arrays(area.memory, entries, trusted=trusted)
         for name in "xy":
             assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
             np.testing.assert_array_equal(found[name], array)
@@ -85,18 +82,18 @@ def test_an_array_comes_out_as_it_went_in(area: Area, array: Any) -> None:
 def test_parts_become_one_array_and_dates_come_through(area: Area) -> None:
     plan = layout({"x": [np.ones((2, 2)), np.zeros((1, 2))]})
     plan.write(area.memory)
-    found = read_arrays(area.memory, plan.entries, copy=True, trusted=False)
+    found = read_arrays(area.memory, plan.entries, trusted=False)
     assert found["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
 
     day = datetime.date(2026, 11, 16)
     plan = layout({"x": [np.array([day], dtype=object)]})
     plan.write(area.memory)
-    assert read_arrays(area.memory, plan.entries, copy=True, trusted=True)["x"].tolist() == [day]
+    assert read_arrays(area.memory, plan.entries, trusted=True)["x"].tolist() == [day]
     with pytest.raises(ValueError, match="no form of objects"):  # Arrow's bytes of a stranger are not read
-        read_arrays(area.memory, plan.entries, copy=True, trusted=False)
+        read_arrays(area.memory, plan.entries, trusted=False)
     plain = layout({"x": [np.array([day], dtype=object)]}, arrow=False)
     plain.write(area.memory)
-    assert read_arrays(area.memory, plain.entries, copy=True, trusted=False)["x"].tolist() == ["2026-11-16"]
+    assert read_arrays(area.memory, plain.entries, trusted=False)["x"].tolist() == ["2026-11-16"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +122,7 @@ def test_what_cannot_be_is_not_read(area: Area, entries: Any) -> None:
     with pytest.raises(
         (ValueError, TypeError, IndexError), match=r"array|unpack|range|sizes|itemsize|lie on|no form of"
     ):
-        read_arrays(area.memory, entries, copy=True, trusted=False)
+        read_arrays(area.memory, entries, trusted=False)
 
 
 def test_an_area_can_neither_be_cut_short_nor_made_longer(area: Area) -> None:
@@ -142,17 +139,17 @@ def test_errors_cross_as_what_they_are_and_only_a_few_classes_do() -> None:
         UntrustedError(what="it", reason="code"),
         MissingExtraError(what="a model", package="p", extra="e"),
     ):
-        again = raised(orjson.loads(orjson.dumps(told_error(error))))
+        again = decoded_error(orjson.loads(orjson.dumps(encoded_error(error))))
         assert (type(again), str(again)) == (type(error), str(error))
-    other = raised(told_error(KeyboardInterrupt("stop")))
-    assert isinstance(other, ModelFailure)
+    other = decoded_error(encoded_error(KeyboardInterrupt("stop")))
+    assert isinstance(other, RemoteError)
     assert (other.name, str(other)) == ("KeyboardInterrupt", "stop")
     for nonsense in (None, {}, {"type": "UntrustedError", "fields": {"what": 1}}, {"type": "SystemExit"}):
-        assert isinstance(raised(nonsense), ModelFailure)
+        assert isinstance(decoded_error(nonsense), RemoteError)
 
 
 class _Child:
-    """What `ModelProcess` has of a child, with the other end in the test's hands."""
+    """What `SandboxProcess` has of a child, with the other end in the test's hands."""
 
     pid = 0
 
@@ -174,23 +171,24 @@ class _Child:
         self.output.close()
 
 
-def _called(answer: Callable[[socket.socket, Any], None]) -> Answered:
+def _called(answer: Callable[[socket.socket, Any], None]) -> Reply:
     """What the server makes of a process that answers a call so."""
 
-    async def play() -> Answered:
-        child, moves = _Child(), Threads(1, "test")
+    async def play() -> Reply:
+        child, moves = _Child(), ThreadPoolExecutor(1)
         start = Start(
             recipe=Recipe(),
-            environment={},
-            order={},
+            target="",
+            options={},
+            sandboxed=False,
             load_s=9,
             call_s=9,
             memory_bytes=1,
             output_bytes=1 << 26,
         )
-        process = ModelProcess(child, start, executor=moves, lost=lambda process, why: None)  # type: ignore[arg-type]
-        done: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        process.call({"x": [np.ones((2, 2))]}, "predict", None, done.set_result)
+        process = SandboxProcess(child, start, executor=moves, lost=lambda process, why: None)  # type: ignore[arg-type]
+        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        process.call({}, {"x": [np.ones((2, 2))]}, done.set_result)
         read_word(child.theirs)
         answer(child.theirs, process._own.memory)
         found = await asyncio.wait_for(done, 20)
@@ -228,7 +226,7 @@ def test_a_process_that_answers_nonsense_is_ended_and_its_call_fails(
 ) -> None:
     found = _called(answer)
     assert isinstance(found.error, ProcessLost)
-    assert "answered what cannot be read" in str(found.error)
+    assert "sent a malformed reply" in str(found.error)
 
 
 def _asking_for_room(size: int, times: int) -> Callable[[socket.socket, Any], None]:
@@ -242,12 +240,8 @@ def _asking_for_room(size: int, times: int) -> Callable[[socket.socket, Any], No
         (_reply({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}), "dimensions"),
         (_reply({"arrays": [[[]] * 600_000]}), "more than 524288 values"),
         (_reply({"arrays": [["y", "json", [1], 0, 1 << 30]]}), "no array"),
-        (
-            _reply({"model": {"joins": {}, "methods": ["predict"], "signatures": {}, "own": []}}),
-            "no description of a model",
-        ),
     ],
-    ids=["room twice", "dimensions", "values", "bytes", "model"],
+    ids=["room twice", "dimensions", "values", "bytes"],
 )
 def test_a_process_gets_no_more_than_a_model_needs(
     answer: Callable[[socket.socket, Any], None], told: str
@@ -270,19 +264,10 @@ def test_a_process_that_answers_while_its_answer_is_read_is_ended() -> None:
     assert "it was not asked" in str(found.error)
 
 
-def test_what_a_process_says_of_its_size_counts_for_nothing() -> None:
-    told = told_model(SklearnPredictor(linear()), {"predict": True})
-    assert described({**told, "size": 1 << 60}).predictor.size == 0
-    told["signature"]["inputs"][0]["shape"] = [1] * 1000
-    with pytest.raises(ValueError, match="dimensions"):
-        described(told)
-
-
 def test_room_for_outputs_is_given_up_to_a_limit() -> None:
     def answer(sock: socket.socket, memory: Any) -> None:
         sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 40, 0))
-        threads = Threads(1, "answer")
-        threads.submit(_go_on, sock, memory)
+        threading.Thread(target=_go_on, args=(sock, memory)).start()
 
     def _go_on(sock: socket.socket, memory: Any) -> None:
         _, size, _, fd = read_word(sock)
@@ -291,3 +276,73 @@ def test_room_for_outputs_is_given_up_to_a_limit() -> None:
 
     found = _called(answer)
     assert isinstance(found.error, MemoryError)
+
+
+@pytest.fixture
+def targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def _start(**settings: Any) -> Start:
+    defaults: dict[str, Any] = {
+        "recipe": Recipe(idle_s=5),
+        "target": "sandbox_targets:load",
+        "options": {"says": "hello"},
+        "sandboxed": None,
+        "load_s": 60,
+        "call_s": 60,
+        "memory_bytes": 1 << 32,
+        "output_bytes": 1 << 27,
+    }
+    return Start(**{**defaults, **settings})
+
+
+def test_arrays_bytes_and_fields_go_there_and_back_whatever_their_size(targets: None) -> None:
+    said: list[bytes] = []
+    process = BlockingProcess(_start(printed=said.append))
+    try:
+        large = np.arange(4 << 20, dtype=np.float64)  # more than the area of a process holds
+        content = b"\0x" * (2 << 20)
+        reply = process.call({"prints": "many words\n"}, {"a": [large[:5], large[5:]], "b": [content]})
+        np.testing.assert_array_equal(reply.outputs["a"], large * 2)
+        assert reply.outputs["b"] == content
+        assert reply.fields["parts"] == ["a", "b"]
+        assert b"".join(said) == b"many words\n"  # before the answer
+        assert process.call({}, {"c": [np.array(3)]}).outputs["c"] == 6
+
+        with pytest.raises(RemoteError, match="no such thing") as raised:
+            process.call({"raises": "no such thing"}, {})
+        assert raised.value.name == "ValueError"
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            process.call({}, {"a": [np.array([object()], dtype=object)]})
+        assert process.call({}, {}).fields["pid"] == reply.fields["pid"]
+
+        os.kill(reply.fields["pid"], 9)
+        for _ in range(2):  # in the call, and ever after
+            with pytest.raises(ProcessLost, match="SIGKILL") as lost:
+                process.call({}, {})
+            assert lost.value.exit_code == -9
+    finally:
+        process.close()
+
+
+def test_a_call_may_take_so_much_memory_and_so_long(targets: None) -> None:
+    async def play() -> None:
+        process, said = await SandboxProcess.started(_start(), loads=None, moves=None)
+        assert said == {"says": "hello"}
+        with pytest.raises(MemoryError):
+            await process.ask({"takes": 512 << 20}, {}, growth_bytes=64 << 20)
+        assert (await process.ask({"takes": 512 << 20}, {}, growth_bytes=1 << 30)).error is None
+        with pytest.raises(MemoryError, match="allocate"):  # numpy's own class of it
+            await process.ask({}, {"a": [np.zeros(8 << 20)]}, growth_bytes=1 << 20)
+        with pytest.raises(MemoryError, match=f"the server takes {1 << 27}"):
+            await process.ask({}, {"a": [bytes(1 << 27)]}, growth_bytes=1 << 30)
+        process.end()
+        process, _ = await SandboxProcess.started(_start(call_s=0.1), loads=None, moves=None)
+        with pytest.raises(ProcessLost, match=r"did not answer within 0.1 s") as lost:
+            await process.ask({"hangs": True}, {})
+        assert lost.value.hung
+        with pytest.raises(RemoteError, match="no model"):
+            await SandboxProcess.started(_start(options={"refused": "no model"}), loads=None, moves=None)
+
+    asyncio.run(play())
