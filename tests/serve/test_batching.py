@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from kindler.models.signature import Arrays
 from kindler.serve.batching import Batcher, Ticket
 from kindler.serve.http_errors import Problem
+from kindler.serve.local_pool import Call, LocalPool
 from kindler.serve.settings import ServeSettings
 
 
@@ -36,16 +36,17 @@ class Model:
         return {"y": inputs["x"] * 2}
 
 
+def batcher_of(call: Call, *, batchable: bool = True, **limits: Any) -> Batcher:
+    settings = ServeSettings(**limits)
+    return Batcher(LocalPool(call, settings), settings, {"predict": batchable})
+
+
 def run(scenario: Callable[[Batcher, Model], Coroutine[Any, Any, None]], **limits: Any) -> Model:
     """Play a scenario on an event loop of its own."""
     model = Model()
 
     async def play() -> None:
-        with ThreadPoolExecutor(2) as pool:
-            await scenario(
-                Batcher(model, executor=pool, settings=ServeSettings(**limits), joins={"predict": True}),
-                model,
-            )
+        await scenario(batcher_of(model, **limits), model)
 
     asyncio.run(play())
     return model
@@ -109,11 +110,10 @@ def test_objects_of_other_types_never_meet() -> None:
 
     async def play() -> None:
         values = [[b"a"], ["a"], [None], [datetime.date(2026, 1, 1)], ["b"], [b"b"]]
-        with ThreadPoolExecutor(2) as pool:
-            batcher = Batcher(types, executor=pool, settings=ServeSettings(), joins={"predict": True})
-            arrays = [np.array([value], dtype=object) for value in values]
-            tickets = [batcher.submit({"x": a}, "predict", rows=1, timeout_s=30) for a in arrays]
-            assert [(await ticket.future)["y"].tolist() for ticket in tickets] == [[[1]]] * len(values)
+        batcher = batcher_of(types)
+        arrays = [np.array([value], dtype=object) for value in values]
+        tickets = [batcher.submit({"x": a}, "predict", rows=1, timeout_s=30) for a in arrays]
+        assert [(await ticket.future)["y"].tolist() for ticket in tickets] == [[[1]]] * len(values)
 
     asyncio.run(play())
 
@@ -130,22 +130,18 @@ def test_a_poison_row_fails_alone() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("joins", [True, None])
-def test_outputs_without_a_row_for_each_row_end_the_sharing_and_are_right(joins: bool | None) -> None:
+def test_outputs_without_a_row_for_each_row_end_the_sharing_and_are_right() -> None:
     def mean(inputs: Arrays, method: str) -> Arrays:
         return {"y": inputs["x"].mean(keepdims=True)}
 
     async def play() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(
-                mean, executor=pool, settings=ServeSettings(batch_rows=4), joins={"predict": joins}
-            )
-            tickets = [ask(batcher, 1, 3), ask(batcher, 5, 7), ask(batcher, *range(9))]
-            assert [(await t.future)["y"].tolist() for t in tickets] == [[2], [6], [4]]
-            assert batcher.joins("predict") is False
-            assert batcher.rows_waiting == 0
-            later = [ask(batcher, 1), ask(batcher, 2)]
-            assert [(await t.future)["y"].tolist() for t in later] == [[1], [2]]
+        batcher = batcher_of(mean, batch_rows=4)
+        tickets = [ask(batcher, 1, 3), ask(batcher, 5, 7), ask(batcher, *range(9))]
+        assert [(await t.future)["y"].tolist() for t in tickets] == [[2], [6], [4]]
+        assert not batcher.is_batchable("predict")
+        assert batcher.rows_waiting == 0
+        later = [ask(batcher, 1), ask(batcher, 2)]
+        assert [(await t.future)["y"].tolist() for t in later] == [[1], [2]]
 
     asyncio.run(play())
 
@@ -180,52 +176,6 @@ def test_who_goes_away_leaves_the_queue_and_is_never_computed() -> None:
     assert run(scenario).calls == [[0], [2]]
 
 
-class Timed:
-    """Doubles its input, takes as long as it is told by its own clock, remembers where it was called."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.takes_s = 0.0
-        self.threads: list[int] = []
-
-    def __call__(self, inputs: Arrays, method: str) -> Arrays:
-        self.threads.append(threading.get_ident())
-        self.now += self.takes_s
-        return {"y": inputs["x"] * 2}
-
-    def times(self, model: Batcher, rows: int = 1) -> Coroutine[Any, Any, list[bool]]:
-        """Whether each of 40 calls, one after the other, was on the event loop."""
-
-        async def ask_all() -> list[bool]:
-            self.threads.clear()
-            for _ in range(40):
-                assert (await ask(model, *[1.0] * rows).future)["y"].tolist() == [2] * rows
-            return [thread == threading.get_ident() for thread in self.threads]
-
-        return ask_all()
-
-
-@pytest.mark.parametrize("steady", [True, False])
-def test_a_model_that_answers_at_once_is_called_on_the_event_loop(steady: bool) -> None:
-    async def play() -> None:
-        model = Timed()
-        with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(
-                model, executor=pool, settings=ServeSettings(), steady=steady, clock=lambda: model.now
-            )
-            here = await model.times(batcher)
-            assert not any(here[:15])  # it has to show first that it is one
-            assert all(here[16:]) is steady
-            here = await model.times(batcher, rows=32)
-            assert here == [False] + [steady] * 39  # so many rows were never measured
-            model.takes_s = 0.1
-            assert not any((await model.times(batcher))[3:])
-            model.takes_s = 0.0
-            assert (await model.times(batcher))[-1] is steady
-
-    asyncio.run(play())
-
-
 def test_a_request_may_ask_to_be_alone() -> None:
     async def scenario(batcher: Batcher, model: Model) -> None:
         tickets = [ask(batcher, 1), ask(batcher, 2, batch=False), ask(batcher, 3), ask(batcher, 4)]
@@ -251,54 +201,33 @@ def test_what_a_request_gets_never_depends_on_who_asked_beside_it(
     model: Callable[[Any], Any], batches: int
 ) -> None:
     requests = [np.random.default_rng(i).normal(size=1 + i % 3) for i in range(40)]
+    calls: list[int] = []
+
+    def call(inputs: Arrays, method: str) -> Arrays:
+        calls.append(len(inputs["x"]))
+        return {"y": np.asarray(model(inputs["x"]))}
 
     async def play() -> None:
-        with ThreadPoolExecutor(batches) as pool:
-            batcher = Batcher(
-                lambda inputs, method: {"y": np.asarray(model(inputs["x"]))},
-                executor=pool,
-                settings=ServeSettings(batch_rows=4, batches=batches),
-            )
-            tickets = [ask(batcher, *values) for values in requests]
-            for ticket, values in zip(tickets, requests, strict=True):
-                np.testing.assert_array_equal((await ticket.future)["y"], model(values))
-            assert batcher.joins("predict") is False
-            assert batcher.rows_waiting == batcher.bytes_waiting == 0
-
-    asyncio.run(play())
-
-
-def test_a_model_that_nothing_is_known_of_shares_calls_after_a_trial_with_what_was_sent() -> None:
-    async def scenario(batcher: Batcher, model: Model) -> None:
-        batcher._joins.clear()
-        first = await busy(batcher, model)
-        tickets = [ask(batcher, value) for value in (5, 5, 6, 7, 8)]
-        model.gate.set()
-        assert (await first.future)["y"].tolist() == [0]
-        assert [(await t.future)["y"].tolist() for t in tickets] == [[10], [10], [12], [14], [16]]
-        assert batcher.joins("predict") is True
-
-    # Two that are the same can tell nothing; the next two go apart, together, and turned round.
-    assert run(scenario).calls == [[0], [5], [5], [6], [5, 6], [6, 5], [7, 8]]
-
-
-def test_a_request_larger_than_a_batch_is_its_own_trial() -> None:
-    async def scenario(batcher: Batcher, model: Model) -> None:
-        batcher._joins.clear()
-        result = await ask(batcher, *range(7)).future
-        assert result["y"].tolist() == [2 * i for i in range(7)]
-
-    assert run(scenario, batch_rows=3).calls == [[0], [1, 2], [0, 1, 2], [2, 1, 0], [3, 4, 5], [6]]
-
-
-def test_a_poison_row_in_a_trial_fails_alone() -> None:
-    async def scenario(batcher: Batcher, model: Model) -> None:
-        batcher._joins.clear()
-        tickets = [ask(batcher, *values) for values in ([1], [-2], [3, -4, 5], [6], [7])]
-        results = await asyncio.gather(*(t.future for t in tickets), return_exceptions=True)
-        assert [r["y"].tolist() for r in results if isinstance(r, dict)] == [[2], [12], [14]]
-        assert [r.status for r in results if isinstance(r, Problem)] == [400, 400]
-        assert batcher.joins("predict") is True
+        batcher = batcher_of(call, batchable=False, batch_rows=4, batches=batches)
+        tickets = [ask(batcher, *values) for values in requests]
+        for ticket, values in zip(tickets, requests, strict=True):
+            np.testing.assert_array_equal((await ticket.future)["y"], model(values))
         assert batcher.rows_waiting == batcher.bytes_waiting == 0
 
-    run(scenario, batch_rows=4)
+    asyncio.run(play())
+    assert sorted(calls) == sorted(map(len, requests))  # each whole, each once: nobody's rows are tried
+
+
+def test_a_model_that_nothing_is_known_of_never_shares_a_call() -> None:
+    model = Model()
+
+    async def play() -> None:
+        settings = ServeSettings()
+        batcher = Batcher(LocalPool(model, settings), settings, {"predict": None})
+        assert [(await t.future)["y"].tolist() for t in [ask(batcher, 5), ask(batcher, 6, 7)]] == [
+            [10],
+            [12, 14],
+        ]
+
+    asyncio.run(play())
+    assert model.calls == [[5], [6, 7]]

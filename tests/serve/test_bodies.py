@@ -39,7 +39,7 @@ def test_what_is_held_is_counted_until_it_is_let_go_however_it_ends() -> None:
         with pytest.raises(ClientGoneError):
             await bodies.read(sending(b"x" * 10, ends=False), {})
         assert bodies.held_bytes == 80
-        bodies.let_go(first)
+        bodies.release(first)
         assert (
             len(await bodies.read(sending(b"x" * 100), {})) == 100
         )  # one alone may always be as large as it may

@@ -18,22 +18,17 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kindler import Omega, sandbox
-from kindler.errors import ConfigError
 from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.body_readers import where_read
 from kindler.serve.http_errors import Problem
-from kindler.serve.name_patterns import matching
-from kindler.serve.predict_app import codec_of
+from kindler.serve.predictions import codec_of
 from kindler.serve.protocols import Sent
-from kindler.serve.protocols.arrow import read_arrow
+from kindler.serve.protocols.tables import read_arrow
 from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.protocols.values import as_tensor
 from kindler.serve.requests import Target
-from kindler.store.names import matches
 from tests.serve.served import Served, linear, serving
 from tests.serve.test_hostile import arrow_of
 
@@ -405,17 +400,3 @@ def test_a_pattern_is_never_tried_twice_at_the_same_place(client: httpx.Client, 
 @pytest.mark.parametrize("pattern", ["a*" * 17, "x" * 201, "[b-a]"])
 def test_a_pattern_that_cannot_be_is_refused(client: httpx.Client, pattern: str) -> None:
     assert client.get("/api/v1/models", params={"pattern": pattern}).status_code == 400
-
-
-LETTERS = st.text("ab/*?[]!-", max_size=8)
-
-
-@given(LETTERS, st.text("ab/-", max_size=8))
-def test_patterns_mean_what_they_mean_in_the_store(pattern: str, name: str) -> None:
-    try:
-        expected = matches(pattern, name)
-    except ConfigError:
-        with pytest.raises(Problem, match="pattern"):
-            matching(pattern)
-    else:
-        assert matching(pattern)(name) == expected

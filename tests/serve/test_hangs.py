@@ -13,22 +13,18 @@ import numpy as np
 import psutil
 import pytest
 import uvloop
-from sklearn.base import BaseEstimator
-from sklearn.linear_model import LinearRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from kindler import Omega
 from kindler.engine.placement import half_of_memory
-from kindler.models.loaded import wrap
 from kindler.models.signature import Arrays
 from kindler.serve.app import create_app
-from kindler.serve.batching import MOST_LOST, Batcher
+from kindler.serve.batching import Batcher
 from kindler.serve.http_errors import Problem
 from kindler.serve.http_protocol import GuardedTransport
+from kindler.serve.local_pool import MAX_LOST_CALLS, LocalPool
 from kindler.serve.settings import ServeSettings
 from kindler.serve.threads import Threads
-from tests.serve.served import Served, X, linear, serving
+from tests.serve.served import Served, linear, serving
 
 HUNG = 9
 
@@ -67,7 +63,7 @@ def test_a_model_that_hangs_blocks_itself_alone_and_the_server_ends(served: Serv
                 pass  # a second may not be enough to load it
             while any(status == 504 for status in await every(ask, {"data": [[-1.0]]})):
                 pass
-            for _ in range(MOST_LOST + 1):
+            for _ in range(MAX_LOST_CALLS + 1):
                 assert set(await every(ask, hung)) == {504}
             assert set(await every(ask, hung)) == {503}  # at once, from now on
             assert await ask("fine", rows) == 200
@@ -82,7 +78,7 @@ def test_a_model_that_hangs_blocks_itself_alone_and_the_server_ends(served: Serv
 
     asyncio.run(play())
     threads = psutil.Process(served.process.pid).num_threads()
-    assert threads < 40 + HUNG * (MOST_LOST + 1) + 16 * psutil.cpu_count()
+    assert threads < 40 + HUNG * (MAX_LOST_CALLS + 1) + 16 * psutil.cpu_count()
     assert served.stop() == 0  # within 30 s, where the calls would wait for ever
 
 
@@ -97,16 +93,14 @@ def test_lost_calls_are_replaced_and_forgiven_when_they_come_back() -> None:
 
     async def play() -> None:
         settings = ServeSettings(timeout_s=5)
-        pool = Threads(settings.batches + MOST_LOST, "test")
-        batcher = Batcher(
-            call, executor=pool, settings=settings, joins={"predict": True}, clock=lambda: now[0]
-        )
+        pool = LocalPool(call, settings, clock=lambda: now[0])
+        batcher = Batcher(pool, settings, {"predict": True}, clock=lambda: now[0])
 
         def ask(value: float) -> Any:
             return batcher.submit({"x": np.array([value])}, "predict", rows=1, timeout_s=5)
 
         hung = []
-        for _ in range(MOST_LOST):
+        for _ in range(MAX_LOST_CALLS):
             hung.append(ask(-1))
             await asyncio.sleep(0)
             now[0] += 6  # its client has gone
@@ -116,40 +110,19 @@ def test_lost_calls_are_replaced_and_forgiven_when_they_come_back() -> None:
         hung.append(ask(-1))
         await asyncio.sleep(0)
         now[0] += 6
-        with pytest.raises(Problem, match="has not returned from 3 calls") as caught:
+        with pytest.raises(Problem, match="unresponsive") as caught:
             ask(1)
         assert caught.value.status == 503
         assert batcher.is_stuck
         gate.set()
         await hung[-1].future
-        while batcher.is_stuck or batcher._lost:
+        while pool.free < settings.batches:
             await asyncio.sleep(0.01)
+        assert not batcher.is_stuck
         assert (await ask(2).future)["y"].tolist() == [2]
-        assert batcher._free == settings.batches
-        pool.shutdown()
+        pool.close()
 
     asyncio.run(play())
-
-
-class Own(BaseEstimator):  # type: ignore[misc]
-    def fit(self, x: Any, y: Any = None) -> Own:
-        return self
-
-    def predict(self, x: Any) -> Any:
-        return x
-
-
-def steady(model: Any) -> bool:
-    return wrap(model).predictor.steady
-
-
-def test_only_code_that_is_known_is_ever_called_on_the_event_loop() -> None:
-    assert steady(linear())
-    assert steady(make_pipeline(StandardScaler(), LinearRegression()).fit(X, X[:, 0]))
-    assert not steady(Own().fit(X))
-    assert not steady(make_pipeline(FunctionTransformer(np.log1p), LinearRegression()).fit(X**2, X[:, 0]))
-    assert not steady(make_pipeline(StandardScaler(), Own()).fit(X))
-    assert not steady(hanging)
 
 
 def test_threads_end_when_they_have_nothing_to_do_and_nobody_waits_for_those_that_do() -> None:

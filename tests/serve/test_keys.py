@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from kindler import Omega
-from kindler.serve.auth import Gate, Wanted, is_loopback
+from kindler.serve.auth import Authorizer, is_loopback
 from kindler.serve.http_errors import Problem
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
@@ -193,21 +193,21 @@ def test_a_server_is_for_this_machine_only_under_its_own_addresses() -> None:
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example"))
 
 
-def gate_of(keys: Keys, clock: Callable[[], float] = time.monotonic) -> Gate:
-    return Gate(keys, Threads(1, "test"), local=True, clock=clock)
+def authorizer_of(keys: Keys, clock: Callable[[], float] = time.monotonic) -> Authorizer:
+    return Authorizer(keys, Threads(1, "test"), local=True, clock=clock)
 
 
 def test_a_store_whose_last_key_was_removed_is_not_open_again(tmp_path: Path) -> None:
     async def play() -> None:
         keys = Keys(str(tmp_path / "store"))
         now = 0.0
-        gate = gate_of(keys, lambda: now)
-        assert await gate.admit({}, Wanted(("admin",))) is None  # it never had one
+        authorizer = authorizer_of(keys, lambda: now)
+        assert (await authorizer.authorize({}, "default", ("admin",))).key is None  # it never had one
         keys.remove(keys.add(["read"])[0].id)
         now = 10.0
-        for asked in (gate, gate_of(keys)):  # one that was open, and one that starts now
+        for asked in (authorizer, authorizer_of(keys)):  # one that was open, and one that starts now
             with pytest.raises(Problem, match="no keys any more: `kindler keys add`") as caught:
-                await asked.admit({}, Wanted(("admin",)))
+                await asked.authorize({}, "default", ("admin",))
             assert caught.value.status == 401
             assert not asked.is_open
         keys.close()
@@ -227,16 +227,16 @@ def test_unknown_keys_cost_few_reads_however_many_there_are(tmp_path: Path) -> N
     async def play() -> None:
         keys = CountedKeys(str(tmp_path / "store"))
         keys.add(["read"])
-        gate = gate_of(keys)
+        authorizer = authorizer_of(keys)
 
         async def ask(i: int) -> None:
             with pytest.raises(Problem, match="unknown or expired"):
-                await gate.admit({"x-api-key": f"kdl_{i:08x}_x"}, Wanted(("read",)))
+                await authorizer.authorize({"x-api-key": f"kdl_{i:08x}_x"}, "default", ("read",))
 
         await asyncio.gather(*map(ask, range(200)))
         assert keys.reads <= 3
         made, token = keys.add(["read"])  # still good from the moment it is made
-        assert await gate.admit({"x-api-key": token}, Wanted(("read",))) == made
+        assert (await authorizer.authorize({"x-api-key": token}, "default", ("read",))).key == made
         keys.close()
 
     asyncio.run(play())

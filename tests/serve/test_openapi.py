@@ -57,5 +57,10 @@ def test_every_way_to_predict_is_in_the_document(client: httpx.Client) -> None:
         "/api/v1/model/{name}/aliases/{alias}",
     ):
         assert path in document["paths"]
+    infer = document["paths"]["/v2/models/{name}/infer"]["post"]
+    asked = infer["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert document["components"]["schemas"][asked.rpartition("/")[2]]["required"] == ["inputs"]
+    assert {"200", "400", "401", "404", "413", "429", "503", "504"} <= infer["responses"].keys()
+    assert infer["security"] == [{"bearer": []}]
     operations = [op["operationId"] for path in document["paths"].values() for op in path.values()]
     assert len(operations) == len(set(operations))

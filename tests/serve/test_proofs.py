@@ -171,12 +171,13 @@ COLOURS = pd.DataFrame({"colour": ["red", "blué", "red", "green"]})
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A server with a model of text, and with one that its owner, or the server's, does not let join."""
+    """A server with models of text, and with ones that their owner, or the server's, does not let join."""
     folder = tmp_path_factory.mktemp("texts") / "store"
     om = Omega(folder)
     encoder = make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["colour"]))
     model = make_pipeline(encoder, LogisticRegression(C=1e6)).fit(COLOURS, COLOURS["colour"])
     om.models.put(model, "colours")
+    om.models.put(model, "declared", attributes={"batching": True})
     om.models.put(linear(), "alone", attributes={"batching": False})
     om.models.put(linear(), "kept")
     om.close()
@@ -236,13 +237,15 @@ def test_bytes_that_are_no_text_are_refused(texts: httpx.Client) -> None:
     assert (reply.status_code, "not valid UTF-8" in reply.json()["error"]) == (400, True)
 
 
-def test_batching_can_be_turned_off_for_a_model(texts: httpx.Client) -> None:
-    for name in ("alone", "kept", "colours"):
+def test_batching_can_be_turned_off_and_on_for_a_model(texts: httpx.Client) -> None:
+    for name in ("alone", "kept", "colours", "declared"):
         texts.get(f"/v2/models/{name}").raise_for_status()
     words = {"data": {"colour": ["red", "green"]}}
-    texts.put("/api/v1/model/colours/predict", json=words).raise_for_status()  # its trial
+    texts.put("/api/v1/model/colours/predict", json=words).raise_for_status()
+    # Nothing can be made up that the model of text takes, and what clients send is not tried.
+    batched = {"alone": False, "kept": False, "colours": False, "declared": True}
     shown = texts.get("/api/v1/stats").json()["loaded"]
-    assert {m["name"]: m["batches_join"] for m in shown} == {"alone": False, "kept": False, "colours": True}
+    assert {m["name"]: m["batches_join"] for m in shown} == batched
 
 
 def test_an_unknown_signature_is_refused_with_the_known_ones(texts: httpx.Client) -> None:

@@ -16,14 +16,16 @@ import pytest
 from kindler import Omega
 from kindler.engine import fork_server
 from kindler.errors import NotFoundError
+from kindler.serve.auth import Access
 from kindler.serve.http_errors import Problem
 from kindler.serve.settings import ServeSettings
-from kindler.serve.tasks import Begun, Tasks
+from kindler.serve.tasks import StartedTask, Tasks
 from tests.conftest import eventually_none
 from tests.serve.served import NAMES, X, command, expected, linear, serving
 
 ROWS = [[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]
 LATER = {"async": "true"}
+ANYBODY = Access(None, "default")
 
 
 def shout(text, times="1"):  # type: ignore[no-untyped-def]
@@ -252,16 +254,16 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
     om.scripts.put(knock, "knock")
     tasks = Tasks(om, ServeSettings(trusted=True, task_results=1))
 
-    def begin() -> Begun:
+    def start() -> StartedTask:
         port = meeting.getsockname()[1]
-        return tasks.begin("default", {"script": "knock"}, lambda runtime: runtime.script("knock").run(port))
+        return tasks.start(ANYBODY, {"script": "knock"}, lambda runtime: runtime.script("knock").run(port))
 
-    first = begin()
+    first = start()
     with pytest.raises(Problem, match="1 tasks are unfinished") as caught:
-        begin()
+        start()
     assert caught.value.status == 429
     assert first.handle.cancel()
-    assert tasks.find(begin().handle.id) is not first
+    assert tasks.find(start().handle.id) is not first
     with pytest.raises(NotFoundError, match=first.handle.id):
         tasks.find(first.handle.id)
     om.close()
@@ -274,14 +276,14 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
     tasks = Tasks(om, ServeSettings(trusted=True, queue_bytes=100))
     port = meeting.getsockname()[1]
 
-    def begin(size: int) -> Begun:
-        return tasks.begin("default", {"script": "knock"}, lambda r: r.script("knock").run(port), size)
+    def start(size: int) -> StartedTask:
+        return tasks.start(ANYBODY, {"script": "knock"}, lambda r: r.script("knock").run(port), size)
 
-    first = begin(80)
+    first = start(80)
     with pytest.raises(Problem, match="hold 80 bytes of requests") as caught:
-        begin(30)
+        start(30)
     assert caught.value.status == 429
-    second = begin(20)
+    second = start(20)
     assert tasks.held_bytes == 100
     for task in (first, second):
         assert task.handle.cancel()
@@ -294,9 +296,9 @@ def test_results_of_finished_tasks_are_kept_within_a_number_of_bytes_and_for_a_w
     om = Omega(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(filler, "filler")
 
-    def done(tasks: Tasks, size: int) -> Begun:
+    def done(tasks: Tasks, size: int) -> StartedTask:
         call = {"script": "filler"}
-        task = tasks.begin("default", call, lambda runtime: runtime.script("filler").run(size))
+        task = tasks.start(ANYBODY, call, lambda runtime: runtime.script("filler").run(size))
         assert len(task.handle.get(60)) == size
         return task
 

@@ -124,8 +124,7 @@ def _serve(chosen: argparse.Namespace) -> int:
     try:
         from kindler.serve.request_log import configure
         from kindler.serve.server import serve
-        from kindler.serve.settings import ServeSettings
-        from kindler.serve.tls import Tls
+        from kindler.serve.settings import ServeSettings, Tls
     except ModuleNotFoundError as exc:
         raise _lacking(exc) from exc
     names = [name.replace("-", "_") for name, *_ in _LIMITS]

@@ -1,7 +1,7 @@
-"""Stored models behind HTTP: several protocols, micro-batches, keys, and swaps that no client notices.
+"""Stored models behind HTTP and gRPC: four protocols, micro-batches, keys, and swaps that no client notices.
 
-A request goes one way: `gate` (who may) -> `front` (which route) -> `protocols` (bytes to arrays) ->
-`residents` (which version, loaded) -> `batching` (rows of several requests in one call) -> `kindler.models`
-(one face for every kind of model), and back. Everything that is not a prediction is in `routes`, on FastAPI;
-the web page is in `page`.
+A prediction goes one way: `app` (its id, and which route) -> `predictions` -> `auth` (who may) -> `protocols`
+(bytes to arrays) -> `model_registry` (which version, loaded) -> `batching` (rows of several requests in one
+call) -> `kindler.models` (one interface for every kind of model), and back. Everything else is an endpoint of
+FastAPI: `inference_routes`, `catalog_routes`, `tasks`, and `page` for the web page.
 """

@@ -1,4 +1,4 @@
-"""Authorization: the scopes that routes declare, and the API key of a request.
+"""Authorization: what each route requires, and what the API key of a request allows.
 
 A server on a loopback address is open while its store has never had keys, but only under a loopback host
 name, and not for pages of other sites, which a browser on this machine could otherwise send to it.
@@ -13,17 +13,17 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
 from kindler.serve.http_errors import Problem
-from kindler.serve.name_patterns import matching
 from kindler.store.keys import Key, Keys, id_of
+from kindler.store.names import matches
 
-_OTHER = "admin"  # undeclared routes need the highest scope
+_HIGHEST = "admin"  # undeclared routes and actions need it
 _FRESH_S = 2.0
 _PAUSE_S = 0.1  # between two reads of the keys for the sake of unknown ones, which anybody can send
 _log = logging.getLogger("kindler.serve")
@@ -31,98 +31,78 @@ _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
-    """What a request is about.
-
-    Attributes:
-        bucket: The bucket.
-        shelf: "models", "datasets" or "scripts".
-        name: The name, without a version.
-    """
-
-    bucket: str
-    shelf: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Requirement:
     """What a request needs.
 
     Attributes:
         scopes: Any one of these; empty if no key is needed.
         shelf: The shelf of the name in its path; None if it has none.
-        name: That name.
-        filtered: Whether the route itself leaves out what a key is not for.
+        filtered: The endpoint itself leaves out what a key does not cover. A key for some buckets or names
+            opens only endpoints that have a shelf or are filtered.
+        actions: The scope of each `action` in its path.
     """
 
     scopes: tuple[str, ...]
     shelf: str | None = None
-    name: str = ""
     filtered: bool = False
+    actions: Mapping[str, str] = field(default_factory=dict)
 
-    def resource(self, bucket: str) -> Resource | None:
-        """What it is about, if it is about one thing."""
-        return None if self.shelf is None else Resource(bucket, self.shelf, bare_name(self.name))
+    def scopes_for(self, path: Mapping[str, str]) -> tuple[str, ...]:
+        """The scopes, given the parameters of the path."""
+        return (self.actions.get(path["action"], _HIGHEST),) if self.actions else self.scopes
 
 
-def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
-    """Declare what a route needs.
+UNDECLARED = Requirement((_HIGHEST,))
 
-    Args:
-        *scopes: Any one of these is enough; without scopes it needs no key.
-        on: The shelf of the `{name}` in its path.
-        filtered: The route leaves out what the request's key is not for. A key for some buckets or names
-            opens only routes that say one of the two.
-    """
+
+def needs(
+    *scopes: str, on: str | None = None, filtered: bool = False, actions: Mapping[str, str] | None = None
+) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare what an endpoint requires: see `Requirement`."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_needs = Wanted(scopes, on, filtered=filtered)  # type: ignore[attr-defined]
+        endpoint.kindler_needs = Requirement(scopes, on, filtered, actions or {})  # type: ignore[attr-defined]
         return endpoint
 
     return mark
 
 
-def needs_by_action(scopes: Mapping[str, str], *, on: str) -> Callable[[_Endpoint], _Endpoint]:
-    """The same for a route whose path has an `action`."""
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An authorized request: its key, which is None if none was needed, and its bucket."""
 
-    def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_actions = scopes  # type: ignore[attr-defined]
-        endpoint.kindler_needs = Wanted((_OTHER,), on)  # type: ignore[attr-defined]
-        return endpoint
+    key: Key | None
+    bucket: str
 
-    return mark
+    @property
+    def key_id(self) -> str | None:
+        return None if self.key is None else self.key.id
 
+    def covers(self, shelf: str, name: str) -> bool:
+        """Whether the key is for a name, whatever its scopes."""
+        key = self.key
+        if key is None:
+            return True
+        if key.buckets and self.bucket not in key.buckets:
+            return False
+        return not key.names or any(matches(glob, name) for glob in key.names.get(shelf, ()))
 
-class Scopes:
-    """What a request needs: what the route declares that will answer it.
+    def check(self, shelf: str, name: str) -> None:
+        """Raise a 403 Problem unless the key is for a name; what says which version of it is ignored."""
+        name = bare_name(name)
+        if self.key is not None and self.key.is_limited and not self.covers(shelf, name):
+            raise Problem(
+                403,
+                f"the API key {self.key.id} has no access to {shelf}/{name[:200]} in the bucket"
+                f" {self.bucket[:100]!r}.",
+            )
 
-    Predictions are not included: their protocols match their own paths.
-
-    Args:
-        routes: The routes, in the order in which they are tried.
-        document: The path of the OpenAPI document, which needs no key.
-    """
-
-    def __init__(self, routes: Sequence[Any], document: str | None) -> None:
-        self._routes = routes
-        self._document = document
-
-    def of(self, method: str, path: str) -> Wanted:
-        """What is needed for this path."""
-        if path == self._document and method in ("GET", "HEAD"):
-            return Wanted(())
-        for route in self._routes:
-            match = route.path_regex.match(path)
-            if match is None or method not in (route.methods or ()):
-                continue
-            wanted: Wanted = getattr(route.endpoint, "kindler_needs", Wanted((_OTHER,)))
-            found = match.groupdict()
-            actions: Mapping[str, str] | None = getattr(route.endpoint, "kindler_actions", None)
-            scopes = wanted.scopes if actions is None else (actions.get(found["action"], _OTHER),)
-            name = found.get("name", "")
-            return Wanted(scopes, wanted.shelf if name else None, name, wanted.filtered)
-        return Wanted(("read",) if method in ("GET", "HEAD") else (_OTHER,))
+    def check_datasets(self, *names: str | None) -> None:
+        """Raise a 403 Problem unless the key may read the datasets that a request names with its model."""
+        for name in names:
+            if self.key is not None and name is not None:
+                _check_scopes(self.key, ("read",))
+                self.check("datasets", name)
 
 
 def bare_name(name: str) -> str:
@@ -134,43 +114,12 @@ def bare_name(name: str) -> str:
     return re.split(r"[\[{#@^]", name, maxsplit=1)[0]
 
 
-def bucket_of(headers: Mapping[str, str], asked: str | None) -> str:
-    """The bucket that a request means: by its header, or by `?bucket=`.
-
-    Raises:
-        Problem: 400: they differ, so that it could be taken for either.
-    """
-    said = headers.get("bucket")
-    if said and asked and said != asked:
-        raise Problem(400, f"the header names the bucket {said[:100]!r}, and the URL {asked[:100]!r}.")
-    return said or asked or "default"
-
-
-def covers(key: Key | None, resource: Resource) -> bool:
-    """Whether a key is for something, whatever its scopes."""
-    if key is None:
-        return True
-    if key.buckets and resource.bucket not in key.buckets:
-        return False
-    globs = key.names.get(resource.shelf, ())
-    return not key.names or any(_matcher(glob)(resource.name) for glob in globs)
-
-
-def check_datasets(key: Key | None, bucket: str, *names: str | None) -> None:
-    """Check that a key may read the datasets that a request names beside its model.
-
-    Raises:
-        Problem: 403.
-    """
-    for name in names:
-        if key is not None and name is not None:
-            _check_scopes(key, ("read",))
-            check_limits(key, Resource(bucket, "datasets", bare_name(name)))
-
-
-@lru_cache(1024)
-def _matcher(glob: str) -> Callable[[str], bool]:
-    return matching(glob)
+def bucket_of(headers: Mapping[str, str], in_url: str | None) -> str:
+    """The bucket of a request, by its header or by `?bucket=`; a 400 Problem if these differ."""
+    in_header = headers.get("bucket")
+    if in_header and in_url and in_header != in_url:
+        raise Problem(400, f"the header names the bucket {in_header[:100]!r}, and the URL {in_url[:100]!r}.")
+    return in_header or in_url or "default"
 
 
 def is_loopback(host: str) -> bool:
@@ -184,8 +133,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Gate:
-    """Checks keys.
+class Authorizer:
+    """Checks the keys of requests against those of the store.
 
     Args:
         keys: The keys of the store.
@@ -209,34 +158,34 @@ class Gate:
         self._origins = frozenset(origins) - {"*"}
         self._clock = clock
         self._known: dict[str, Key] = {}
-        self._is_closed = not local
-        self._read_at = self._begun_at = -1e9
+        self.is_open = local
+        self._read_at = self._started_at = -1e9
         self._reading: asyncio.Task[None] | None = None
-        self._anew: asyncio.Task[None] | None = None
+        self._rereading: asyncio.Task[None] | None = None
 
-    async def admit(
-        self, headers: Mapping[str, str], wanted: Wanted, resource: Resource | None = None
-    ) -> Key | None:
-        """Authorize a request; the key, or None if none is needed.
+    async def authorize(
+        self, headers: Mapping[str, str], bucket: str, scopes: Sequence[str], *, limited: bool = False
+    ) -> Access:
+        """Check the key of a request.
 
         Args:
-            headers: The request's headers.
-            wanted: What it needs.
-            resource: What it is about, if it is about one thing.
+            headers: The request's headers, with names in lower case.
+            bucket: Its bucket.
+            scopes: Any one of these is needed; without scopes no key is.
+            limited: Whether the caller checks what the key covers. Otherwise it must cover everything.
 
         Raises:
-            Problem: 401 for a missing, unknown or expired key; 403 for a key without the scope, or for
-                other buckets or names.
+            Problem: 401 for a missing, unknown or expired key; 403 for one that does not allow this.
         """
-        if not wanted.scopes:
-            return None
+        if not scopes:
+            return Access(None, bucket)
         if self._clock() - self._read_at > _FRESH_S:
-            await self._look()
+            await self._read_once()
         if self.is_open:
             _check_host(headers.get("host", ""))
             if "origin" in headers and headers["origin"] not in self._origins:
                 _check_origin(headers["origin"])
-            return None
+            return Access(None, bucket)
         token = _token(headers)
         if not token:
             hint = "" if self._known else " The store has no keys any more: `kindler keys add` makes one."
@@ -245,48 +194,47 @@ class Gate:
                 f"missing API key; send 'Authorization: Bearer <key>'.{hint}",
                 {"www-authenticate": "Bearer"},
             )
-        name = id_of(token)
-        if name and name not in self._known:  # perhaps a new key
-            await self._look_anew()
-        key = self._known.get(name)
+        key = await self._find(id_of(token))
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "unknown or expired API key.", {"www-authenticate": "Bearer"})
-        _check_scopes(key, wanted.scopes)
-        if not wanted.filtered:
-            check_limits(key, resource)
-        return key
+        _check_scopes(key, scopes)
+        if key.is_limited and not limited:
+            raise Problem(
+                403, f"the API key {key.id} is restricted; this endpoint needs an unrestricted key."
+            )
+        return Access(key, bucket)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether no key is needed."""
-        return not self._is_closed
+    async def _find(self, key_id: str) -> Key | None:
+        """A key by its id; one that is not known is looked for in the store, as it may be new."""
+        if key_id and key_id not in self._known:
+            if self._rereading is None:
+                self._rereading = asyncio.create_task(self._read_again())
+            await asyncio.shield(self._rereading)
+        return self._known.get(key_id)
 
-    async def _look(self) -> None:
+    async def _read_once(self) -> None:
         """Read the keys, once for all requests that ask meanwhile."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)
 
-    async def _look_anew(self) -> None:
+    async def _read_again(self) -> None:
         """Read the keys as they are now or later, a few times a second whoever asks."""
-        if self._anew is None:
-            self._anew = asyncio.create_task(self._read_anew())
-        await asyncio.shield(self._anew)
-
-    async def _read_anew(self) -> None:
-        await asyncio.sleep(self._begun_at + _PAUSE_S - self._clock())
+        await asyncio.sleep(self._started_at + _PAUSE_S - self._clock())
         if self._reading is not None:
             await asyncio.wait([self._reading])  # it may be older than the key
-        self._anew = None
-        await self._look()
+        self._rereading = None
+        await self._read_once()
 
     async def _read(self) -> None:
-        self._begun_at = self._clock()
+        self._started_at = self._clock()
         try:
             loop = asyncio.get_running_loop()
-            keys, were_made = await loop.run_in_executor(self._executor, self._read_now)
+            keys, were_made = await loop.run_in_executor(
+                self._executor, lambda: (self._keys.list(), self._keys.were_made())
+            )
             self._known = {key.id: key for key in keys}
-            self._is_closed |= were_made
+            self.is_open &= not were_made
             self._read_at = self._clock()
         except StoreError as exc:
             if self._read_at < 0:
@@ -297,37 +245,12 @@ class Gate:
         finally:
             self._reading = None
 
-    def _read_now(self) -> tuple[list[Key], bool]:
-        return self._keys.list(), self._keys.were_made()
-
 
 def _check_scopes(key: Key, scopes: Sequence[str]) -> None:
     if not any(map(key.allows, scopes)):
         raise Problem(
             403,
             f"the API key {key.id} has the scopes {', '.join(key.scopes)}; this needs {' or '.join(scopes)}.",
-        )
-
-
-def check_limits(key: Key | None, resource: Resource | None) -> None:
-    """Check that a key is for something.
-
-    Args:
-        key: The key; None if none is needed.
-        resource: What the request is about; None if it is about more than one thing.
-
-    Raises:
-        Problem: 403.
-    """
-    if key is None or not key.is_limited:
-        return
-    if resource is None:
-        raise Problem(403, f"the API key {key.id} is limited to some buckets or names; this is about all.")
-    if not covers(key, resource):
-        raise Problem(
-            403,
-            f"the API key {key.id} is not for {resource.name[:200]!r} of the {resource.shelf}"
-            f" in the bucket {resource.bucket[:100]!r}.",
         )
 
 
@@ -352,8 +275,7 @@ def _is_of_this_machine(host: str) -> bool:
 def _check_host(host: str) -> None:
     if not _is_of_this_machine(host):
         raise Problem(
-            403,
-            f"a server without API keys only answers on a loopback host name, not {host[:100]!r}.",
+            403, f"a server without API keys only answers on a loopback host name, not {host[:100]!r}."
         )
 
 

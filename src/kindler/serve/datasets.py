@@ -28,11 +28,7 @@ _LISTS = ("in", "between")
 def read_inputs(
     datasets: Datasets, name: str, *, most_rows: int, most_bytes: int
 ) -> tuple[dict[str, Array], bool]:
-    """A dataset as arrays for a model, and whether they are columns of a table.
-
-    Raises:
-        Problem: 400 or 413: it is of a kind that no model takes, or too large.
-    """
+    """A dataset as arrays for a model, and whether they are columns of a table."""
     version = datasets.metadata(name)
     rows = version.meta.get("rows")
     if isinstance(rows, list) and None not in rows and sum(rows) > most_rows:
@@ -54,11 +50,7 @@ def read_inputs(
 def as_table(
     datasets: Datasets, version: Version, limit: int, query: Mapping[str, str], *, most_bytes: int
 ) -> pa.Table | None:
-    """The first rows of a table that fit the conditions of a query; None for what is no table.
-
-    Raises:
-        Problem: 400 or 413: a condition cannot be, or these rows have more bytes than are allowed.
-    """
+    """The first rows of a table that fit the conditions of a query; None for what is no table."""
     if version.kind == "parquet":
         schema = schema_of(version.meta)
         wanted = expression(schema, None, conditions(schema, query))
@@ -77,11 +69,7 @@ def as_table(
 
 
 def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: int, most_bytes: int) -> Any:
-    """What is no table: an array, or a value that JSON has.
-
-    Raises:
-        Problem: 400 or 413: JSON does not have it, or it has more bytes than are allowed.
-    """
+    """What is no table: an array, or a value that JSON has."""
     if version.kind in _ARRAYS and None not in version.meta.get("rows", [None]):
         with datasets.get(str(version), lazy=True) as handle:
             value = next(iter(handle.iterate(limit)), None)
@@ -139,11 +127,7 @@ def _check_bytes(size: int, most_bytes: int) -> None:
 
 
 def conditions(schema: pa.Schema, query: Mapping[str, str]) -> dict[str, Any]:
-    """`x__gte=90` and the like, with values of the columns' types.
-
-    Raises:
-        Problem: 400: a value is none of its column's type.
-    """
+    """`x__gte=90` and the like, with values of the columns' types."""
     filters: dict[str, Any] = {}
     for key, text in query.items():
         column, _, operator = key.rpartition("__")

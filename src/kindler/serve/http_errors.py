@@ -19,6 +19,18 @@ from kindler.errors import (
     UntrustedError,
 )
 
+STATUS_TEXTS = {
+    400: "Bad request",
+    401: "Missing, unknown or expired API key",
+    403: "The API key does not allow this",
+    404: "Not found",
+    409: "Already exists",
+    413: "Request too large",
+    415: "Unsupported media type",
+    429: "Too many requests; see Retry-After",
+    503: "Service unavailable; see Retry-After",
+    504: "Timed out",
+}
 _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (NotFoundError, 404),
     (AlreadyExistsError, 409),
@@ -29,19 +41,14 @@ _STATUS: tuple[tuple[type[KindlerError], int], ...] = (
     (StoreError, 503),
     (BrokerError, 503),
 )
-
-
 _PAIR = re.compile(r"\(.{0,10000}, \d{3}\)", re.DOTALL)
 
 
 class Problem(Exception):
-    """An HTTP error.
+    """An HTTP error: its status, a sentence for the client, and extra response headers.
 
     Attributes:
-        status: The HTTP status.
-        message: A sentence for the client.
-        headers: Extra response headers.
-        costly: Whether finding it out took long, as it was in a body that looked harmless.
+        costly: Whether rejecting it required decoding the body.
     """
 
     costly = False
@@ -54,11 +61,7 @@ class Problem(Exception):
 
 
 def require_post(method: str) -> None:
-    """Reject other methods.
-
-    Raises:
-        Problem: 405.
-    """
+    """Reject other methods with 405."""
     if method != "POST":
         raise Problem(405, f"{method} is not allowed; use POST.", {"allow": "POST"})
 
@@ -73,19 +76,19 @@ def as_problem(error: BaseException) -> Problem | None:
     return None
 
 
-def own_status(error: BaseException, told: str) -> tuple[int | None, str]:
+def own_status(error: BaseException, text: str) -> tuple[int | None, str]:
     """The HTTP status that code of the store gave its exception, and its text without it.
 
     It is the second argument, as in `raise Exception("not here", 404)`, or an attribute `http_status`.
 
     Args:
         error: The exception.
-        told: Its text: of one from another process, all that is left of its arguments.
+        text: Its text: of one from another process, all that is left of its arguments.
     """
     status = getattr(error, "http_status", None)
-    if _PAIR.fullmatch(told):
+    if _PAIR.fullmatch(text):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            pair = ast.literal_eval(told)
+            pair = ast.literal_eval(text)
             if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str):
-                told, status = pair
-    return (status if type(status) is int and 400 <= status < 600 else None), told
+                text, status = pair
+    return (status if type(status) is int and 400 <= status < 600 else None), text

@@ -92,15 +92,8 @@ class ModelPool:
         """What its processes have of their GPU's memory."""
         return sum(self._processes.values())
 
-    def call(self, parts: Parts, method: str, first: int | None, done: Done) -> None:
-        """Begin a call in a process that is free: see `SandboxProcess.call`.
-
-        Args:
-            parts: The inputs: arrays of several requests, which become one.
-            method: What to call.
-            first: Of a trial, how many rows are the first; None for a plain call.
-            done: Is told once.
-        """
+    def call(self, parts: Parts, method: str, done: Done) -> None:
+        """Begin a call in a process that is free: see `SandboxProcess.call`."""
         process, _ = self._free.pop()
 
         def ended(reply: Reply) -> None:
@@ -108,8 +101,7 @@ class ModelPool:
                 self._free.append((process, time.monotonic()))
             done(reply)
 
-        fields = {"method": method} if first is None else {"method": method, "first": first}
-        process.call(fields, parts, ended)
+        process.call({"method": method}, parts, ended)
 
     def grow(self) -> None:
         """Rows have waited for a while: start another process, if there may be one more."""

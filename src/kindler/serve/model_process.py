@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kindler.data import received
 from kindler.models.loaded import load_files
 from kindler.models.predictor import CallablePredictor, Predictor
@@ -40,14 +38,7 @@ def load(options: Fields) -> tuple[Fields, Handler]:
     def handle(fields: Fields, inputs: Arrays) -> tuple[Fields, Arrays]:
         if keeps:
             inputs = {name: array.copy() for name, array in inputs.items()}
-        method, first = fields["method"], fields.get("first")
-        if first is None:
-            return {}, predictor.call(inputs, method)
-        trial = tried(lambda rows: predictor.call(rows, method), inputs, first)
-        if not trial.per_row:
-            return {"per_row": trial.per_row}, {}
-        joined = {name: np.concatenate([array, trial.second[name]]) for name, array in trial.first.items()}
-        return {"per_row": True}, joined
+        return {}, predictor.call(inputs, fields["method"])
 
     return {**description(predictor, joins), **device}, handle
 
@@ -58,7 +49,7 @@ def warmed(servable: Predictor, *, alone: bool) -> dict[str, bool | None]:
     Its signature gets the outputs of the first method, if it did not know them.
 
     Returns:
-        For each method, whether requests may share a call; None if that is not known yet.
+        For each method, whether requests may share a call; None if that is not known.
     """
     joins = False if alone else servable.joins
     given = example(servable.signature, rows=3)
@@ -115,7 +106,7 @@ class DescribedModel:
 
     Attributes:
         predictor: Its signatures and methods; it cannot be called here.
-        joins: For each method, whether requests may share a call; None if that is not known yet.
+        joins: For each method, whether requests may share a call; None if that is not known.
         device: Where it computes, "cpu" or "cuda"; None if its own code decides.
         device_bytes: What the process has of its GPU's memory, as far as is known.
     """

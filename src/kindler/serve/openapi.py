@@ -1,159 +1,188 @@
-"""The OpenAPI document: FastAPI's routes, and the prediction paths, which FastAPI does not route."""
+"""The prediction routes of the four HTTP protocols, as the OpenAPI document has them.
+
+`ServeApp` answers them in front of FastAPI, whose router and validation would take longer than a small model.
+"""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from typing import Annotated, Any, Literal, NoReturn
 
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from kindler.serve.auth import needs
+from kindler.serve.endpoints import Asked, Endpoint
 from kindler.serve.protocols.omega import RAW
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.requests import METHODS
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
-_TENSOR: dict[str, Any] = {"description": "A number or a string, or nested lists of them"}
-_PARAMETERS = {"type": "object", "additionalProperties": True}
-
-_V2_REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": _PARAMETERS,
-        "inputs": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["name", "shape", "datatype", "data"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                    "datatype": {
-                        "type": "string",
-                        "enum": [
-                            "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
-                            "FP16", "FP32", "FP64", "BYTES",
-                        ],
-                    },
-                    "parameters": _PARAMETERS,
-                    "data": _TENSOR,
-                },
-            },
-        },
-        "outputs": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {"name": {"type": "string"}, "parameters": _PARAMETERS},
-            },
-        },
-    },
-}  # fmt: skip
-_TFS_REQUEST = {
-    "type": "object",
-    "properties": {"signature_name": {"type": "string"}, "instances": {"type": "array"}, "inputs": _TENSOR},
-    "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
-}
-_SPLIT = {
-    "type": "object",
-    "required": ["data"],
-    "properties": {
-        "columns": {"type": "array", "items": {"type": "string"}},
-        "index": {"type": "array"},
-        "data": {"type": "array", "items": {"type": "array"}},
-    },
-}
-_FIELDS = ("dataframe_split", "dataframe_records", "instances", "inputs")
-_MLFLOW_REQUEST = {
-    "type": "object",
-    "properties": {
-        "dataframe_split": _SPLIT,
-        "dataframe_records": {"type": "array", "items": {"type": "object"}},
-        "instances": _TENSOR,
-        "inputs": _TENSOR,
-        "params": {"type": "object"},
-    },
-    "oneOf": [{"required": [field]} for field in _FIELDS],
-}
-_OMEGA_REQUEST = {
-    "type": "object",
-    "required": ["data"],
-    "properties": {
-        "columns": {"type": "array", "items": {"type": "string"}},
-        "data": {"anyOf": [{"type": "object"}, {"type": "array"}]},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}},
-    },
-}
-_STATUS = {
-    "400": "Bad request",
-    "401": "Missing, unknown or expired API key",
-    "403": "The API key lacks the required scope",
-    "404": "Model or version not found",
-    "413": "Request too large",
-    "415": "Unsupported content type",
-    "429": "Too many requests; see Retry-After",
-    "503": "Service unavailable; see Retry-After",
-    "504": "The model timed out",
-}
+_Parameters = dict[str, Any]
+_Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
+    "BYTES",
+]  # fmt: skip
+Tensor = Annotated[Any, Field(description="A number or a string, or nested lists of them")]
 
 
-def with_predictions(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the prediction paths and the security scheme added."""
-    paths = document.setdefault("paths", {})
-    json: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    v2 = {"application/json": {"schema": _V2_REQUEST}}
-    binary = {**json, "application/octet-stream": _BYTES}
-    for path in ("/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"):
-        paths[path] = {"post": _operation(path, "Open Inference Protocol V2", "v2", v2, binary)}
-    tfs = {"application/json": {"schema": _TFS_REQUEST}}
-    for middle in ("", "/versions/{version}", "/labels/{version}"):
-        path = f"/v1/models/{{name}}{middle}:predict"
-        paths[path] = {"post": _operation(path, "TensorFlow Serving", "tfserving", tfs, json)}
-    mlflow = {
-        "application/json": {"schema": _MLFLOW_REQUEST},
-        "text/csv": {"schema": {"type": "string"}},
-        PARQUET: _BYTES,
-        ARROW: _BYTES,
-    }
-    for path in ("/invocations", "/models/{name}/invocations"):
-        paths[path] = {"post": _operation(path, "MLflow", "mlflow", mlflow, {**json, ARROW: _BYTES})}
-    omega = {"application/json": {"schema": _OMEGA_REQUEST}, ARROW: _BYTES, RAW: _BYTES}
-    for method in METHODS:
-        path = f"/api/v1/model/{{name}}/{method}"
-        operation = _operation(path, "omega|ml", "models", omega, {**json, ARROW: _BYTES, RAW: _BYTES})
-        operation["parameters"] += [
-            _query("datax", "Name of a stored dataset to use instead of a body"),
-            _query("flat", "1 to return the result as a flat list"),
-            _query("dtype", f"The dtype of a body of {RAW}"),
-            _query("shape", f"The shape of a body of {RAW}, such as 8,28,28"),
-        ]
-        paths[path] = {"put": operation}
-    schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
-    schemes["bearer"] = {"type": "http", "scheme": "bearer"}
-    document["security"] = [{}, {"bearer": []}]
-    return document
+def _one_of(*fields: str) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [field]} for field in fields]})
 
 
-def _operation(
-    path: str, summary: str, tag: str, takes: dict[str, Any], gives: dict[str, Any]
-) -> dict[str, Any]:
-    named = [name for name in ("name", "version") if f"{{{name}}}" in path]
-    parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in named
-    ]
+class V2Tensor(BaseModel):
+    name: str
+    shape: list[Annotated[int, Field(ge=0)]]
+    datatype: _Datatype
+    parameters: _Parameters = {}
+    data: Tensor
+
+
+class V2Output(BaseModel):
+    name: str
+    parameters: _Parameters = {}
+
+
+class V2Request(BaseModel):
+    """Open Inference Protocol V2."""
+
+    id: str = ""
+    parameters: _Parameters = {}
+    inputs: Annotated[list[V2Tensor], Field(min_length=1)]
+    outputs: list[V2Output] = []
+
+
+class V2Response(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[V2Tensor]
+
+
+class TensorFlowRequest(BaseModel):
+    """TensorFlow Serving: rows as `instances`, or columns as `inputs`."""
+
+    model_config = _one_of("instances", "inputs")
+
+    signature_name: str = ""
+    instances: list[Any] = []
+    inputs: Tensor = None
+
+
+class TensorFlowResponse(BaseModel):
+    predictions: list[Any] = []
+    outputs: Tensor = None
+
+
+class DataFrameSplit(BaseModel):
+    columns: list[str] = []
+    index: list[Any] = []
+    data: list[list[Any]]
+
+
+class MlflowRequest(BaseModel):
+    """MLflow's scoring protocol: exactly one of the four inputs."""
+
+    model_config = _one_of("dataframe_split", "dataframe_records", "instances", "inputs")
+
+    dataframe_split: DataFrameSplit = DataFrameSplit(data=[])
+    dataframe_records: list[dict[str, Any]] = []
+    instances: Tensor = None
+    inputs: Tensor = None
+    params: dict[str, Any] = {}
+
+
+class MlflowResponse(BaseModel):
+    predictions: Tensor
+
+
+class OmegaRequest(BaseModel):
+    """omega|ml: columns or rows, and the shape of a row."""
+
+    columns: list[str] = []
+    data: dict[str, Any] | list[Any]
+    shape: list[Annotated[int, Field(ge=1)]] = []
+
+
+class OmegaResponse(BaseModel):
+    model: str
+    result: Tensor
+    resource_uri: str
+    version: int
+    shape: Any
+    dtype: Any
+
+
+def _content(*types: str) -> dict[str, Any]:
+    return dict.fromkeys(types, _BYTES)
+
+
+def _documented(tag: str, takes: dict[str, Any], gives: dict[str, Any]) -> dict[str, Any]:
     return {
-        "summary": f"Predict ({summary})",
-        "operationId": "predict" + re.sub(r"\W+", "_", path),
         "tags": [tag],
-        "parameters": [*parameters, _query("bucket", "Bucket of the store")],
-        "requestBody": {"required": True, "content": takes},
-        "responses": {
-            "200": {"description": "Model outputs", "content": gives},
-            **{status: {"description": text} for status, text in _STATUS.items()},
-        },
+        "openapi_extra": {"requestBody": {"content": takes}},
+        "responses": {200: {"description": "Model outputs", "content": gives}},
     }
 
 
-def _query(name: str, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
+def documented_predictions() -> APIRouter:
+    """The routes; none of them is ever reached."""
+    routes = APIRouter(route_class=Endpoint)
+    v2 = _documented("v2", {}, _content(RAW))
+    v1 = _documented("tfserving", {}, {})
+    mlflow = _documented(
+        "mlflow", {"text/csv": {"schema": {"type": "string"}}, **_content(PARQUET, ARROW)}, _content(ARROW)
+    )
+    omega = _documented("models", _content(ARROW, RAW), _content(ARROW, RAW))
+
+    @routes.post("/v2/models/{name:path}/infer", **v2)
+    @routes.post("/v2/models/{name:path}/versions/{version}/infer", **v2)
+    @needs("predict", on="models")
+    async def v2_predict(name: str, body: V2Request, access: Asked, version: str | None = None) -> V2Response:
+        """Predict (Open Inference Protocol V2)."""
+        _unreachable()
+
+    @routes.post("/v1/models/{name:path}:predict", **v1)
+    @routes.post("/v1/models/{name:path}/versions/{version}:predict", **v1)
+    @routes.post("/v1/models/{name:path}/labels/{version}:predict", **v1)
+    @needs("predict", on="models")
+    async def v1_predict(
+        name: str, body: TensorFlowRequest, access: Asked, version: str | None = None
+    ) -> TensorFlowResponse:
+        """Predict (TensorFlow Serving)."""
+        _unreachable()
+
+    @routes.post("/invocations", **mlflow)
+    @needs("predict")
+    async def invocations(body: MlflowRequest, access: Asked) -> MlflowResponse:
+        """Predict with the server's default model (MLflow)."""
+        _unreachable()
+
+    @routes.post("/models/{name:path}/invocations", **mlflow)
+    @needs("predict", on="models")
+    async def model_invocations(name: str, body: MlflowRequest, access: Asked) -> MlflowResponse:
+        """Predict (MLflow)."""
+        _unreachable()
+
+    for method in METHODS:
+
+        @routes.put(f"/api/v1/model/{{name:path}}/{method}", **omega)
+        @needs("predict", on="models")
+        async def omega_predict(
+            name: str,
+            body: OmegaRequest,
+            access: Asked,
+            datax: Annotated[str, Field(description="A stored dataset to use instead of a body")] = "",
+            flat: Annotated[str, Field(description="1 to return the result as a flat list")] = "",
+            dtype: Annotated[str, Field(description=f"The dtype of a body of {RAW}")] = "",
+            shape: Annotated[str, Field(description=f"The shape of a body of {RAW}, as 8,28,28")] = "",
+        ) -> OmegaResponse:
+            """Predict (omega|ml)."""
+            _unreachable()
+
+    return routes
+
+
+def _unreachable() -> NoReturn:
+    raise NotImplementedError("predictions are answered by ServeApp")

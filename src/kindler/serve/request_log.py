@@ -7,18 +7,14 @@ lines are dropped and counted, and the next line says how many.
 from __future__ import annotations
 
 import logging
-import os
+import logging.handlers
 import queue
 import re
 import secrets
-import sys
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
@@ -26,16 +22,16 @@ from kindler.errors import ConfigError
 
 REQUEST_ID = "x-request-id"
 LEVELS = ("debug", "info", "warning", "error")
-_MOST_WAITING = 100_000
-_SHOWN = 500
-_GIVEN_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+_MAX_WAITING = 100_000
+_MAX_SHOWN = 500
+_VALID_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _log = logging.getLogger("kindler.serve")
 
 
 def request_id(headers: Mapping[str, str]) -> str:
-    """The id of a request: the one that it came with, if that can be written down, or a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if given and _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
+    """The id that a request came with, if it can be written down, or a new one."""
+    sent = headers.get(REQUEST_ID, "")
+    return sent if sent and _VALID_ID.fullmatch(sent) else secrets.token_hex(8)
 
 
 @dataclass(slots=True)
@@ -43,22 +39,14 @@ class Entry:
     """What is known of a request, filled in as it is answered.
 
     Attributes:
-        id: Its id.
         method: Its HTTP method, or "gRPC".
         path: Its path without the query, or the gRPC method.
-        protocol: The protocol's name.
-        client: The address it came from.
         trace: Its W3C `traceparent`, if it had one.
-        status: The HTTP status.
         key: The id of its API key.
-        bucket: The bucket.
-        model: The model that answered.
-        version: The version that answered.
-        rows: The rows of the prediction.
-        bytes_in: The bytes of its body.
-        bytes_out: The bytes of the answer.
+        model: The model that answered, as counters have it.
         changes: Whether it may change something: the audit log has it.
-        notes: Anything else, such as the version that a shadow call went to.
+        counted: Whether the server's counters have it: predictions, and what was refused before an endpoint.
+        notes: Anything else, such as the versions that shadow calls went to.
     """
 
     id: str
@@ -76,103 +64,74 @@ class Entry:
     bytes_in: int = 0
     bytes_out: int = 0
     changes: bool = False
+    counted: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
 
     def line(self, seconds: float) -> dict[str, Any]:
         """The entry as an object; what is not known is left out."""
-        shown: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "level": _level(self.status),
+            "level": "error" if self.status >= 500 else "warning" if self.status >= 400 else "info",
             "request_id": self.id,
             "client": self.client,
             "method": self.method,
-            "path": self.path[:_SHOWN],
+            "path": self.path[:_MAX_SHOWN],
             "protocol": self.protocol,
             "status": self.status,
             "ms": round(seconds * 1e3, 3),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
-            "bucket": self.bucket[:_SHOWN],
+            "bucket": self.bucket[:_MAX_SHOWN],
         }
         for name in ("key", "model", "version", "rows"):
             value = getattr(self, name)
             if value is not None:
-                shown[name] = value
+                line[name] = value
         if self.trace:
-            shown["trace"] = self.trace[:_SHOWN]
-        return shown | self.notes
+            line["trace"] = self.trace[:_MAX_SHOWN]
+        return line | self.notes
 
 
-class Lines:
-    """A file of JSON lines that is written beside the requests, and opened again when it was moved away.
-
-    Args:
-        path: The file, which is appended to; "-" is standard error.
-
-    Raises:
-        ConfigError: It cannot be written to.
-    """
+class JsonLog:
+    """A file of JSON lines that a thread writes, and opens again when it was moved away; "-" is stderr."""
 
     def __init__(self, path: str) -> None:
-        self._path = None if path == "-" else Path(path)
-        self._file: TextIO = self._opened()
-        self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.dropped = 0
-        self._thread = threading.Thread(target=self._work, name="kindler-log", daemon=True)
-        self._thread.start()
+        try:
+            file = logging.StreamHandler() if path == "-" else logging.handlers.WatchedFileHandler(path)
+        except OSError as exc:
+            raise ConfigError(f"cannot write the log {path!r}: {exc.strerror or exc}.") from exc
+        file.setFormatter(_Line())
+        file.handleError = self._failed  # type: ignore[method-assign]
+        self._path, self._file, self._dropped = path, file, 0
+        self._waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        self._writer = logging.handlers.QueueListener(self._waiting, file)
+        self._writer.start()
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: Mapping[str, Any]) -> None:
         """Write a line soon."""
-        if self._waiting.qsize() >= _MOST_WAITING:
-            self.dropped += 1
+        if self._waiting.qsize() >= _MAX_WAITING:
+            self._dropped += 1
             return
-        self._waiting.put(line)
+        if self._dropped:
+            self._put({"level": "warning", "message": f"{self._dropped} lines were dropped"})
+            self._dropped = 0
+        self._put(line)
 
     def close(self) -> None:
         """Write what waits, and close the file."""
-        self._waiting.put(None)
-        self._thread.join(5)
-        if self._path is not None:
-            with suppress(OSError):
-                self._file.close()
+        self._writer.stop()
+        self._file.close()
 
-    def _work(self) -> None:
-        while True:
-            lines = [self._waiting.get()]
-            while lines[-1] is not None and len(lines) < 1000 and not self._waiting.empty():
-                lines.append(self._waiting.get())
-            told = [line for line in lines if line is not None]
-            dropped, self.dropped = self.dropped, 0
-            if dropped:
-                told.append({"level": "warning", "message": f"{dropped} lines were dropped"})
-            try:
-                self._follow()
-                self._file.write("".join(orjson.dumps(line).decode() + "\n" for line in told))
-                self._file.flush()
-            except (OSError, ValueError) as exc:  # a full disk must not end a server
-                _log.warning("cannot write to the log %s: %s", self._path or "on standard error", exc)
-            if lines[-1] is None:
-                return
+    def _put(self, line: Mapping[str, Any]) -> None:
+        self._waiting.put(logging.LogRecord("kindler.requests", logging.INFO, "", 0, line, None, None))
 
-    def _follow(self) -> None:
-        """Open the file again if it was renamed or removed, as tools do that rotate logs."""
-        if self._path is None:
-            return
-        try:
-            same = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            same = False
-        if not same:
-            old, self._file = self._file, self._opened()
-            old.close()
+    def _failed(self, record: logging.LogRecord) -> None:  # a full disk must not end a server
+        _log.warning("cannot write to the log %s", self._path, exc_info=True)
 
-    def _opened(self) -> TextIO:
-        if self._path is None:
-            return sys.stderr
-        try:
-            return open(self._path, "a", encoding="utf-8")
-        except OSError as exc:
-            raise ConfigError(f"cannot write the log {str(self._path)!r}: {exc.strerror or exc}.") from exc
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return orjson.dumps(record.msg, default=str).decode()
 
 
 class RequestLog:
@@ -186,8 +145,8 @@ class RequestLog:
     """
 
     def __init__(self, access: str | None = None, audit: str | None = None, level: str = "info") -> None:
-        self._access = Lines(access) if access else None
-        self._audit = self._access if audit and audit == access else Lines(audit) if audit else None
+        self._access = JsonLog(access) if access else None
+        self._audit = self._access if audit and audit == access else JsonLog(audit) if audit else None
         self._least = LEVELS.index(level)
 
     def add(self, entry: Entry, seconds: float) -> None:
@@ -202,19 +161,13 @@ class RequestLog:
             self._audit.write({"log": "audit", **line})
 
     def close(self) -> None:
-        """Write what waits."""
         for log in {self._access, self._audit}:
             if log is not None:
                 log.close()
 
 
 def configure(level: str, form: str) -> None:
-    """Let the server's own messages go to standard error.
-
-    Args:
-        level: The least level.
-        form: "text" or "json".
-    """
+    """Send the server's own messages from a level on to standard error, as "text" or "json"."""
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_Json() if form == "json" else plain)
@@ -236,7 +189,3 @@ class _Json(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line).decode()
-
-
-def _level(status: int) -> str:
-    return "error" if status >= 500 else "warning" if status >= 400 else "info"

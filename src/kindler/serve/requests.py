@@ -18,15 +18,13 @@ class Target:
     """Which model a URL means.
 
     Attributes:
-        name: A name, which may say which version; empty for the server's own choice.
+        name: A name, which may say which version; empty for the server's default model.
         version: A number or an alias that was given beside it.
-        bucket: Its bucket.
-        action: What is to be done with it.
+        action: The method that is called.
     """
 
     name: str
     version: str | None = None
-    bucket: str = "default"
     action: str = "predict"
 
 
@@ -39,8 +37,8 @@ class InferRequest:
         columns: Whether these are columns of a table, and not the model's inputs.
         method: What is called: "predict", "predict_proba", ...
         signature: The name of the signature that is asked for; None for the model's own.
-        params: What the client said beside it.
-        outputs: The outputs that it wants, with what it said of each; None for all.
+        params: The request's other parameters.
+        outputs: The outputs that are wanted, with the parameters of each; None for all.
         id: What the answer repeats.
         timeout_s: How long the client waits, if it said so.
         batch: Whether its rows may share a call with others.
@@ -58,11 +56,7 @@ class InferRequest:
 
 
 def check_rows(request: InferRequest, most: int) -> None:
-    """Check that a request has no more rows than are allowed.
-
-    Raises:
-        Problem: 413: it has.
-    """
+    """Reject a request with more rows than are allowed with 413."""
     rows = max((len(array) for array in request.inputs.values() if array.ndim), default=0)
     if rows > most:
         raise Problem(413, f"the request has {rows} rows; at most {most} are allowed.")
@@ -70,14 +64,7 @@ def check_rows(request: InferRequest, most: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model gave.
-
-    Attributes:
-        model: The model's name.
-        version: The number of the version that answered.
-        outputs: Arrays by name.
-        rows: The rows of the request.
-    """
+    """What version of which model gave which outputs for how many rows."""
 
     model: str
     version: int
@@ -87,14 +74,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Bytes for the client.
-
-    Attributes:
-        body: The bytes.
-        content_type: What they are.
-        headers: Other headers.
-        status: The status.
-    """
+    """An HTTP response."""
 
     body: bytes
     content_type: str = "application/json"

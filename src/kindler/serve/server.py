@@ -22,11 +22,10 @@ from kindler.omega import Omega
 from kindler.runtime.engine import without_trust
 from kindler.serve.app import create_app
 from kindler.serve.auth import is_loopback
-from kindler.serve.http_protocol import Wire
+from kindler.serve.http_protocol import HttpProtocol
 from kindler.serve.memory import keep_tidy
-from kindler.serve.predict_app import Front
-from kindler.serve.settings import ServeSettings
-from kindler.serve.tls import Tls
+from kindler.serve.predictions import Predictions
+from kindler.serve.settings import ServeSettings, Tls
 from kindler.store.keys import Keys
 
 if TYPE_CHECKING:
@@ -39,44 +38,38 @@ _FILES = 1 << 16  # that the process may have open, where the system lets it
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens when it does."""
+    """Starts and stops the gRPC server with itself."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        started: Callable[[], None],
-        drain_s: float,
-        beside: GrpcServer | None = None,
+        self, config: uvicorn.Config, started: Callable[[], None], drain_s: float, grpc: GrpcServer | None
     ) -> None:
         super().__init__(config)
         self._when_started = started
         self._drain_s = drain_s
-        self._beside = beside
+        self._grpc = grpc
         self._tidy: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop; at the end of the drain the process ends, whatever has not come back by then."""
         if not self.should_exit:
-            end = threading.Timer(self._drain_s + _SPARE_S, _end)
-            end.daemon = True
-            end.start()
+            forced = threading.Timer(self._drain_s + _SPARE_S, _force_exit)
+            forced.daemon = True
+            forced.start()
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        if self._beside is not None:
-            await self._beside.start()
+        if self._grpc is not None:
+            await self._grpc.start()
         await super().startup(sockets)
         if self.started:
             self._when_started()
             self._tidy = asyncio.create_task(keep_tidy())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, and let those that run end."""
         if self._tidy is not None:
             self._tidy.cancel()
-        if self._beside is not None:
-            await asyncio.gather(self._beside.stop(self._drain_s), super().shutdown(sockets))
+        if self._grpc is not None:
+            await asyncio.gather(self._grpc.stop(self._drain_s), super().shutdown(sockets))
         else:
             await super().shutdown(sockets)
 
@@ -102,7 +95,7 @@ def serve(
         settings: The limits.
         grpc_port: The port for gRPC, on the same address; 0 takes a free one, None has no gRPC.
         tls: The certificate; None is for plain HTTP.
-        say: Is told, in a line, where the server listens, and in another where for gRPC.
+        say: Gets a line that says where the server listens, and another for gRPC.
 
     Raises:
         ConfigError: The address cannot be listened on, or should not without keys.
@@ -118,19 +111,19 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     where = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
     app = create_app(omega, settings, local=local)
-    beside = None if grpc_port is None else _grpc(app, host, grpc_port, tls)
+    grpc = None if grpc_port is None else _grpc(app.predictions, host, grpc_port, tls)
     encryption: dict[str, Any] = {}
     if tls is not None:
         encryption = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         encryption["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
         app,
-        http=type("Wire", (Wire,), {"head_s": min(Wire.head_s, settings.timeout_s)}),
+        http=type("HttpProtocol", (HttpProtocol,), {"head_s": min(HttpProtocol.head_s, settings.timeout_s)}),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # whom a proxy speaks for is of no interest here
+        proxy_headers=False,  # the access log has who connected
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         timeout_keep_alive=75,
         **encryption,
@@ -148,11 +141,11 @@ def serve(
             gc.collect()
             gc.freeze()
             if say is not None:
-                say(f"Kindler serves {omega.store!r} at {where}")
-                if beside is not None:
-                    say(f"Kindler serves gRPC at {shown}:{beside.port}")
+                say(f"Serving {omega.store!r} at {where}")
+                if grpc is not None:
+                    say(f"Serving gRPC at {shown}:{grpc.port}")
 
-        _Server(config, started, settings.drain_s, beside).run([listener])
+        _Server(config, started, settings.drain_s, grpc).run([listener])
     finally:
         listener.close()
         gc.unfreeze()
@@ -162,7 +155,7 @@ def serve(
         omega.close()
 
 
-def _grpc(app: Front, host: str, port: int, tls: Tls | None) -> GrpcServer:
+def _grpc(predictions: Predictions, host: str, port: int, tls: Tls | None) -> GrpcServer:
     try:
         from kindler.serve.grpc_api.server import GrpcServer
     except ModuleNotFoundError as exc:
@@ -170,7 +163,7 @@ def _grpc(app: Front, host: str, port: int, tls: Tls | None) -> GrpcServer:
             raise
         package = {"google": "protobuf", "grpc": "grpcio"}.get(exc.name or "", exc.name)
         raise MissingExtraError(what="serving gRPC", package=str(package), extra="grpc") from exc
-    return GrpcServer(app, host, port, tls)
+    return GrpcServer(predictions, host, port, tls)
 
 
 def _allow_files() -> None:
@@ -181,8 +174,8 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _end() -> None:
-    logging.getLogger("kindler.serve").warning("some calls did not come back in time; the server ends now")
+def _force_exit() -> None:
+    logging.getLogger("kindler.serve").warning("forcing shutdown: calls still running after the drain period")
     os._exit(0)
 
 

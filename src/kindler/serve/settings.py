@@ -1,9 +1,11 @@
-"""How a server behaves: frozen, and valid once built."""
+"""How a server behaves, and its certificate: frozen, and valid once built."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from urllib.parse import urlsplit
 
 from kindler.engine.placement import half_of_memory, is_device
 from kindler.errors import ConfigError
@@ -103,3 +105,44 @@ class ServeSettings:
             least = _LEAST.get(one.name, 1)
             if not value >= least:
                 raise ConfigError(f"ServeSettings({one.name}={value!r}): must be at least {least}.")
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if origin != "*" and (
+                parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc or '?'}"
+            ):
+                raise ConfigError(
+                    f"{origin!r} is not an origin.\nHint: use scheme://host[:port] without a path, or '*'."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The certificate of a server, as files in PEM format.
+
+    Attributes:
+        certificate: The server's certificate, followed by those between it and its authority.
+        key: Its private key, without a password.
+        client_ca: Authorities, one of which must have signed the certificate of every client; None asks
+            clients for none.
+
+    Raises:
+        ConfigError: A file is missing, or they do not belong together.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+        except (OSError, ssl.SSLError, ValueError) as exc:
+            named = ", ".join(filter(None, (self.certificate, self.key, self.client_ca)))
+            raise ConfigError(f"the certificate cannot be used ({named}): {exc}.") from exc
+
+
+def _no_password() -> str:
+    raise ValueError("the private key has a password; write it to a file without one")

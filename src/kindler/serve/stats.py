@@ -1,55 +1,64 @@
-"""What a server counts: for Prometheus, and for people who watch it live."""
+"""What a server counts, each figure once: Prometheus, Triton's statistics and the web page read the same."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable
-from contextlib import suppress
+from bisect import bisect_left
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 from kindler.sandbox.process import ProcessLost
-from kindler.serve.batching import Measured
+from kindler.serve.batching import CallStats
 
 _RECENT = 2048
-_MOST_VERSIONS = 1000  # whose counters are kept
-_MOST_SIZES = 256  # of batches that are counted apart
+_MAX_VERSIONS = 1000  # whose counters are kept
+_MAX_SIZES = 256  # of batches that are counted apart
 _SAMPLES = 512  # latencies that are kept of one second, for all models together
 _WINDOW_S = 60
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
+class _Histogram:
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        total, buckets = 0, []
+        for bound, count in zip((*self._bounds, float("inf")), self.counts, strict=True):
+            total += count
+            buckets.append((floatToGoString(bound), float(total)))  # type: ignore[no-untyped-call]
+        return buckets
+
+
+@dataclass(slots=True)
 class _Second:
-    """What happened in one second."""
-
-    __slots__ = ("failures", "latencies", "number", "percentiles", "requests")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.requests = self.failures = 0
-        self.latencies: list[float] = []
-        self.percentiles: tuple[float, float] | None = None
-
-    def p50_p99(self) -> tuple[float, float]:
-        """In milliseconds. For a second that is over: reckoned once, and only if somebody looks."""
-        if self.percentiles is None:
-            ordered = sorted(self.latencies)
-            last = len(ordered) - 1
-            at = (ordered[last // 2], ordered[round(last * 0.99)])
-            self.percentiles = (round(at[0] * 1e3, 3), round(at[1] * 1e3, 3))
-            self.latencies = []
-        return self.percentiles
+    number: int
+    requests: int = 0
+    failures: int = 0
+    latencies: list[float] = field(default_factory=list)
 
 
 class _Live:
     """The last minute, second by second, and the latencies of the last requests.
 
     Args:
-        samples: How many latencies are kept of each second; `latencies` needs some.
+        samples: How many latencies are kept of each second, for `latencies`.
     """
 
     def __init__(self, samples: int = 0) -> None:
@@ -71,52 +80,43 @@ class _Live:
     def latencies(self) -> dict[str, list[float | None]]:
         """Milliseconds, for each second of the last minute; None for one without requests."""
         now = int(time.monotonic())
-        by_second = {entry.number: entry.p50_p99() for entry in self._seconds if entry.number < now}
-        each = [by_second.get(now - i, (None, None)) for i in range(_WINDOW_S, 0, -1)]
-        return {"p50": [p50 for p50, _ in each], "p99": [p99 for _, p99 in each]}
+        kept = {second.number: sorted(second.latencies) for second in self._seconds}
+        each = [kept.get(now - i) or [] for i in range(_WINDOW_S, 0, -1)]
+        return {
+            name: [round(at[round((len(at) - 1) * share)] * 1e3, 3) if at else None for at in each]
+            for name, share in (("p50", 0.5), ("p99", 0.99))
+        }
 
-    def shown(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         now = int(time.monotonic())
-        recent = [entry for entry in self._seconds if now - _WINDOW_S <= entry.number < now]
-        rates = {entry.number: entry.requests for entry in recent}
-        latencies = np.array(self._latencies or [0.0]) * 1e3
-        p50, p90, p99 = np.percentile(latencies, [50, 90, 99])
+        recent = [second for second in self._seconds if now - _WINDOW_S <= second.number < now]
+        rates = {second.number: second.requests for second in recent}
+        p50, p90, p99 = np.percentile(np.array(self._latencies or [0.0]) * 1e3, [50, 90, 99])
         return {
             "requests_per_second": sum(rates.get(now - i, 0) for i in range(1, 6)) / 5,
-            "requests_last_minute": sum(entry.requests for entry in recent),
-            "failures_last_minute": sum(entry.failures for entry in recent),
+            "requests_last_minute": sum(second.requests for second in recent),
+            "failures_last_minute": sum(second.failures for second in recent),
             "per_second": [rates.get(now - i, 0) for i in range(_WINDOW_S, 0, -1)],
             "latency_ms": {"p50": round(p50, 3), "p90": round(p90, 3), "p99": round(p99, 3)},
         }
 
 
 class ModelStats:
-    """The counters of one model, found once and not by name for each request."""
+    """The counters of one model."""
 
-    def __init__(self, stats: Stats, name: str) -> None:
+    def __init__(self) -> None:
         self.live = _Live()
-        self._batch_rows = stats.batch_rows.labels(name)
-        self._call = stats.call_seconds.labels(name)
-        self._queue = stats.queue_seconds.labels(name)
-        self._failures = stats.failures.labels(name)
-        self.batches = self.batched_requests = self.rows = 0
+        self.batch_rows = _Histogram(_ROWS)
+        self.call_seconds, self.queue_seconds = _Histogram(_SECONDS), _Histogram(_SECONDS)
+        self.failures = self.batched_requests = 0
 
-    def measured(self, call: Measured) -> None:
-        self._batch_rows.observe(call.rows)
-        self._call.observe(call.seconds)
-        self._queue.observe(call.waited_s)
-        self.batches += 1
-        self.batched_requests += call.requests
-        self.rows += call.rows
-        if call.failed:
-            self._failures.inc()
-
-    def shown(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
+        batches = sum(self.batch_rows.counts)
         return {
-            **self.live.shown(),
-            "rows": self.rows,
-            "batches": self.batches,
-            "requests_per_batch": round(self.batched_requests / self.batches, 2) if self.batches else 0.0,
+            **self.live.view(),
+            "rows": int(self.batch_rows.sum),
+            "batches": batches,
+            "requests_per_batch": round(self.batched_requests / batches, 2) if batches else 0.0,
         }
 
 
@@ -124,33 +124,23 @@ class VersionStats:
     """The counters of one version of a model, since the server has started.
 
     Attributes:
-        model: The counters of its model.
         requests: Requests that it answered, also those that failed.
-        failures: Those that failed.
-        seconds: What they took together, from arrival to answer.
-        failed_seconds: What those took that failed.
-        batches: Calls.
-        rows: Rows in all calls.
-        call_seconds: What the calls took together.
-        queue_seconds: What the first request of each call had waited, together.
+        seconds: What they took together, from arrival to answer; `failed_seconds` those that failed.
+        batches: Calls; `rows`, `call_seconds` and `queue_seconds` (of the first request of each) are of all.
         by_rows: For each number of rows in a call, how many calls there were and what they took.
         last: When it last answered, in seconds since 1970; 0 for never.
-        shadowed: Shadow calls by outcome: "same", "different", "failed" or "dropped".
-        restarts: Processes that were replaced, by what had happened: "crashed", "hung" or "memory".
+        shadows: Shadow calls by outcome: "same", "different", "failed" or "dropped".
+        restarts: Processes that were replaced, by reason: "crashed", "hung" or "memory".
     """
 
-    def __init__(self, stats: Stats, name: str, number: int) -> None:
-        self.model = stats.model(name)
-        self._requests = stats.version_requests
-        self._labels = (name, str(number))
-        self._shadows = stats.shadows
+    def __init__(self, model: ModelStats) -> None:
+        self._model = model
         self.requests = self.failures = self.batches = self.rows = 0
         self.seconds = self.failed_seconds = self.call_seconds = self.queue_seconds = 0.0
         self.by_rows: dict[int, list[float]] = {}
         self.last = 0.0
-        self.shadowed: dict[str, int] = {}
-        self._restarts = stats.restarts
-        self.restarts: dict[str, int] = {}
+        self.shadows: Counter[str] = Counter()
+        self.restarts: Counter[str] = Counter()
 
     def answered(self, seconds: float, *, failed: bool) -> None:
         """A request of this version was answered."""
@@ -160,153 +150,152 @@ class VersionStats:
             self.failures += 1
             self.failed_seconds += seconds
         self.last = time.time()
-        self._requests.labels(*self._labels, "failed" if failed else "answered").inc()
 
-    def measured(self, call: Measured) -> None:
-        self.model.measured(call)
+    def called(self, call: CallStats) -> None:
+        """A call of this version has ended."""
+        model = self._model
+        model.batch_rows.add(call.rows)
+        model.call_seconds.add(call.seconds)
+        model.queue_seconds.add(call.waited_s)
+        model.batched_requests += call.requests
+        model.failures += call.failed
         self.batches += 1
         self.rows += call.rows
         self.call_seconds += call.seconds
         self.queue_seconds += call.waited_s
-        if call.rows in self.by_rows or len(self.by_rows) < _MOST_SIZES:
+        if call.rows in self.by_rows or len(self.by_rows) < _MAX_SIZES:
             counted = self.by_rows.setdefault(call.rows, [0, 0.0])
             counted[0] += 1
             counted[1] += call.seconds
 
-    def shadow(self, outcome: str) -> None:
-        """A shadow call of this version has ended."""
-        self.shadowed[outcome] = self.shadowed.get(outcome, 0) + 1
-        self._shadows.labels(*self._labels, outcome).inc()
-
     def lost(self, why: ProcessLost) -> None:
         """A process of this version was lost, and is replaced."""
-        reason = "hung" if why.hung else "memory" if why.by_memory else "crashed"
-        self.restarts[reason] = self.restarts.get(reason, 0) + 1
-        self._restarts.labels(*self._labels, reason).inc()
+        self.restarts["hung" if why.hung else "memory" if why.by_memory else "crashed"] += 1
 
-    def forget(self) -> None:
-        """Take its figures out of what Prometheus reads."""
-        for counter, outcomes in (
-            (self._requests, ("answered", "failed")),
-            (self._shadows, tuple(self.shadowed)),
-            (self._restarts, tuple(self.restarts)),
-        ):
-            for outcome in outcomes:
-                with suppress(KeyError):
-                    counter.remove(*self._labels, outcome)
-
-    def shown(self) -> dict[str, Any]:
-        answered = max(1, self.requests)
+    def view(self) -> dict[str, Any]:
         return {
             "requests": self.requests,
             "failures": self.failures,
             "rows": self.rows,
             "batches": self.batches,
-            "mean_ms": round(self.seconds / answered * 1e3, 3),
-            "shadow": dict(self.shadowed),
+            "mean_ms": round(self.seconds / max(1, self.requests) * 1e3, 3),
+            "shadow": dict(self.shadows),
             "restarts": dict(self.restarts),
         }
 
 
 class Stats:
-    """All counters of a server."""
+    """All counters of a server; for Prometheus it is a collector."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        options: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("kindler_requests", "Requests", ["protocol", "status"], **options)
-        self._seconds = Histogram(
-            "kindler_request_seconds", "Seconds until the answer", ["protocol"], buckets=_SECONDS, **options
-        )
-        self.batch_rows = Histogram(
-            "kindler_batch_rows", "Rows in a call of a model", ["model"], buckets=_ROWS, **options
-        )
-        self.call_seconds = Histogram(
-            "kindler_model_seconds", "Seconds in a call of a model", ["model"], buckets=_SECONDS, **options
-        )
-        self.queue_seconds = Histogram(
-            "kindler_queue_seconds",
-            "Seconds before a call of a model",
-            ["model"],
-            buckets=_SECONDS,
-            **options,
-        )
-        self.failures = Counter(
-            "kindler_model_failures", "Calls of a model that raised", ["model"], **options
-        )
-        versions = ["model", "version", "outcome"]
-        self.version_requests = Counter(
-            "kindler_version_requests", "Requests that a version of a model answered", versions, **options
-        )
-        self.shadows = Counter(
-            "kindler_shadow_requests", "Shadow calls of a version of a model", versions, **options
-        )
-        self.restarts = Counter(
-            "kindler_process_restarts",
-            "Processes of a version of a model that were lost and replaced",
-            ["model", "version", "reason"],
-            **options,
-        )
-        self.refused = Counter("kindler_refused", "Requests that were not queued", ["status"], **options)
-        self.loads = Counter("kindler_loads", "Models loaded", ["outcome"], **options)
-        self.loaded = Gauge("kindler_loaded_models", "Models in memory", **options)
-        self.loaded_bytes = Gauge("kindler_loaded_bytes", "Bytes of models in memory", **options)
-        self._device_bytes = Gauge(
-            "kindler_device_bytes",
-            "Bytes of a GPU that a version of a model takes",
-            ["model", "version", "device"],
-            **options,
-        )
-        self.waiting = Gauge("kindler_waiting_rows", "Rows that wait", **options)
-        self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._seconds: dict[str, _Histogram] = {}
+        self.loads: Counter[str] = Counter()
+        self.loaded = self.loaded_bytes = self.waiting = 0
+        self._on_devices: list[tuple[str, int, str, int]] = []
         self.live = _Live(_SAMPLES)
         self.models: dict[str, ModelStats] = {}
         self.versions: OrderedDict[tuple[str, int], VersionStats] = OrderedDict()
         self.started = time.time()
 
     def model(self, name: str) -> ModelStats:
-        """The counters of a model."""
         if name not in self.models:
-            self.models[name] = ModelStats(self, name)
+            self.models[name] = ModelStats()
         return self.models[name]
 
     def version(self, name: str, number: int) -> VersionStats:
-        """The counters of a version of a model."""
-        found = self.versions.get((name, number))
-        if found is None:
-            found = self.versions[name, number] = VersionStats(self, name, number)
-            if len(self.versions) > _MOST_VERSIONS:  # of those that nobody asks for any more
-                _, oldest = self.versions.popitem(last=False)
-                oldest.forget()
-        return found
+        known = self.versions.get((name, number))
+        if known is None:
+            known = self.versions[name, number] = VersionStats(self.model(name))
+            if len(self.versions) > _MAX_VERSIONS:  # of those that nobody asks for any more
+                (oldest, _), _ = self.versions.popitem(last=False)
+                if not any(other == oldest for other, _ in self.versions):
+                    self.models.pop(oldest, None)
+        return known
 
     def answered(
         self, protocol: str, status: int, seconds: float, model: str | None, version: int | None = None
     ) -> None:
         """A request was answered."""
-        key = (protocol, status)
-        child = self._children.get(key)
-        if child is None:
-            child = self._requests.labels(protocol, str(status)), self._seconds.labels(protocol)
-            self._children[key] = child
-        child[0].inc()
-        child[1].observe(seconds)
-        failed = status >= 400 and status not in (401, 403)  # who may not ask has found nothing wrong
+        self._requests[protocol, status] += 1
+        histogram = self._seconds.get(protocol)
+        if histogram is None:
+            histogram = self._seconds[protocol] = _Histogram(_SECONDS)
+        histogram.add(seconds)
+        failed = status >= 400 and status not in (401, 403)  # auth failures do not count as model failures
         self.live.add(seconds, failed=failed)
         if model is not None:
             self.model(model).live.add(seconds, failed=failed)
             if version is not None:
                 self.version(model, version).answered(seconds, failed=failed)
-        if status in (413, 429, 503):
-            self.refused.labels(str(status)).inc()
 
-    def count_devices(self, loaded: Iterable[tuple[str, int, str | None, int]]) -> None:
-        """Where versions compute: name, number, device and bytes there, of all that are loaded."""
-        self._device_bytes.clear()
-        for name, number, device, size in loaded:
-            if device is not None:
-                self._device_bytes.labels(name, str(number), device).set(size)
+    def count_loaded(self, loaded: Iterable[tuple[str, int, int, str | None, int]]) -> None:
+        """All loaded versions: name, number, bytes, device and bytes there."""
+        versions = list(loaded)
+        self.loaded = len(versions)
+        self.loaded_bytes = sum(size for _, _, size, _, _ in versions)
+        self._on_devices = [
+            (name, number, device, size) for name, number, _, device, size in versions if device
+        ]
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
-        return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client`'s collectors."""
+        models, versions = self.models.items(), [(*key, v) for key, v in self.versions.items()]
+        refused: Counter[int] = Counter()
+        for (_, status), count in self._requests.items():
+            if status in (413, 429, 503):
+                refused[status] += count
+        answered: Counter[tuple[Any, ...]] = Counter()
+        shadows: Counter[tuple[Any, ...]] = Counter()
+        restarts: Counter[tuple[Any, ...]] = Counter()
+        for name, number, v in versions:
+            answered[name, number, "answered"] = v.requests - v.failures
+            answered[name, number, "failed"] = v.failures
+            shadows.update({(name, number, outcome): n for outcome, n in v.shadows.items()})
+            restarts.update({(name, number, reason): n for reason, n in v.restarts.items()})
+        failures = {name: model.failures for name, model in models}
+        outcome, reason = "model version outcome", "model version reason"
+        yield _counter("requests", "Requests", "protocol status", self._requests)
+        yield _histogram("request_seconds", "Seconds until the answer", "protocol", self._seconds.items())
+        for name, text, attribute in (
+            ("batch_rows", "Rows in a call of a model", "batch_rows"),
+            ("model_seconds", "Seconds in a call of a model", "call_seconds"),
+            ("queue_seconds", "Seconds before a call of a model", "queue_seconds"),
+        ):
+            yield _histogram(name, text, "model", [(model, getattr(m, attribute)) for model, m in models])
+        yield _counter("model_failures", "Calls of a model that raised", "model", failures)
+        yield _counter("version_requests", "Requests that a version of a model answered", outcome, answered)
+        yield _counter("shadow_requests", "Shadow calls of a version of a model", outcome, shadows)
+        text = "Processes of a version of a model that were lost and replaced"
+        yield _counter("process_restarts", text, reason, restarts)
+        yield _counter("refused", "Requests that were not queued", "status", refused)
+        yield _counter("loads", "Models loaded", "outcome", self.loads)
+        yield GaugeMetricFamily("kindler_loaded_models", "Models in memory", self.loaded)
+        yield GaugeMetricFamily("kindler_loaded_bytes", "Bytes of models in memory", self.loaded_bytes)
+        text, labels = "Bytes of a GPU that a version of a model takes", ("model", "version", "device")
+        on_devices = GaugeMetricFamily("kindler_device_bytes", text, labels=labels)
+        for name, number, device, size in self._on_devices:
+            on_devices.add_metric([name, str(number), device], size)
+        yield on_devices
+        yield GaugeMetricFamily("kindler_waiting_rows", "Rows that wait", self.waiting)
+
+
+def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(f"kindler_{name}", text, labels=labels.split())
+    for key, count in counts.items():
+        if count:
+            family.add_metric([str(part) for part in (key if isinstance(key, tuple) else (key,))], count)
+    return family
+
+
+def _histogram(name: str, text: str, label: str, samples: Iterable[tuple[str, _Histogram]]) -> Metric:
+    family = HistogramMetricFamily(f"kindler_{name}", text, labels=[label])
+    for value, histogram in samples:
+        family.add_metric([value], histogram.buckets(), histogram.sum)
+    return family

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 import numpy as np
+from anyio import move_on_after
 from fastapi import APIRouter, Depends, Header, Query, Request
 
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
@@ -26,15 +27,14 @@ from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
 from kindler.runtime.handles import TaskHandle
 from kindler.runtime.runtime import Runtime
-from kindler.serve.auth import check_datasets, needs, needs_by_action
+from kindler.serve.auth import Access, needs
 from kindler.serve.body_readers import Readers, where_read
-from kindler.serve.deadlines import within
+from kindler.serve.endpoints import Asked, Endpoint, Json
 from kindler.serve.http_errors import Problem, as_problem, own_status
 from kindler.serve.protocols import Sent
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.requests import METHODS, Target
-from kindler.serve.routes import Bucket, Json
 from kindler.serve.settings import ServeSettings
 from kindler.store.keys import Key
 
@@ -48,16 +48,15 @@ _WORDS = {
     "cancelled": "REVOKED",
 }
 _SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
-WAITS = 16
 _YES = ("1", "true", "yes", "on")
-_TOLD = ("async", "bucket", "datax", "datay")
+_RESERVED = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
 _MAYBE_JSON = {**_ANY_JSON, "required": False}
 
 
 @dataclass(slots=True, eq=False)
-class Begun:
-    """A started task.
+class StartedTask:
+    """A task of a client.
 
     Attributes:
         handle: The runtime's handle.
@@ -87,29 +86,17 @@ class Tasks:
         self._omega = omega
         self._settings = settings
         self.held_bytes = 0
-        self._begun: OrderedDict[str, Begun] = OrderedDict()
+        self._tasks: OrderedDict[str, StartedTask] = OrderedDict()
         self._lock = threading.Lock()
 
-    def begin(
+    def start(
         self,
-        bucket: str,
+        access: Access,
         head: Mapping[str, Any],
         call: Callable[[Runtime], TaskHandle],
         size: int = 0,
-        key: Key | None = None,
-    ) -> Begun:
-        """Start a task on the runtime of a bucket.
-
-        Args:
-            bucket: The bucket.
-            head: The first fields of the response.
-            call: Starts the task.
-            size: The bytes of its request, which are held until it has finished.
-            key: The key of its request.
-
-        Raises:
-            Problem: 429 if too many tasks, or too many bytes, are unfinished.
-        """
+    ) -> StartedTask:
+        """Start a task on the runtime of a bucket."""
         with self._lock:
             self._forget_old(room=1)
             if self.held_bytes and self.held_bytes + size > self._settings.queue_bytes:
@@ -118,30 +105,27 @@ class Tasks:
                     f"unfinished tasks already hold {self.held_bytes} bytes of requests.",
                     {"retry-after": "5"},
                 )
-            if len(self._begun) >= self._settings.task_results:
-                raise Problem(429, f"{len(self._begun)} tasks are unfinished.", {"retry-after": "5"})
+            if len(self._tasks) >= self._settings.task_results:
+                raise Problem(429, f"{len(self._tasks)} tasks are unfinished.", {"retry-after": "5"})
             self.held_bytes += size
         try:
-            runtime = self._omega[bucket].runtime.options(trusted=self._settings.trusted)
-            owner = None if key is None else key.id
-            begun = Begun(call(runtime), head, datetime.now(timezone.utc), owner)
+            runtime = self._omega[access.bucket].runtime.options(trusted=self._settings.trusted)
+            task = StartedTask(call(runtime), head, datetime.now(timezone.utc), access.key_id)
         except BaseException:
-            self._let_go(size)
+            with self._lock:
+                self.held_bytes -= size
             raise
         with self._lock:
-            self._begun[begun.handle.id] = begun
-        begun.handle.when_ended(lambda _: self._ended(begun, size))
-        return begun
+            self._tasks[task.handle.id] = task
 
-    def _let_go(self, size: int) -> None:
-        with self._lock:
-            self.held_bytes -= size
+        def ended(_: TaskHandle) -> None:
+            task.ended = time.monotonic()
+            with self._lock:
+                self.held_bytes -= size
+                self._forget_old()
 
-    def _ended(self, begun: Begun, size: int) -> None:
-        begun.ended = time.monotonic()
-        with self._lock:
-            self.held_bytes -= size
-            self._forget_old()
+        task.handle.when_ended(ended)
+        return task
 
     def _forget_old(self, room: int = 0) -> None:
         """Forget the oldest finished tasks, as the settings say, and to have room for more; under the lock.
@@ -149,68 +133,56 @@ class Tasks:
         The newest result stays: whoever asked for it has had no time to read it.
         """
         settings, now = self._settings, time.monotonic()
-        finished = [(name, begun) for name, begun in self._begun.items() if begun.handle.ready()]
-        held = sum(begun.handle.size for _, begun in finished)
-        for i, (name, begun) in enumerate(finished, 1):
-            late = now - (begun.ended or now) > settings.task_result_s
+        finished = [(name, task) for name, task in self._tasks.items() if task.handle.ready()]
+        held = sum(task.handle.size for _, task in finished)
+        for i, (name, task) in enumerate(finished, 1):
+            late = now - (task.ended or now) > settings.task_result_s
             heavy = held > settings.task_result_bytes and i < len(finished)
-            if late or heavy or len(self._begun) + room > settings.task_results:
-                held -= begun.handle.size
-                del self._begun[name]
+            if late or heavy or len(self._tasks) + room > settings.task_results:
+                held -= task.handle.size
+                del self._tasks[name]
 
-    def find(self, task: str, key: Key | None = None) -> Begun:
-        """A task by its id.
-
-        Args:
-            task: The id.
-            key: The key of the request that asks; one that is not for everything finds only its own tasks.
-
-        Raises:
-            NotFoundError: There is none, or it was forgotten.
-        """
+    def find(self, task_id: str, key: Key | None = None) -> StartedTask:
+        """A task by its id; a key that is not for everything finds only its own tasks."""
         with self._lock:
             self._forget_old()
-            begun = self._begun.get(task)
-        others = key is not None and begun is not None and begun.owner != key.id
-        if begun is None or (key is not None and others and (key.is_limited or not key.allows("admin"))):
-            raise NotFoundError(what="task", name=task[:100])
-        return begun
+            task = self._tasks.get(task_id)
+        others = key is not None and task is not None and task.owner != key.id
+        if task is None or (key is not None and others and (key.is_limited or not key.allows("admin"))):
+            raise NotFoundError(what="task", name=task_id[:100])
+        return task
 
-    async def ended(self, begun: Begun) -> None:
+    async def wait(self, task: StartedTask) -> None:
         """Wait until a task has finished or its client times out, without blocking a thread."""
         loop = asyncio.get_running_loop()
         over = asyncio.Event()
 
-        def tell(_: TaskHandle) -> None:
+        def ended(_: TaskHandle) -> None:
             with suppress(RuntimeError):  # the server has stopped
                 loop.call_soon_threadsafe(over.set)
 
-        begun.handle.when_ended(tell)
-        with suppress(TimeoutError), within(self._settings.timeout_s):
+        task.handle.when_ended(ended)
+        with move_on_after(self._settings.timeout_s):
             await over.wait()
 
-    def answer(self, begun: Begun) -> dict[str, Any]:
-        """The response for a client that waited for its task, and has no id to ask for it again.
-
-        Raises:
-            Problem: 504 if it took too long and was stopped; others if it failed.
-        """
+    def answer(self, task: StartedTask) -> dict[str, Any]:
+        """The response for a client that waited for its task, and has no id to ask for it again."""
         with self._lock:
-            self._begun.pop(begun.handle.id, None)
+            self._tasks.pop(task.handle.id, None)
         try:
-            response = _response(begun, begun.handle.get(0))
+            response = _response(task, task.handle.get(0))
         except TaskTimeoutError as exc:
             if not exc.goes_on:
                 raise _failure(exc) from exc
-            begun.handle.cancel()
+            task.handle.cancel()
             hint = "Hint: send the header 'async: true' and poll the task."
             raise Problem(
-                504, f"{begun.handle.call} took longer than {self._settings.timeout_s:g} s. {hint}"
+                504, f"{task.handle.call} took longer than {self._settings.timeout_s:g} s. {hint}"
             ) from None
         except KindlerError as exc:
             raise as_problem(exc) or _failure(exc) from exc
         ended = datetime.now(timezone.utc)
-        runtimes = (ended - begun.started).total_seconds()
+        runtimes = (ended - task.started).total_seconds()
         return {**response, "runtimes": runtimes, "ended": ended.isoformat()}
 
     def load(self) -> dict[str, Any]:
@@ -221,18 +193,19 @@ class Tasks:
             return {"problem": str(exc).splitlines()[0]}
 
 
-def wants_later(headers: Mapping[str, str], query: bytes) -> bool:
+def wants_task(headers: Mapping[str, str], query: bytes) -> bool:
     """Whether a request asks for a task id, by a header or in its URL.
 
-    >>> wants_later({"async": "true"}, b""), wants_later({}, b"x=1&async=1"), wants_later({}, b"")
+    >>> wants_task({"async": "true"}, b""), wants_task({}, b"x=1&async=1"), wants_task({}, b"")
     (True, True, False)
     """
-    said = headers.get("async")
-    if said is None and b"async" in query:
-        said = dict(parse_qsl(query.decode("latin-1"))).get("async")
-    return said is not None and said.strip().lower() in _YES
+    value = headers.get("async")
+    if value is None and b"async" in query:
+        value = dict(parse_qsl(query.decode("latin-1"))).get("async")
+    return value is not None and value.strip().lower() in _YES
 
 
+# `async`: FastAPI would take a thread for each call of a plain function.
 async def _later(
     by_header: Annotated[
         bool, Header(alias="async", description="Answer 202 with a task id instead of waiting")
@@ -246,106 +219,89 @@ Later = Annotated[bool, Depends(_later)]
 
 
 def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter:
-    """Routes that start, poll and cancel tasks.
+    """Routes that start, poll and cancel tasks; the executor is where the runtime is called."""
 
-    Args:
-        tasks: The tasks.
-        readers: Read large bodies.
-        executor: Where the runtime is called.
-    """
-
-    async def begun(request: Request, begin: Callable[[], Begun], *, later: bool) -> Json:
+    async def answered(request: Request, start: Callable[[], StartedTask], *, later: bool) -> Json:
         loop = asyncio.get_running_loop()
-        task = await loop.run_in_executor(executor, begin)
+        task = await loop.run_in_executor(executor, start)
         if later:
-            return _later_reply(task, request)
-        await tasks.ended(task)
+            task_id, path = task.handle.id, request.url.path
+            content = {**task.head, "task_id": task_id, "status": "PENDING", "resource_uri": path}
+            return Json(content, 202, {"location": f"/api/v1/task/{task_id}/result"})
+        await tasks.wait(task)
         return await loop.run_in_executor(executor, lambda: Json(tasks.answer(task)))
 
-    routes = APIRouter(prefix="/api/v1")
-    answers: dict[str, Any] = {
-        "responses": {
-            202: {"description": "Accepted: the task id"},
-            429: {"description": "Too many unfinished tasks"},
-            504: {"description": "The task took too long"},
-        }
-    }
+    routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
+    responses: dict[str, Any] = {"responses": {202: {"description": "Accepted: the task id"}}}
 
     @routes.put(
-        "/model/{name:path}/{action}", tags=["models"], openapi_extra={"requestBody": _MAYBE_JSON}, **answers
+        "/model/{name:path}/{action}",
+        tags=["models"],
+        openapi_extra={"requestBody": _MAYBE_JSON},
+        **responses,
     )
-    @needs_by_action(_SCOPES, on="models")
+    @needs(on="models", actions=_SCOPES)
     async def model(
         request: Request,
         name: str,
         action: str,
-        bucket: Bucket,
+        access: Asked,
         later: Later,
         datax: str | None = None,
         datay: str | None = None,
     ) -> Json:
         """Train or score a stored model on stored datasets, or predict asynchronously."""
-        data = await _data(request, readers, name, action, datax, datay)
-        size = _held_bytes(data, len(await request.body()))
+        data = await _data(request, readers, access, Target(name, action=action), datax, datay)
+        # What a task holds until it has finished: its body, or its decoded data if larger.
+        sizes = [size for item in data if isinstance(size := getattr(item, "nbytes", 0), int)]
+        size = max(len(await request.body()), sum(sizes))
 
-        def begin() -> Begun:
-            return tasks.begin(
-                bucket,
-                {"model": name},
-                lambda r: getattr(r.model(name), action)(*data),
-                size,
-                request.scope.get("kindler.key"),
-            )
+        def start() -> StartedTask:
+            call = lambda runtime: getattr(runtime.model(name), action)(*data)  # noqa: E731
+            return tasks.start(access, {"model": name}, call, size)
 
-        return await begun(request, begin, later=later)
+        return await answered(request, start, later=later)
 
     @routes.post(
-        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **answers
+        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **responses
     )
     @needs("predict", on="scripts")
-    async def script(request: Request, name: str, bucket: Bucket, later: Later) -> Json:
+    async def script(request: Request, name: str, access: Asked, later: Later) -> Json:
         """Run a stored function with the body as its argument; the server must run with `--trusted`."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Problem(415, "unsupported content type; the argument of a script must be application/json.")
         body = await request.body()
         arguments = () if not body else (await asyncio.to_thread(loads, body),)
-        named = {key: value for key, value in request.query_params.items() if key not in _TOLD}
+        named = {key: value for key, value in request.query_params.items() if key not in _RESERVED}
 
-        def begin() -> Begun:
-            return tasks.begin(
-                bucket,
-                {"script": name},
-                lambda r: r.script(name).run(*arguments, **named),
-                len(body),
-                request.scope.get("kindler.key"),
-            )
+        def start() -> StartedTask:
+            call = lambda runtime: runtime.script(name).run(*arguments, **named)  # noqa: E731
+            return tasks.start(access, {"script": name}, call, len(body))
 
-        return await begun(request, begin, later=later)
+        return await answered(request, start, later=later)
 
     @routes.get("/task/{task}/status", tags=["tasks"])
     @needs("predict", filtered=True)
-    def status(request: Request, task: str) -> dict[str, Any]:
+    def status(task: str, access: Asked) -> dict[str, Any]:
         """State of a task: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
-        begun = tasks.find(task, request.scope.get("kindler.key"))
-        return {"task_id": task, "status": _WORDS[begun.handle.status]}
+        return {"task_id": task, "status": _WORDS[tasks.find(task, access.key).handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
     @needs("predict", filtered=True)
-    def result(request: Request, task: str) -> Json:
+    def result(task: str, access: Asked) -> Json:
         """Result of a task; the status of its error, with the reason, if it failed."""
-        begun = tasks.find(task, request.scope.get("kindler.key"))
-        handle = begun.handle
+        started = tasks.find(task, access.key)
+        handle = started.handle
         if handle.error is not None:
             raise as_problem(handle.error) or _failure(handle.error)
-        done = handle.ready()
-        response = _response(begun, handle.get(0) if done else None)
+        response = _response(started, handle.get(0) if handle.ready() else None)
         return Json({"task_id": task, "status": _WORDS[handle.status], "response": response})
 
     @routes.delete("/task/{task}", tags=["tasks"])
     @needs("predict", filtered=True)
-    def cancel(request: Request, task: str) -> dict[str, Any]:
+    def cancel(task: str, access: Asked) -> dict[str, Any]:
         """Cancel a task, or stop it if it is running; a finished task stays as it is."""
-        handle = tasks.find(task, request.scope.get("kindler.key")).handle
+        handle = tasks.find(task, access.key).handle
         handle.cancel()
         return {"task_id": task, "status": _WORDS[handle.status]}
 
@@ -353,22 +309,22 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
 
 
 async def _data(
-    request: Request, readers: Readers, name: str, action: str, datax: str | None, datay: str | None
+    request: Request, readers: Readers, access: Access, target: Target, datax: str | None, datay: str | None
 ) -> tuple[Any, ...]:
-    """The arguments of a verb: names of datasets, or the request's data."""
+    """The arguments of an action: names of datasets, or the request's data."""
+    action = target.action
     if action not in _VERBS:
         raise Problem(404, f"unknown action {action[:40]!r}; expected one of {', '.join(_VERBS)}.")
     if datax is not None:
-        check_datasets(request.scope.get("kindler.key"), request.scope["kindler.bucket"], datax, datay)
+        access.check_datasets(datax, datay)
         return (datax,) if datay is None or action in METHODS else (datax, datay)
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
     sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
-    asked = (sent, Signature((), ()), Target(name, action=action))
     if where_read(sent) == "process":
-        decoded = await readers.request(OmegaCodec(), *asked)
+        decoded = await readers.request(OmegaCodec(), sent, Signature((), ()), target)
     else:
-        decoded = await asyncio.to_thread(OmegaCodec().decode, *asked)
+        decoded = await asyncio.to_thread(OmegaCodec().decode, sent, Signature((), ()), target)
     inputs = {name: as_text(array, name) for name, array in decoded.inputs.items()}
     if not decoded.columns:
         (array,) = inputs.values()
@@ -378,29 +334,16 @@ async def _data(
     return (pd.DataFrame({name: list(column) for name, column in inputs.items()}),)
 
 
-def _held_bytes(data: Sequence[Any], body: int) -> int:
-    """The bytes that a task holds until it has finished: its body, or its decoded data if larger."""
-    sizes = (getattr(item, "nbytes", 0) for item in data)
-    return max(body, sum(size for size in sizes if isinstance(size, int)))
-
-
-def _later_reply(begun: Begun, request: Request) -> Json:
-    task = begun.handle.id
-    content = {**begun.head, "task_id": task, "status": "PENDING", "resource_uri": request.url.path}
-    return Json(content, 202, {"location": f"/api/v1/task/{task}/result"})
-
-
-def _response(begun: Begun, result: Any) -> dict[str, Any]:
-    name, started = next(iter(begun.head.values())), begun.started.isoformat()
-    return {**begun.head, "result": _plain(result), "resource_uri": name, "started": started}
+def _response(task: StartedTask, result: Any) -> dict[str, Any]:
+    name, started = next(iter(task.head.values())), task.started.isoformat()
+    return {**task.head, "result": _plain(result), "resource_uri": name, "started": started}
 
 
 def _failure(error: KindlerError) -> Problem:
     """Why there is no result. Tracebacks and output are not shown to clients."""
     end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
-    said = str(error).partition(end)[0]
-    status, said = own_status(error, said)
-    return Problem(status or 400, f"the task failed: {type(error).__name__}: {said[:500]}")
+    status, text = own_status(error, str(error).partition(end)[0])
+    return Problem(status or 400, f"the task failed: {type(error).__name__}: {text[:500]}")
 
 
 def _plain(value: Any) -> Any:

@@ -15,12 +15,7 @@ _IDLE_S = 10.0
 
 
 class Threads(Executor):
-    """Runs calls in the order of arrival, on threads that start when they are needed.
-
-    Args:
-        most: How many threads there may be.
-        name: What their names begin with.
-    """
+    """Runs calls in the order of arrival, on threads that start when they are needed."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

@@ -21,41 +21,32 @@ from kindler.errors import KindlerError, NotFoundError
 from kindler.models.signature import Arrays
 from kindler.serve.auth import bare_name
 from kindler.serve.http_errors import Problem
-from kindler.serve.loaded_models import Name, Resident, Residents, shown_name
+from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
 from kindler.serve.stats import Stats
 from kindler.store.splits import Split, Splits
 
 SESSION = "x-session-id"  # requests with the same one go to the same version
-_MOST_SHADOWS = 32  # at a time; further ones are dropped
-_CLOSE = 1e-3
+_MAX_SHADOWS = 32  # at a time; further ones are dropped
+_TOLERANCE = 1e-3
 _log = logging.getLogger("kindler.serve")
 
-Call = Callable[[Resident], Awaitable[Arrays]]
+Call = Callable[[LoadedModel], Awaitable[Arrays]]
 
 
 class Traffic:
-    """Divides requests as the store's splits say.
-
-    Args:
-        splits: The splits of the store.
-        residents: The models.
-        stats: The counters.
-        executor: Where the splits are read.
-        refresh_s: Seconds for which they are taken to be what they were.
-        chance: Numbers from 0 to 1.
-    """
+    """Divides requests as the store's splits say."""
 
     def __init__(
         self,
         splits: Splits,
-        residents: Residents,
+        models: ModelRegistry,
         stats: Stats,
         executor: Executor,
         refresh_s: float,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._splits = splits
-        self._residents = residents
+        self._models = models
         self._stats = stats
         self._executor = executor
         self._refresh_s = refresh_s
@@ -71,8 +62,8 @@ class Traffic:
         """Read the splits now."""
         self._reading = True
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._executor, self._splits.list)
-            self._known = {(split.bucket, split.name, split.alias): split for split in found}
+            splits = await asyncio.get_running_loop().run_in_executor(self._executor, self._splits.list)
+            self._known = {(split.bucket, split.name, split.alias): split for split in splits}
         except KindlerError as exc:
             _log.warning("cannot read the splits: %s", exc)
         finally:
@@ -83,23 +74,28 @@ class Traffic:
         """The split of the alias that a request names, if it has one."""
         if not self._reading and time.monotonic() - self._read_at > self._refresh_s:
             self._reading = True
-            self._begin(self.read())
+            self._start(self.read())
         if not self._known:
             return None
         bucket, text, version = name
         alias = version or text.partition("@")[2]
         return self._known.get((bucket, bare_name(text), alias)) if alias else None
 
-    def canary(self, split: Split, headers: Mapping[str, str]) -> Resident | None:
+    def canary(self, split: Split, headers: Mapping[str, str]) -> LoadedModel | None:
         """The canary that answers this request; None if the alias's own version does."""
         if not split.canary:
             return None
         session = headers.get(SESSION)
-        at = self._chance() if session is None else _spot(split, session)
+        at = self._chance() if session is None else _position(split, session)
         for number, share in split.canary.items():
             at -= share
             if at < 0:
-                return self._at_hand((split.bucket, split.name, str(number)))
+                name = (split.bucket, split.name, str(number))
+                model = self._models.at_hand(name)
+                if model is None and name not in self._loading:
+                    self._loading.add(name)
+                    self._start(self._load(name))
+                return model
         return None
 
     def shadow(self, split: Split, outputs: Arrays, call: Call) -> list[int]:
@@ -108,12 +104,12 @@ class Traffic:
         for number, share in split.shadow.items():
             if share < 1 and self._chance() >= share:
                 continue
-            if self._shadows >= _MOST_SHADOWS:
-                shown = split.name if split.bucket == "default" else f"{split.bucket}:{split.name}"
-                self._stats.version(shown, number).shadow("dropped")
+            if self._shadows >= _MAX_SHADOWS:
+                name = split.name if split.bucket == "default" else f"{split.bucket}:{split.name}"
+                self._stats.version(name, number).shadows["dropped"] += 1
                 continue
             self._shadows += 1
-            self._begin(self._shadowed((split.bucket, split.name, str(number)), outputs, call))
+            self._start(self._call_shadow((split.bucket, split.name, str(number)), outputs, call))
             called.append(number)
         return called
 
@@ -123,32 +119,24 @@ class Traffic:
             task.cancel()
         self._splits.close()
 
-    async def _shadowed(self, name: Name, outputs: Arrays, call: Call) -> None:
+    async def _call_shadow(self, name: Name, outputs: Arrays, call: Call) -> None:
         try:
-            resident = await self._residents.find(name)
-        except (KindlerError, Problem) as exc:
-            _log.warning("the shadow %s@%s is not called: %s", name[1], name[2], exc)
-            self._shadows -= 1
-            return
-        stats = self._stats.version(shown_name(resident.version), resident.version.number)
-        try:
-            answer = await call(resident)
-            stats.shadow("same" if compared(outputs, answer) else "different")
-        except (KindlerError, Problem):
-            stats.shadow("failed")
+            try:
+                model = await self._models.find(name)
+            except (KindlerError, Problem) as exc:
+                _log.warning("the shadow %s@%s is not called: %s", name[1], name[2], exc)
+                return
+            stats = self._stats.version(shown_name(model.version), model.version.number)
+            try:
+                stats.shadows["same" if same_outputs(outputs, await call(model)) else "different"] += 1
+            except (KindlerError, Problem):
+                stats.shadows["failed"] += 1
         finally:
             self._shadows -= 1
 
-    def _at_hand(self, name: Name) -> Resident | None:
-        found = self._residents.at_hand(name)
-        if found is None and name not in self._loading:
-            self._loading.add(name)
-            self._begin(self._load(name))
-        return found
-
     async def _load(self, name: Name) -> None:
         try:
-            await self._residents.find(name)
+            await self._models.find(name)
         except NotFoundError:
             pass  # it was dropped; the alias's own version answers
         except (KindlerError, Problem) as exc:
@@ -156,13 +144,13 @@ class Traffic:
         finally:
             self._loading.discard(name)
 
-    def _begin(self, work: Awaitable[None]) -> None:
+    def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def compared(outputs: Arrays, others: Arrays) -> bool:
+def same_outputs(outputs: Arrays, others: Arrays) -> bool:
     """Whether two answers are the same, numbers within 0.001 of their size."""
     if outputs.keys() != others.keys():
         return False
@@ -171,7 +159,7 @@ def compared(outputs: Arrays, others: Arrays) -> bool:
         if array.shape != other.shape:
             return False
         if array.dtype.kind in "fc" and other.dtype.kind in "fciub":
-            same = np.allclose(array, other, _CLOSE, _CLOSE, equal_nan=True)
+            same = np.allclose(array, other, _TOLERANCE, _TOLERANCE, equal_nan=True)
         else:
             same = np.array_equal(array, other)
         if not same:
@@ -179,7 +167,7 @@ def compared(outputs: Arrays, others: Arrays) -> bool:
     return True
 
 
-def _spot(split: Split, session: str) -> float:
+def _position(split: Split, session: str) -> float:
     """Where a session stands between 0 and 1, always the same for one alias."""
     text = f"{split.bucket}/{split.name}@{split.alias}/{session}"
     digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()

@@ -13,8 +13,8 @@ import pytest
 from kindler import Omega, sandbox
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
-from kindler.serve.loaded_models import Residents
 from kindler.serve.model_process import warmed
+from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
@@ -92,17 +92,17 @@ def test_a_model_in_a_sandboxed_process_gives_the_numbers_of_predict(tmp_path: P
 
     async def play() -> Any:
         threads = [Threads(2, "test") for _ in range(3)]
-        pools = dict(zip(("looks", "asks", "loads"), threads, strict=True))
-        residents = Residents(om, ServeSettings(processes=1, timeout_s=120), stats=Stats(), **pools)
+        pools = dict(zip(("catalog_threads", "lookup_threads", "load_threads"), threads, strict=True))
+        models = ModelRegistry(om, ServeSettings(processes=1, timeout_s=120), stats=Stats(), **pools)
         try:
-            found = await residents.find(("default", "net", None))
-            (name,) = found.servable.signature.names
+            found = await models.find(("default", "net", None))
+            (name,) = found.predictor.signature.names
             asked = [
                 found.batcher.submit({name: X[i : i + 1]}, "predict", rows=1, timeout_s=60) for i in range(5)
             ]
             return [next(iter((await ticket.future).values())) for ticket in asked]
         finally:
-            residents.close()
+            models.close()
             for pool in threads:
                 pool.shutdown()
 

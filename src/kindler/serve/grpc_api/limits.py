@@ -34,11 +34,7 @@ class Shares:
         self._total = 0
 
     def take(self, client: Hashable, amount: int = 1) -> Callable[[], None]:
-        """Take some; what is returned gives it back.
-
-        Raises:
-            Problem: 503: there is not so much left for this client.
-        """
+        """Take some; what is returned gives it back."""
         own, total = self._taken[client], self._total
         if own and (own + amount > self._share or total + amount > self._most):
             raise Problem(
@@ -78,11 +74,6 @@ class Uploads:
 
     How much of them has arrived is known to grpcio alone. What the process has grown by since the first of
     them is what they hold at most, and when that is too much, the client with most of them loses them.
-
-    Args:
-        most_bytes: What they may hold together.
-        elsewhere: Bytes that the process holds for others.
-        size: Bytes of the process.
     """
 
     def __init__(

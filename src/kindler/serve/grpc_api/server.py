@@ -15,8 +15,8 @@ import grpc
 
 from kindler.errors import ConfigError
 from kindler.serve.grpc_api.service import Service
-from kindler.serve.predict_app import Front
-from kindler.serve.tls import Tls
+from kindler.serve.predictions import Predictions
+from kindler.serve.settings import Tls
 
 _HEAD_BYTES = 64 << 10
 _AHEAD_BYTES = 64 << 10  # what a call may send before it is known who sends it
@@ -29,31 +29,17 @@ _AGE_S, _LONGEST_S = 3600, 3600  # of a connection until it takes no more calls,
 
 
 class GrpcServer:
-    """Answers gRPC on a port of its own, on the event loop of the HTTP server.
+    """Answers gRPC on a port of its own, on the event loop of the HTTP server."""
 
-    Args:
-        front: Answers predictions, and has the parts that answer the rest.
-        host: The address to listen on.
-        port: The port; 0 takes a free one.
-        tls: The certificate, if connections are encrypted.
-
-    Attributes:
-        port: The port, once it has started.
-    """
-
-    def __init__(self, front: Front, host: str, port: int, tls: Tls | None = None) -> None:
-        self._service = Service(front)
+    def __init__(self, predictions: Predictions, host: str, port: int, tls: Tls | None = None) -> None:
+        self._service = Service(predictions)
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._tls = tls
         self._server: Any = None
         self.port = port
 
     async def start(self) -> None:
-        """Begin to answer.
-
-        Raises:
-            ConfigError: The address cannot be listened on.
-        """
+        """Begin to answer."""
         # A call whose client has gone is not worth a traceback; what goes wrong is logged by the service.
         logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: record.exc_info is None)
         self._server = grpc.aio.server(options=_options(self._service.most_bytes))

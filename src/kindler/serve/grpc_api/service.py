@@ -20,30 +20,29 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from kindler.errors import KindlerError
-from kindler.serve.auth import Resource, Wanted, bare_name, bucket_of, check_limits, covers
+from kindler.serve.auth import Access, bucket_of
 from kindler.serve.grpc_api.limits import Shares, Upload, Uploads
 from kindler.serve.grpc_api.messages import INFERENCE, descriptors, message, methods
 from kindler.serve.grpc_api.tensors import InferMessage, TooManyFields, parsed, request_from, response_to
 from kindler.serve.http_errors import Problem
-from kindler.serve.predict_app import MOST_TEXTS, PREDICTS, Front
+from kindler.serve.model_views import (
+    check_load_parameters,
+    model_metadata,
+    server_metadata,
+    triton_config,
+    triton_index,
+    triton_statistics,
+)
+from kindler.serve.predictions import LARGE_BYTES, MOST_TEXTS, Predictions, problem_of
+from kindler.serve.predictions import SCOPES as PREDICT
 from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.request_log import REQUEST_ID, Entry, request_id
 from kindler.serve.requests import InferRequest
-from kindler.serve.routes import check_ready
-from kindler.serve.serializers import metadata_of, server_metadata
-from kindler.serve.triton import (
-    check_load_parameters,
-    config_of,
-    index_of,
-    statistics_of,
-    wanted_versions,
-)
-from kindler.store.keys import SCOPES, Key
+from kindler.store.keys import SCOPES
 
 _NAME = "grpc"
 _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
-_LARGE_BYTES = 1 << 20  # of tensors that are not handled on the event loop
 _SPARE_BYTES = 1 << 20  # of a message around its tensors
 _SMALL_BYTES = 64 << 10  # of a message that has no tensors
 _HERE_BYTES, _THREAD_BYTES = 16 << 10, 1 << 18  # of a message without its raw tensors: where it is read
@@ -53,10 +52,8 @@ _CALLS_OF_A_KEY, _CALLS_OF_A_CONNECTION = 512, 100
 _AT_HAND_S = 0.05  # a message that takes longer is watched
 _WATCH_S = 5.0  # between two looks at the server's health
 _MOST_TEXT = 4000
-_OPEN = Wanted(())
-_ANY = Wanted(SCOPES, filtered=True)
-_MODEL = Wanted(("predict", "read"), filtered=True)
-_ADMIN = Wanted(("admin",), filtered=True)
+_OPEN: tuple[str, ...] = ()
+_MODEL, _ADMIN = ("predict", "read"), ("admin",)
 _Code = grpc.StatusCode
 _CODES = {
     **dict.fromkeys((400, 415, 422), _Code.INVALID_ARGUMENT),
@@ -80,34 +77,32 @@ class _Method:
     """A method of a service.
 
     Attributes:
-        name: Its name.
-        wanted: Who may.
-        answer: What answers its message; None for a stream.
-        taken: The class of its message; bytes for one that is not parsed here, None for one that is not read.
-        given: The class of its answer.
+        scopes: Who may call it.
+        answer: What answers its message; a stream's reads its messages itself.
+        request: The class of its message; bytes if it is not parsed here, None if it is not read.
+        response: The class of its answer.
     """
 
     name: str
-    wanted: Wanted
-    answer: Answer | None
-    taken: Any
-    given: Any
+    scopes: tuple[str, ...]
+    answer: Answer
+    request: Any = None
+    response: Any = None
 
 
 class _Call:
     """One call: its headers, its key and what it holds until it is over."""
 
-    __slots__ = ("_ending", "_releases", "bucket", "context", "entry", "headers", "key", "peer", "until")
+    __slots__ = ("_ending", "_releases", "access", "context", "entry", "headers", "peer", "until")
 
     def __init__(self, context: Any, name: str) -> None:
         self.context = context
         self.headers = _headers(context.invocation_metadata())
         self.peer: str = context.peer()
-        self.key: Key | None = None
+        self.access = Access(None, "default")
         left = context.time_remaining()
         self.until = None if left is None else time.perf_counter() + left
         self.entry = _entry(self, name)
-        self.bucket = self.entry.bucket
         self._releases: list[Callable[[], None]] = []
         # Not the context's own callbacks: with one, it would be kept, and what it has not sent, until Python
         # looks for garbage.
@@ -119,7 +114,7 @@ class _Call:
     @property
     def client(self) -> str:
         """Who sends it: a key, or a connection where no keys are needed."""
-        return self.peer if self.key is None else self.key.id
+        return self.access.key_id or self.peer
 
     def holds(self, give_back: Callable[[], None]) -> None:
         """It holds something until its answer was sent."""
@@ -149,39 +144,29 @@ class _Call:
             pass  # grpcio has ended the call itself: its message was too large, or its client has gone
         return asyncio.CancelledError()
 
-    def check(self, name: str) -> None:
-        """Check that the key is for a model."""
-        check_limits(self.key, Resource(self.bucket, "models", bare_name(name)))
-
-    def sees(self, shelf: str, name: str) -> bool:
-        """Whether the key is for a name."""
-        return covers(self.key, Resource(self.bucket, shelf, name))
+    def name(self, name: str, version: str = "") -> tuple[str, str, str | None]:
+        """A model that its key covers, as `ModelRegistry` names it."""
+        self.access.check("models", name)
+        return self.access.bucket, name, version or None
 
     def _over(self, _: Any) -> None:
         self.let_go()
 
 
 class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers calls.
+    """Answers calls; `most_bytes` is the largest message."""
 
-    Args:
-        front: Answers predictions, and has the parts that answer the rest.
-
-    Attributes:
-        most_bytes: The largest message.
-    """
-
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._parts = front.parts
-        settings = front.parts.settings
+    def __init__(self, predictions: Predictions) -> None:
+        self._predictions = predictions
+        self._models = predictions.models
+        settings = predictions.settings
         self._timeout_s = settings.timeout_s
         self.most_bytes = settings.body_bytes + _SPARE_BYTES
         self._lobby = Shares(_MOST_CALLS, _CALLS_OF_A_CONNECTION, "calls without a key")
         self._calls = Shares(_MOST_CALLS, _CALLS_OF_A_KEY, "calls")
         most = settings.queue_bytes
         self._answers = Shares(most, most // 2, "bytes of answers that are still unread")
-        self._uploads = Uploads(most, lambda: self._front.bodies.held_bytes)
+        self._uploads = Uploads(most, lambda: predictions.bodies.held_bytes)
         self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), _pool())
         self._handlers = self._made()
 
@@ -190,7 +175,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._handlers.get(handler_call_details.method)
 
     def _made(self) -> dict[str, Any]:
-        known: dict[str, tuple[Wanted, Answer]] = {
+        known: dict[str, tuple[tuple[str, ...], Answer]] = {
             "ServerLive": (_OPEN, self._live),
             "ServerReady": (_OPEN, self._ready),
             "ServerMetadata": (_OPEN, self._server),
@@ -198,28 +183,29 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             "ModelMetadata": (_MODEL, self._metadata),
             "ModelConfig": (_MODEL, self._config),
             "ModelStatistics": (_MODEL, self._statistics),
-            "ModelInfer": (PREDICTS, self._infer),
-            "RepositoryIndex": (Wanted(("read",), filtered=True), self._index),
+            "ModelInfer": (PREDICT, self._infer),
+            "RepositoryIndex": (("read",), self._index),
             "RepositoryModelLoad": (_ADMIN, self._load),
             "RepositoryModelUnload": (_ADMIN, self._unload),
         }
         described = methods(INFERENCE)
         made = {}
-        for name, (wanted, answer) in known.items():
-            taken = message(described[name].input_type.full_name) if wanted.scopes else None
-            given = message(described[name].output_type.full_name)
-            method = _Method(name, wanted, answer, bytes if name == "ModelInfer" else taken, given)
+        for name, (scopes, answer) in known.items():
+            request = message(described[name].input_type.full_name) if scopes else None
+            request = bytes if name == "ModelInfer" else request
+            response = message(described[name].output_type.full_name)
+            method = _Method(name, scopes, answer, request, response)
             made[f"/{INFERENCE}/{name}"] = _unary(self._answer, method)
         check = _Method("Check", _OPEN, self._check, None, health_pb2.HealthCheckResponse)
         made[f"/{_HEALTH}/Check"] = _unary(self._answer, check)
         streams = {
-            f"/{INFERENCE}/ModelStreamInfer": (PREDICTS, self._infers),
-            f"/{_HEALTH}/Watch": (_ANY, self._watch),
-            f"/{_REFLECTION}/ServerReflectionInfo": (_ANY, self._reflect),
-            f"/{_REFLECTION.replace('v1alpha', 'v1')}/ServerReflectionInfo": (_ANY, self._reflect),
+            f"/{INFERENCE}/ModelStreamInfer": (PREDICT, self._infers),
+            f"/{_HEALTH}/Watch": (SCOPES, self._watch),
+            f"/{_REFLECTION}/ServerReflectionInfo": (SCOPES, self._reflect),
+            f"/{_REFLECTION.replace('v1alpha', 'v1')}/ServerReflectionInfo": (SCOPES, self._reflect),
         }
-        for path, (wanted, answer) in streams.items():
-            method = _Method(path.rpartition("/")[2], wanted, answer, None, None)
+        for path, (scopes, answer) in streams.items():
+            method = _Method(path.rpartition("/")[2], scopes, answer)
             made[path] = grpc.stream_stream_rpc_method_handler(partial(self._stream, method))
         return made
 
@@ -236,17 +222,16 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             refusal = self._refusal(call, exc, started)
         finally:
             if call.entry.status:
-                self._front.note(call.entry, time.perf_counter() - started)
+                self._predictions.note(call.entry, time.perf_counter() - started)
         error = await self._refused(call, refusal)
         del call, context, _  # the context has the error, whose frame this is
         raise error
 
     async def _answered(self, call: _Call, method: _Method) -> bytes:
-        await self._admit(call, method.wanted)
-        sent = None if method.taken is None else await self._sent(call, method)
-        assert method.answer is not None
+        await self._admit(call, method.scopes)
+        sent = None if method.request is None else await self._sent(call, method)
         reply = await method.answer(call, sent)
-        answer = reply if isinstance(reply, bytes) else method.given(**reply).SerializeToString()
+        answer = reply if isinstance(reply, bytes) else method.response(**reply).SerializeToString()
         call.entry.status, call.entry.bytes_out = 200, len(answer)
         return answer
 
@@ -255,14 +240,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         started = time.perf_counter()
         call = _Call(context, method.name)
         try:
-            await self._admit(call, method.wanted)
-            assert method.answer is not None
+            await self._admit(call, method.scopes)
             await method.answer(call, None)
             return
         except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
             refusal = self._refusal(call, exc, started)
             if call.entry.status:
-                self._front.note(call.entry, time.perf_counter() - started)
+                self._predictions.note(call.entry, time.perf_counter() - started)
         error = await self._refused(call, refusal)
         del call, context, _
         raise error
@@ -275,11 +259,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         if isinstance(error, grpc.aio.BaseError):  # the client has gone
             call.entry.status = 499
             return asyncio.CancelledError()
-        problem = self._front.problem_of(error, call.entry)
+        problem = problem_of(error, call.entry)
         call.entry.status = problem.status
         call.let_go()
         seconds = time.perf_counter() - started
-        pause_s = self._front.bodies.pause_after(error, call.entry.bytes_in, seconds)
+        pause_s = self._predictions.bodies.pause_after(error, call.entry.bytes_in, seconds)
         return Problem(problem.status, problem.message, problem.headers), pause_s
 
     async def _refused(self, call: _Call, refusal: _Refusal) -> BaseException:
@@ -290,14 +274,19 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         await asyncio.sleep(pause_s)
         return await call.refuse(problem)
 
-    async def _admit(self, call: _Call, wanted: Wanted) -> None:
+    async def _admit(self, call: _Call, scopes: tuple[str, ...]) -> None:
         call.holds(self._lobby.take(call.peer))
-        call.key = await self._front.gate.admit(call.headers, wanted)
-        call.bucket = call.entry.bucket = bucket_of(call.headers, None)
-        if wanted.scopes:
-            call.entry.key = None if call.key is None else call.key.id
+        await self._authorize(call, scopes)
+        if scopes:
             call.let_go()
             call.holds(self._calls.take(call.client))
+
+    async def _authorize(self, call: _Call, scopes: tuple[str, ...]) -> None:
+        entry = call.entry
+        entry.bucket = bucket_of(call.headers, None)
+        authorizer = self._predictions.authorizer
+        call.access = await authorizer.authorize(call.headers, entry.bucket, scopes, limited=True)
+        entry.key = call.access.key_id
 
     async def _message(self, call: _Call, *, waits: bool = False) -> bytes | None:
         """The next message of a call that was admitted; None if there is none."""
@@ -316,8 +305,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         if content is None:
             raise Problem(400, "the call has no message.")
         call.entry.bytes_in = len(content)
-        call.entry.changes = method.wanted is _ADMIN
-        return content if method.taken is bytes else _small(method.taken, content)
+        call.entry.changes = method.scopes is _ADMIN
+        return content if method.request is bytes else _small(method.request, content)
 
     async def _infers(self, call: _Call, _: Any) -> None:
         """Predictions one after the other; one that fails is an answer too, and does not end the stream."""
@@ -325,54 +314,53 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         while (content := await self._message(call, waits=True)) is not None:
             started = time.perf_counter()
             call.entry = entry = _entry(call, "ModelStreamInfer")
-            entry.bucket, entry.bytes_in = call.bucket, len(content)
+            entry.bytes_in = len(content)
             try:
-                call.key = await self._front.gate.admit(call.headers, PREDICTS)  # it may have been removed
-                entry.key = None if call.key is None else call.key.id
+                await self._authorize(call, PREDICT)  # the key may have been removed
                 packed = await self._infer(call, content, in_stream=True)
                 entry.status, entry.bytes_out = 200, len(packed)
                 await call.context.write(packed)
             except grpc.aio.BaseError:
                 raise  # its client has gone
             except Exception as exc:  # noqa: BLE001 - the edge: whatever happened, the client is told
-                problem = self._front.problem_of(exc, entry)
+                problem = problem_of(exc, entry)
                 entry.status = problem.status
                 answer = reply(error_message=problem.message)
                 answer.infer_response.id = _id_of(content)
                 seconds = time.perf_counter() - started
-                await asyncio.sleep(self._front.bodies.pause_after(exc, len(content), seconds))
+                await asyncio.sleep(self._predictions.bodies.pause_after(exc, len(content), seconds))
                 await call.context.write(answer.SerializeToString())
             finally:
                 call.let_go(keep=1)  # its place among the calls
                 if entry.status:
-                    self._front.note(entry, time.perf_counter() - started)
+                    self._predictions.note(entry, time.perf_counter() - started)
 
     async def _watch(self, call: _Call, _: Any) -> None:
         """The server's health, and then each change of it."""
         asked = _small(health_pb2.HealthCheckRequest, await self._message(call) or b"")
-        told = None
+        last = None
         while True:
             status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             if asked.service in ("", INFERENCE):
                 status = await self._status()
-            if status != told:
+            if status != last:
                 await call.context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
-            told = status
+            last = status
             await asyncio.sleep(_WATCH_S)
 
     async def _reflect(self, call: _Call, _: Any) -> None:
-        async def asked() -> AsyncIterator[Any]:
+        async def requests() -> AsyncIterator[Any]:
             while (content := await self._message(call, waits=True)) is not None:
                 yield _small(reflection_pb2.ServerReflectionRequest, content)
 
-        async for told in self._reflection.ServerReflectionInfo(asked(), None):
-            await call.context.write(told.SerializeToString())
+        async for response in self._reflection.ServerReflectionInfo(requests(), None):
+            await call.context.write(response.SerializeToString())
 
     async def _live(self, call: _Call, sent: Any) -> Any:
         return {"live": True}
 
     async def _ready(self, call: _Call, sent: Any) -> Any:
-        return {"ready": await self._is_ready()}
+        return {"ready": await self._status() == health_pb2.HealthCheckResponse.SERVING}
 
     async def _server(self, call: _Call, sent: Any) -> Any:
         return server_metadata()
@@ -380,7 +368,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _check(self, call: _Call, _: Any) -> Any:
         """Health: of the server as a whole for who has no key, whose message is not read."""
         try:
-            call.key = await self._front.gate.admit(call.headers, _ANY)
+            await self._authorize(call, SCOPES)
         except Problem:
             return {"status": await self._status()}
         service = _small(health_pb2.HealthCheckRequest, await self._message(call) or b"").service
@@ -389,71 +377,50 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         return {"status": await self._status()}
 
     async def _status(self) -> Any:
-        known = health_pb2.HealthCheckResponse
-        return known.SERVING if await self._is_ready() else known.NOT_SERVING
-
-    async def _is_ready(self) -> bool:
         try:
-            await check_ready(self._parts)
+            await self._models.check_ready()
         except (KindlerError, Problem):
-            return False
-        return True
+            return health_pb2.HealthCheckResponse.NOT_SERVING
+        return health_pb2.HealthCheckResponse.SERVING
 
     async def _model_ready(self, call: _Call, sent: Any) -> Any:
-        call.check(sent.name)
+        name = call.name(sent.name, sent.version)
         try:
-            resident = await self._parts.residents.find((call.bucket, sent.name, sent.version or None))
+            return {"ready": not (await self._models.find(name)).batcher.is_stuck}
         except Problem:
             return {"ready": False}
-        return {"ready": not resident.batcher.is_stuck}
 
     async def _metadata(self, call: _Call, sent: Any) -> Any:
-        resident = await self._resident(call, sent)
-        return metadata_of(resident, await self._parts.residents.numbers(resident.version))
+        return await model_metadata(self._models, call.name(sent.name, sent.version))
 
     async def _config(self, call: _Call, sent: Any) -> Any:
-        return {"config": config_of(await self._resident(call, sent), self._parts.settings)}
-
-    async def _resident(self, call: _Call, sent: Any) -> Any:
-        call.check(sent.name)
-        return await self._parts.residents.find((call.bucket, sent.name, sent.version or None))
+        return {"config": await triton_config(self._models, call.name(sent.name, sent.version))}
 
     async def _statistics(self, call: _Call, sent: Any) -> Any:
-        residents = self._parts.residents
-        if not sent.name:
-            return statistics_of(
-                self._parts.stats, residents, call.bucket, lambda name, _: call.sees("models", name)
-            )
-        call.check(sent.name)
-        wanted = await wanted_versions(residents, (call.bucket, sent.name, sent.version or None))
-        return statistics_of(self._parts.stats, residents, call.bucket, wanted)
+        access = call.access
+        if sent.name:
+            call.name(sent.name)
+        version = sent.version or None
+        return await triton_statistics(self._models, access.bucket, access.covers, sent.name, version)
 
     async def _index(self, call: _Call, sent: Any) -> Any:
-        parts = self._parts
-        return {
-            "models": await parts.in_thread(
-                lambda: index_of(parts.omega, parts.residents, call.bucket, call.sees, ready=sent.ready)
-            )
-        }
+        listed = partial(triton_index, self._models, call.access.bucket, call.access.covers, ready=sent.ready)
+        return {"models": await asyncio.to_thread(listed)}
 
     async def _load(self, call: _Call, sent: Any) -> Any:
-        call.check(sent.model_name)
+        bucket, name, _ = call.name(sent.model_name)
         check_load_parameters(sent.parameters)
-        await self._parts.residents.load(call.bucket, sent.model_name)
+        await self._models.load(bucket, name)
         return {}
 
     async def _unload(self, call: _Call, sent: Any) -> Any:
-        call.check(sent.model_name)
-        await self._parts.residents.unload(call.bucket, sent.model_name)
+        bucket, name, _ = call.name(sent.model_name)
+        await self._models.unload(bucket, name)
         return {}
 
     async def _infer(self, call: _Call, content: bytes, *, in_stream: bool = False) -> bytes:
-        bodies = self._front.bodies
-        bodies.hold(len(content), of_it=0)
-        try:
+        with self._predictions.bodies.holding(content):
             return await self._inferred(call, content, in_stream=in_stream)
-        finally:
-            bodies.let_go_of(len(content))
 
     async def _inferred(self, call: _Call, content: bytes, *, in_stream: bool) -> bytes:
         try:
@@ -462,32 +429,31 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             sent = await asyncio.to_thread(InferMessage, content)
         size = len(sent.rest)
         if size <= _THREAD_BYTES:
-            told = await asyncio.to_thread(sent.parsed) if size > _HERE_BYTES else sent.parsed()
+            fields = await asyncio.to_thread(sent.parsed) if size > _HERE_BYTES else sent.parsed()
         else:
-            told = sent.without_tensors()
-        call.check(told.model_name)
+            fields = sent.without_tensors()
+        name = call.name(fields.model_name, fields.model_version)
 
         async def decode(_: Any) -> InferRequest:
             try:
                 if size > _THREAD_BYTES:
                     raise TooManyTexts
-                if size > _HERE_BYTES or len(content) > _LARGE_BYTES:
-                    request = await asyncio.to_thread(request_from, told, sent.raw, most_texts=MOST_TEXTS)
+                if size > _HERE_BYTES or len(content) > LARGE_BYTES:
+                    request = await asyncio.to_thread(request_from, fields, sent.raw, most_texts=MOST_TEXTS)
                 else:
-                    request = request_from(told, sent.raw, most_texts=MOST_TEXTS)
+                    request = request_from(fields, sent.raw, most_texts=MOST_TEXTS)
             except TooManyTexts:
-                request = await self._front.readers.message(content)
+                request = await self._predictions.readers.message(content)
             if call.until is not None:
                 left = call.until - time.perf_counter()
                 request.timeout_s = max(1e-3, min(left, request.timeout_s or left))
             return request
 
-        name = (call.bucket, told.model_name, told.model_version or None)
-        answer, request = await self._front.infer(name, decode, call.headers, call.entry)
+        answer, request = await self._predictions.infer(name, decode, call.headers, call.entry)
         size = sum(array.nbytes for array in answer.outputs.values())
         if size > _SMALL_BYTES:
             call.holds(self._answers.take(call.client, size))
-        if size > _LARGE_BYTES:
+        if size > LARGE_BYTES:
             return await asyncio.to_thread(response_to, answer, request, in_stream=in_stream)
         return response_to(answer, request, in_stream=in_stream)
 
@@ -501,7 +467,7 @@ def _id_of(content: bytes) -> str:
 
 
 def _entry(call: _Call, name: str) -> Entry:
-    entry = Entry(request_id(call.headers), "gRPC", name, _NAME)
+    entry = Entry(request_id(call.headers), "gRPC", name, _NAME, counted=True)
     entry.client = unquote(call.peer).partition(":")[2].rpartition(":")[0].strip("[]")  # "ipv6:%5B::1%5D:50"
     entry.trace = call.headers.get("traceparent", "")
     return entry
@@ -516,10 +482,10 @@ def _headers(metadata: Any) -> Mapping[str, str]:
     return headers
 
 
-def _small(taken: Any, content: bytes) -> Any:
+def _small(kind: Any, content: bytes) -> Any:
     if len(content) > _SMALL_BYTES:
         raise Problem(413, f"the message has {len(content)} bytes; at most {_SMALL_BYTES} are allowed.")
-    return parsed(taken, content)
+    return parsed(kind, content)
 
 
 def _unary(answer: Callable[..., Awaitable[bytes]], method: _Method) -> Any:

@@ -66,21 +66,13 @@ class InferMessage:
         self._parsed: Any = None
 
     def parsed(self) -> Any:
-        """The message without the raw bytes.
-
-        Raises:
-            Problem: 400: it is none.
-        """
+        """The message without the raw bytes."""
         if self._parsed is None:
             self._parsed = parsed(message("inference.ModelInferRequest"), self.rest)
         return self._parsed
 
     def without_tensors(self) -> Any:
-        """The message without its inputs, whose values may be many.
-
-        Raises:
-            Problem: 400 or 413: it is none, or what is left is too large.
-        """
+        """The message without its inputs, whose values may be many."""
         left, _ = _without(self.rest, _INPUTS)
         if len(left) > _MOST_LEFT:
             raise Problem(413, f"the message has {len(left)} bytes beside its tensors.")
@@ -108,11 +100,7 @@ def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[byte
 
 
 def parsed(kind: Any, content: bytes) -> Any:
-    """A message of a class, of its bytes.
-
-    Raises:
-        Problem: 400: it is none.
-    """
+    """A message of a class, of its bytes."""
     try:
         return kind.FromString(content)
     except DecodeError as exc:
@@ -120,17 +108,7 @@ def parsed(kind: Any, content: bytes) -> Any:
 
 
 def request_from(sent: Any, raw: Sequence[memoryview] = (), *, most_texts: int | None = None) -> InferRequest:
-    """The request of a `ModelInferRequest`.
-
-    Args:
-        sent: The message; its own raw bytes are not looked at.
-        raw: The raw bytes of its tensors.
-        most_texts: The most bytes of texts in a tensor that are taken apart here.
-
-    Raises:
-        Problem: 400: it is not one that the protocol allows.
-        TooManyTexts: See `most_texts`.
-    """
+    """The request of a `ModelInferRequest`."""
     if not sent.inputs:
         raise Problem(400, "the request needs inputs.")
     if raw and len(raw) != len(sent.inputs):

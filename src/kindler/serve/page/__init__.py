@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kindler.serve.auth import needs
+from kindler.serve.endpoints import Endpoint
 from kindler.serve.http_errors import Problem
 
 __all__ = ["page_routes"]
@@ -60,7 +61,7 @@ class _File:
 
 def page_routes() -> APIRouter:
     """The page at `/`, and what belongs to it below `/static/`."""
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter(include_in_schema=False, route_class=Endpoint)
     files = _files()
 
     @routes.api_route("/", methods=["GET", "HEAD"])

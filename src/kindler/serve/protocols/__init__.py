@@ -33,11 +33,7 @@ class Sent:
 
 
 class Codec(Protocol):
-    """One protocol.
-
-    Attributes:
-        name: Its name, in counters.
-    """
+    """One protocol."""
 
     name: str
 

@@ -1,4 +1,9 @@
-"""Tables in a body: JSON of several forms, CSV, Arrow and Parquet, as numpy columns; and answers as Arrow."""
+"""Tables in a body: JSON of several forms, CSV, Arrow and Parquet, as numpy columns; and answers as Arrow.
+
+A few bytes of Arrow or Parquet can stand for more rows than there is memory. A stream that claims more than
+its bytes hold is refused before it is read. What a Parquet file becomes is known only when it is read: that
+happens in a process whose memory is bounded (`body_readers.py`), and what it claims is looked at first.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 
+from kindler.data import received
 from kindler.data.arrow import stream
-from kindler.data.received import MOST_COLUMNS
 from kindler.errors import DataError, first_line
 from kindler.models import arrow_columns
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.arrow import read_arrow, read_parquet
 from kindler.serve.protocols.values import as_object, as_tensor, loads
 from kindler.serve.requests import Answer
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
+_GROWTH = 16  # how much larger than the body a Parquet file may say that it is
+_SPARE_BYTES = 64 << 20
 
 
 def from_records(records: Sequence[Any]) -> dict[str, Array]:
@@ -70,11 +77,7 @@ def from_arrow(body: bytes) -> dict[str, Array]:
 
 
 def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
-    """A table to be stored, and what the body says is to become of one that is there.
-
-    Raises:
-        Problem: 400, 413 or 415: it is none, is too wide, or is of a type that is not read.
-    """
+    """A table to be stored, and what the body says is to become of one that is there."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == ARROW:
         return read_arrow(body), None
@@ -119,8 +122,8 @@ def _from_json(data: Any, dtypes: Any) -> pa.Table:
 
 
 def _check_columns(count: int) -> None:
-    if count > MOST_COLUMNS:
-        raise Problem(413, f"the table has {count} columns; at most {MOST_COLUMNS} are allowed.")
+    if count > received.MOST_COLUMNS:
+        raise Problem(413, f"the table has {count} columns; at most {received.MOST_COLUMNS} are allowed.")
 
 
 def to_arrow(answer: Answer) -> bytes:
@@ -149,3 +152,42 @@ def table_columns(table: pa.Table) -> dict[str, Array]:
         return arrow_columns.columns_of(table)
     except DataError as exc:
         raise Problem(400, str(exc)) from exc
+
+
+def read_arrow(body: bytes) -> pa.Table:
+    """A stream of Arrow record batches, without compression."""
+    try:
+        return received.arrow_table(body)
+    except ValueError as exc:
+        raise Problem(400, f"the body is not an Arrow stream: {first_line(exc)}.") from exc
+
+
+def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
+    """A Parquet file."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(body)) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
+        claimed = max(sum(group.total_byte_size for group in groups), 8 * rows * metadata.num_columns)
+        limit = _GROWTH * len(body) + _SPARE_BYTES
+        if claimed > limit:
+            raise Problem(
+                413,
+                f"the Parquet file of {len(body)} bytes holds {rows} rows, which take {claimed} bytes"
+                f" or more; at most {limit} bytes are read from one of its size.",
+            )
+        texts = [field.name for field in schema if arrow_columns.is_text(field.type)] if share_texts else None
+        try:
+            return _read(body, texts)
+        except (pa.ArrowNotImplementedError, OSError):  # some encodings of texts cannot be shared
+            return _read(body, None)
+    except MemoryError:  # Arrow's own among them: it is a Parquet file, and too much
+        raise
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise Problem(400, f"the body is not a Parquet file: {first_line(exc)}.") from exc
+
+
+def _read(body: bytes, texts: list[str] | None) -> pa.Table:
+    with pq.ParquetFile(pa.BufferReader(body), read_dictionary=texts) as file:
+        return file.read(use_threads=False)  # whose stacks would count as memory of the file

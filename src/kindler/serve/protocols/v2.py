@@ -59,11 +59,7 @@ class V2:
         return Target(match["name"], match["version"])
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`.
-
-        Raises:
-            TooManyTexts: See `most_texts`.
-        """
+        """See `Codec`."""
         json_length = sent.headers.get(LENGTH)
         length = len(sent.body) if json_length is None else _length(json_length, len(sent.body))
         if json_length is not None and length == 0:
@@ -235,12 +231,7 @@ def from_bytes(
     *,
     most_texts: int | None = None,
 ) -> Array:
-    """A tensor of its raw bytes.
-
-    Raises:
-        Problem: 400: the bytes are not those of such a tensor.
-        TooManyTexts: It has texts of more bytes than `most_texts`.
-    """
+    """A tensor of its raw bytes."""
     if datatype != "BYTES":
         dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
         if len(content) % dtype.itemsize:
@@ -304,11 +295,7 @@ def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
 
 
 def checked_shape(value: Any, name: str) -> tuple[int, ...]:
-    """The shape of a tensor.
-
-    Raises:
-        Problem: 400: it is none.
-    """
+    """The shape of a tensor."""
     fine = isinstance(value, list) and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 40 for n in value
     )
@@ -336,11 +323,7 @@ def _length(text: str, there: int) -> int:
 
 
 def timeout_of(value: Any) -> float | None:
-    """Seconds, of microseconds by Triton's rule; 0 is none.
-
-    Raises:
-        Problem: 400: it is no such number.
-    """
+    """Seconds, of microseconds by Triton's rule; 0 is none."""
     if value is None or value == 0:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

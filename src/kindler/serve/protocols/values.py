@@ -26,9 +26,6 @@ def loads(body: bytes) -> Any:
     """The value that a body has.
 
     `NaN` and `Infinity` are accepted, as most clients write them.
-
-    Raises:
-        Problem: 400: it is no JSON, or nested too deeply.
     """
     try:
         return orjson.loads(body)
@@ -42,22 +39,14 @@ def loads(body: bytes) -> Any:
 
 
 def as_object(value: Any) -> dict[str, Any]:
-    """The value, if it is an object.
-
-    Raises:
-        Problem: 400: it is not.
-    """
+    """The value, if it is an object."""
     if not isinstance(value, dict):
         raise Problem(400, f"the body must be a JSON object; received {_kind(value)}.")
     return value
 
 
 def as_tensor(value: Any, what: str) -> Array:
-    """Nested lists as an array of numbers, booleans or text.
-
-    Raises:
-        Problem: 400: rows have different lengths, or values that no array has.
-    """
+    """Nested lists as an array of numbers, booleans or text."""
     values, dims = _flattened(value, what)
     return _array(values, what).reshape(dims)
 
@@ -120,11 +109,7 @@ def _packed(value: list[Any]) -> Array | None:
 
 
 def with_bytes(value: Any, *, depth: int = 0) -> Any:
-    """The value with every `{"b64": "..."}` in it replaced by the bytes it stands for.
-
-    Raises:
-        Problem: 400: one of them is no base64.
-    """
+    """The value with every `{"b64": "..."}` in it replaced by the bytes it stands for."""
     if depth > 64:
         raise Problem(400, "the body is nested too deeply.")
     if isinstance(value, list):

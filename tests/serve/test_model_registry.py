@@ -16,8 +16,9 @@ import pytest
 
 from kindler import Omega
 from kindler.errors import NotFoundError
+from kindler.serve import model_loading
 from kindler.serve.http_errors import Problem
-from kindler.serve.loaded_models import Resident, Residents
+from kindler.serve.model_registry import LoadedModel, ModelRegistry
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
@@ -30,28 +31,27 @@ def om(tmp_path: Path) -> Omega:
 
 
 def play(
-    om: Omega, scenario: Callable[[Residents], Coroutine[Any, Any, None]], **settings: Any
-) -> dict[str, float]:
+    om: Omega, scenario: Callable[[ModelRegistry], Coroutine[Any, Any, None]], **settings: Any
+) -> dict[str, int]:
     """Run a scenario on an event loop; returns how many loads there were, by outcome."""
     stats = Stats()
 
     async def run() -> None:
-        looks, asks, loads = (Threads(8, "test") for _ in range(3))
-        chosen = ServeSettings(**{"isolation": "none", **settings})
-        residents = Residents(om, chosen, looks=looks, asks=asks, loads=loads, stats=stats)
-        await scenario(residents)
-        residents.close()
-        for pool in (looks, asks, loads):
+        threads = [Threads(8, "test") for _ in range(3)]
+        named = dict(zip(("catalog_threads", "lookup_threads", "load_threads"), threads, strict=True))
+        models = ModelRegistry(om, ServeSettings(**{"isolation": "none", **settings}), stats=stats, **named)
+        await scenario(models)
+        models.close()
+        for pool in threads:
             pool.shutdown()
 
     asyncio.run(run())
     om.close()
-    samples = [s for metric in stats.loads.collect() for s in metric.samples if s.name.endswith("_total")]
-    return {s.labels["outcome"]: s.value for s in samples}
+    return dict(stats.loads)
 
 
-async def value_of(resident: Resident) -> float:
-    ticket = resident.batcher.submit({"x": np.zeros((1, 3))}, "predict", rows=1, timeout_s=30)
+async def value_of(model: LoadedModel) -> float:
+    ticket = model.batcher.submit({"x": np.zeros((1, 3))}, "predict", rows=1, timeout_s=30)
     return float((await ticket.future)["predict"][0])
 
 
@@ -62,10 +62,8 @@ def name(text: str) -> tuple[str, str, str | None]:
 def test_many_who_ask_at_once_wait_for_one_load(om: Omega) -> None:
     om.models.put(constant(1), "net")
 
-    async def scenario(residents: Residents) -> None:
-        found = await asyncio.gather(
-            *(residents.find(name(t)) for t in ("net", "net@1", "net", "net@latest"))
-        )
+    async def scenario(models: ModelRegistry) -> None:
+        found = await asyncio.gather(*(models.find(name(t)) for t in ("net", "net@1", "net", "net@latest")))
         assert len(set(map(id, found))) == 1
 
     assert play(om, scenario) == {"loaded": 1}
@@ -75,12 +73,12 @@ def test_an_alias_that_moved_is_served_by_the_old_version_until_the_new_one_is_t
     om.models.put(constant(1), "net", tag="prod")
     om.models.put(constant(2), "net")
 
-    async def scenario(residents: Residents) -> None:
-        old = await residents.find(name("net@prod"))
+    async def scenario(models: ModelRegistry) -> None:
+        old = await models.find(name("net@prod"))
         om.models.tag("net@2", "prod")
-        assert residents.at_hand(name("net@prod")) is old  # not looked up yet
-        await residents.moved("default", "net")
-        new = residents.at_hand(name("net@prod"))
+        assert models.at_hand(name("net@prod")) is old  # not looked up yet
+        await models.moved("default", "net")
+        new = models.at_hand(name("net@prod"))
         assert new is not None
         assert (await value_of(old), await value_of(new)) == (1, 2)  # the old one still answers what it has
 
@@ -90,13 +88,13 @@ def test_an_alias_that_moved_is_served_by_the_old_version_until_the_new_one_is_t
 def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Omega) -> None:
     om.models.put(constant(1), "net")
 
-    async def scenario(residents: Residents) -> None:
-        await residents.find(name("net"))
+    async def scenario(models: ModelRegistry) -> None:
+        await models.find(name("net"))
         om.models.put(object, "net", kind="pickle", trusted=True)
-        await residents.moved("default", "net")
-        assert await value_of(await residents.find(name("net"))) == 1
+        await models.moved("default", "net")
+        assert await value_of(await models.find(name("net"))) == 1
         with pytest.raises(Problem) as caught:
-            await residents.find(name("net@2"))
+            await models.find(name("net@2"))
         assert caught.value.status == 403
 
     assert play(om, scenario) == {"loaded": 1, "failed": 1}
@@ -105,11 +103,11 @@ def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Omega) -> None:
 def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
     om.models.put(constant(1), "net")
 
-    async def scenario(residents: Residents) -> None:
-        await residents.find(name("net@1"))
+    async def scenario(models: ModelRegistry) -> None:
+        await models.find(name("net@1"))
         om.models.drop("net")
         with pytest.raises(NotFoundError, match="net"):
-            await residents.find(name("net@1"))
+            await models.find(name("net@1"))
 
     play(om, scenario, refresh_s=0)
 
@@ -120,21 +118,21 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_answers_nobody_until_it_is_
     om.models.put(constant(1), "net")
     go_on = threading.Event()
 
-    async def scenario(residents: Residents) -> None:
-        read = residents._read
-        monkeypatch.setattr(residents, "_read", lambda version: (go_on.wait(), read(version))[1])
-        asking = [asyncio.create_task(residents.find(name(text))) for text in ("net", "net@1")]
-        while not residents._loading:
+    async def scenario(models: ModelRegistry) -> None:
+        load = model_loading.load
+        monkeypatch.setattr(model_loading, "load", lambda *args, **kw: (go_on.wait(), load(*args, **kw))[1])
+        asking = [asyncio.create_task(models.find(name(text))) for text in ("net", "net@1")]
+        while not models._loading:
             await asyncio.sleep(0)
-        await residents.unload("default", "net")
+        await models.unload("default", "net")
         go_on.set()
         for one in asking:
             with pytest.raises(Problem, match="was unloaded"):
                 await one
-        assert residents.shown() == []
+        assert models.loaded() == []
         with pytest.raises(Problem, match="was unloaded"):
-            await residents.find(name("net"))
-        assert await value_of(await residents.load("default", "net")) == 1
+            await models.find(name("net"))
+        assert await value_of(await models.load("default", "net")) == 1
 
     assert play(om, scenario) == {"loaded": 1}
 
@@ -142,11 +140,11 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_answers_nobody_until_it_is_
 def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Omega) -> None:
     sizes = [om.models.put(constant(i), f"net{i}").size for i in range(3)]
 
-    async def scenario(residents: Residents) -> None:
+    async def scenario(models: ModelRegistry) -> None:
         for text in ("net0", "net1", "net0", "net2"):
-            await residents.find(name(text))
-        assert sorted(r.version.name for r in residents.shown()) == ["net0", "net2"]
-        assert await value_of(await residents.find(name("net1"))) == 1
+            await models.find(name(text))
+        assert sorted(r.version.name for r in models.loaded()) == ["net0", "net2"]
+        assert await value_of(await models.find(name("net1"))) == 1
 
     assert play(om, scenario, memory_bytes=2 * max(sizes), refresh_s=10_000) == {"loaded": 4}
 
@@ -158,11 +156,11 @@ def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(
     for i in range(count):
         om.models.put(constant(float(i)), f"m{i}")
 
-    async def scenario(residents: Residents) -> None:
+    async def scenario(models: ModelRegistry) -> None:
         for i in range(count):
-            await residents.find(name(f"m{i}"))
-        assert residents.at_hand(name("m0")) is None
-        assert residents.at_hand(name(f"m{count - 1}")) is not None
+            await models.find(name(f"m{i}"))
+        assert models.at_hand(name("m0")) is None
+        assert models.at_hand(name(f"m{count - 1}")) is not None
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, before[1]))
     try:
@@ -174,20 +172,20 @@ def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(
 def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega) -> None:
     om.models.put(constant(1), "net")
 
-    async def scenario(residents: Residents) -> None:
-        await residents.find(name("net"))
+    async def scenario(models: ModelRegistry) -> None:
+        await models.find(name("net"))
         om.models.put(object, "net", kind="pickle", trusted=True)
         waits = []
         for _ in range(3):
             for _ in range(20):  # refresh_s is 0: each looks again
-                assert await value_of(await residents.find(name("net"))) == 1
-            (failed,) = residents._failed.values()
+                assert await value_of(await models.find(name("net"))) == 1
+            (failed,) = models._failed.values()
             waits.append(failed.wait_s)
-            (key,) = residents._failed
-            residents._failed[key] = replace(failed, until=0.0)
+            (key,) = models._failed
+            models._failed[key] = replace(failed, until=0.0)
         assert waits == [2, 4, 8]
-        await residents.moved("default", "net")  # who moves an alias has it tried at once
-        (failed,) = residents._failed.values()
+        await models.moved("default", "net")  # who moves an alias has it tried at once
+        (failed,) = models._failed.values()
         assert failed.wait_s == 2
 
     assert play(om, scenario, refresh_s=0) == {"loaded": 1, "failed": 4}
@@ -197,20 +195,20 @@ def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Om
     om.models.put(constant(1), "net")
     looked: list[str] = []
 
-    async def scenario(residents: Residents) -> None:
-        found = residents.version
+    async def scenario(models: ModelRegistry) -> None:
+        found = models.version
 
         def counted(asked: Any, executor: Any = None) -> Any:
             looked.append(asked[1])
-            assert (executor is residents._asks) == (asked[1] == "nte" or looked.count("net") == 1)
+            assert (executor is models._lookup_threads) == (asked[1] == "nte" or looked.count("net") == 1)
             return found(asked, executor)
 
-        residents.version = counted  # type: ignore[method-assign]
+        models.version = counted  # type: ignore[method-assign]
         for _ in range(5):
             with pytest.raises(NotFoundError, match="nte"):
-                await residents.find(name("nte"))
-        await residents.find(name("net"))
-        await residents.moved("default", "net")
+                await models.find(name("nte"))
+        await models.find(name("net"))
+        await models.moved("default", "net")
 
     play(om, scenario, refresh_s=1000)
     assert looked == ["nte", "net", "net"]
@@ -220,24 +218,24 @@ def test_a_model_that_never_ends_loading_does_not_keep_others_from_it(
     om: Omega, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
-    found = Residents._read
+    load = model_loading.load
 
-    def read(self: Residents, version: Any) -> Any:
+    def slow(store: Any, version: Any, **options: Any) -> Any:
         if version.name != "net":
             over.wait(60)
-        return found(self, version)
+        return load(store, version, **options)
 
-    monkeypatch.setattr(Residents, "_read", read)
+    monkeypatch.setattr(model_loading, "load", slow)
     for text in ("a", "b", "c", "net"):
         om.models.put(constant(1), text)
 
-    async def scenario(residents: Residents) -> None:
-        hung = [asyncio.create_task(residents.find(name(text))) for text in "abc"]
+    async def scenario(models: ModelRegistry) -> None:
+        hung = [asyncio.create_task(models.find(name(text))) for text in "abc"]
         results = await asyncio.gather(*hung, return_exceptions=True)
         assert [(r.status, "still being loaded" in r.message) for r in results if isinstance(r, Problem)] == [
             (504, True)
         ] * 3
-        assert await value_of(await residents.find(name("net"))) == 1
+        assert await value_of(await models.find(name("net"))) == 1
         over.set()
 
     play(om, scenario, timeout_s=2)
@@ -247,10 +245,10 @@ def test_models_of_the_same_name_in_two_buckets_are_counted_apart(om: Omega) -> 
     om.models.put(constant(1), "net")
     om["other"].models.put(constant(2), "net")
 
-    async def scenario(residents: Residents) -> None:
-        first = await residents.find(name("net"))
-        second = await residents.find(("other", "net", None))
-        assert first.stats is not second.stats
-        assert sorted(residents._stats.models) == ["net", "other:net"]
+    async def scenario(models: ModelRegistry) -> None:
+        first = await models.find(name("net"))
+        second = await models.find(("other", "net", None))
+        assert first is not second
+        assert sorted(models.stats.models) == ["net", "other:net"]
 
     play(om, scenario)

@@ -1,0 +1,316 @@
+"""Routes for the content of the store and the server's own figures, for the web page and for programs.
+
+Functions that are not `async` run in FastAPI's threads. A name may have slashes, so the more specific path
+must come first; of several decorators the lowest one is first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Annotated, Any, TypeAlias
+
+import pyarrow as pa
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from kindler.data.arrow import stream
+from kindler.serve.auth import Access, Authorizer, needs
+from kindler.serve.body_readers import Readers
+from kindler.serve.datasets import as_table, read_value
+from kindler.serve.endpoints import Asked, Endpoint, Json, Limit
+from kindler.serve.http_errors import Problem
+from kindler.serve.model_registry import ModelRegistry
+from kindler.serve.model_views import loaded_view, model_view, signature_view, version_view
+from kindler.serve.protocols.tables import ARROW, PARQUET
+from kindler.serve.protocols.values import plain
+from kindler.serve.tasks import Tasks
+from kindler.shelves.shelf import Shelf
+from kindler.store import Version
+from kindler.store.keys import SCOPES
+from kindler.store.names import check_glob, literal_prefix, matches
+
+_Entries: TypeAlias = Callable[[Shelf, list[Version]], list[dict[str, Any]]]
+_KNOWN = ("orient", "limit", "bucket")
+_ORIENTS = ("dict", "list", "records")
+_MODELS: dict[str, Any] = {"tags": ["models"]}
+_DATASETS: dict[str, Any] = {"tags": ["datasets"]}
+_SERVER: dict[str, Any] = {"tags": ["server"]}
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+
+
+class AliasMove(BaseModel):
+    """The version that an alias points to."""
+
+    version: int
+
+
+class Shares(BaseModel):
+    """How an alias's requests are divided: versions, and the share of each."""
+
+    canary: dict[int, float] = {}
+    shadow: dict[int, float] = {}
+
+
+_TABLE_SCHEMA = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {
+        "data": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]},
+        "dtypes": {"type": "object", "additionalProperties": {"type": "string"}},
+        "append": {"type": "boolean"},
+        "mode": {"type": "string", "enum": ["fail", "replace", "append"]},
+    },
+}
+_TABLE_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
+}
+
+
+def catalog_routes(
+    models: ModelRegistry, authorizer: Authorizer, readers: Readers, tasks: Tasks
+) -> APIRouter:
+    """Models, datasets, scripts, buckets, keys and counters."""
+    routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
+    _server(routes, models, authorizer, tasks)
+    _models(routes, models)
+    _datasets(routes, models, readers)
+
+    for shelf, entries in (("models", _model_entries), ("datasets", _dataset_entries), ("scripts", _entries)):
+        _list_route(routes, models, shelf, entries)
+    return routes
+
+
+def _server(routes: APIRouter, models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -> None:
+    @routes.get("/ping", **_SERVER)
+    @routes.head("/ping", include_in_schema=False)
+    @needs()
+    async def ping() -> dict[str, str]:
+        """Liveness: the server is running."""
+        return {"ping": datetime.now(timezone.utc).isoformat()}
+
+    @routes.get("/buckets", **_SERVER)
+    @needs("read", filtered=True)
+    def buckets(access: Asked) -> dict[str, list[str]]:
+        """List the buckets that are not empty."""
+        only = access.key.buckets if access.key is not None else ()
+        return {"buckets": [name for name in models.omega.buckets if not only or name in only]}
+
+    @routes.get("/key", **_SERVER)
+    @needs(*SCOPES, filtered=True)
+    async def key(access: Asked) -> dict[str, Any]:
+        """The scopes and limits of the API key of this request."""
+        key, is_open = access.key, authorizer.is_open
+        return {
+            "id": access.key_id,
+            "scopes": list(key.scopes) if key else ["admin"] if is_open else [],
+            "buckets": list(key.buckets) if key else [],
+            "names": dict(key.names) if key else {},
+            "open": is_open,
+        }
+
+    @routes.get("/stats", **_SERVER)
+    @needs("read")
+    async def stats(access: Asked) -> dict[str, Any]:
+        """Live figures: rates, latencies, queues, loaded models, and the load of the runtime."""
+        counted = models.stats
+        versions: dict[str, dict[str, Any]] = {}
+        for (name, number), version in counted.versions.items():
+            versions.setdefault(name, {})[str(number)] = version.view()
+        return {
+            "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
+            "rows_waiting": models.rows_waiting,
+            **counted.live.view(),
+            "latency_ms_per_second": counted.live.latencies(),
+            "models": {
+                name: {**model.view(), "versions": versions.get(name, {})}
+                for name, model in counted.models.items()
+            },
+            "loaded": [loaded_view(model) for model in models.loaded()],
+            "memory_bytes": models.settings.memory_bytes,
+            "runtime": await run_in_threadpool(tasks.load),
+        }
+
+
+def _models(routes: APIRouter, models: ModelRegistry) -> None:
+    @routes.get("/model/{name:path}/aliases/{alias}/split", **_MODELS)
+    @needs("predict", "read", on="models")
+    def split(name: str, alias: str, access: Asked) -> dict[str, Any]:
+        """How the requests of an alias are divided among versions."""
+        shelf = models.omega[access.bucket].models
+        shelf.metadata(name, version=alias)
+        chosen = shelf.splits(name).get(alias)
+        canary, shadow = ({}, {}) if chosen is None else (dict(chosen.canary), dict(chosen.shadow))
+        return {"model": name, "alias": alias, "canary": canary, "shadow": shadow}
+
+    @routes.get("/model/{name:path}/signature", **_MODELS)
+    @needs("predict", "read", on="models")
+    async def signature(name: str, access: Asked) -> dict[str, Any]:
+        """Inputs and outputs of a model; loads it if needed."""
+        model = await models.find((access.bucket, name, None))
+        return {
+            "model": model.version.name,
+            "version": model.version.number,
+            "methods": list(model.predictor.methods),
+            **signature_view(model.predictor.signature),
+        }
+
+    @routes.get("/model/{name:path}", **_MODELS)
+    @needs("predict", "read", on="models")
+    @routes.get("/model/{name:path}/", **_MODELS)
+    @routes.get("/model/{name:path}/metadata", **_MODELS)
+    def model(name: str, access: Asked) -> Json:
+        """A model, its versions, aliases, signature and training history."""
+        shelf = models.omega[access.bucket].models
+        chosen = shelf.metadata(name)
+        same = (chosen.address, chosen.number)
+        loaded = [m for m in models.loaded() if (m.version.address, m.version.number) == same]
+        view = model_view(
+            shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, loaded[0] if loaded else None
+        )
+        return Json({"model": chosen.name, "result": view, "resource_uri": chosen.name})
+
+    @routes.put("/model/{name:path}/aliases/{alias}/split", **_MODELS)
+    @needs("admin", on="models")
+    def divide(name: str, alias: str, shares: Shares, access: Asked) -> dict[str, Any]:
+        """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
+        shelf = models.omega[access.bucket].models
+        shelf.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
+        return split(name, alias, access)
+
+    @routes.put("/model/{name:path}/aliases/{alias}", **_MODELS)
+    @needs("admin", on="models")
+    async def move(name: str, alias: str, to: AliasMove, access: Asked) -> dict[str, Any]:
+        """Point an alias at a version. Answers once that version is served."""
+        shelf = models.omega[access.bucket].models
+        await run_in_threadpool(shelf.tag, f"{name}@{to.version}", alias)
+        await models.moved(access.bucket, name)
+        return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
+
+    @routes.delete("/model/{name:path}/aliases/{alias}", **_MODELS)
+    @needs("admin", on="models")
+    async def remove(name: str, alias: str, access: Asked) -> dict[str, Any]:
+        """Remove an alias."""
+        shelf = models.omega[access.bucket].models
+        await run_in_threadpool(shelf.untag, name, alias)
+        await models.moved(access.bucket, name)
+        return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
+
+
+def _datasets(routes: APIRouter, models: ModelRegistry, readers: Readers) -> None:
+    settings = models.settings
+
+    @routes.get("/dataset/{name:path}", **_DATASETS)
+    @needs("read", on="datasets")
+    def dataset(
+        request: Request,
+        name: str,
+        access: Asked,
+        orient: str = "dict",
+        limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
+        accept: Annotated[str, Header()] = "",
+    ) -> Response:
+        """The first rows of a dataset. Other query parameters are conditions, such as `x__gte=90`."""
+        if orient not in _ORIENTS:
+            raise Problem(400, f"orient={orient[:40]!r}: must be one of {', '.join(_ORIENTS)}.")
+        shelf = models.omega[access.bucket].datasets
+        version = shelf.metadata(name)
+        conditions = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
+        most, limit = settings.body_bytes, min(limit, settings.rows)
+        table = as_table(shelf, version, limit, conditions, most_bytes=most)
+        head = {"name": version.name, "version": version.number}
+        if table is None:
+            value = read_value(shelf, version, trusted=settings.trusted, limit=limit, most_bytes=most)
+            shape = getattr(value, "shape", None)
+            extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
+            return Json({**head, "data": value if shape is None else plain(value), **extra})
+        if ARROW in accept:
+            return Response(stream(table), media_type=ARROW)
+        return Json(
+            {
+                **head,
+                "data": _oriented(table, orient),
+                "index": {"values": list(range(table.num_rows)), "type": "RangeIndex"},
+                "columns": {field.name: str(field.type) for field in table.schema},
+            }
+        )
+
+    @routes.put("/dataset/{name:path}", **_DATASETS, openapi_extra={"requestBody": _TABLE_BODY})
+    @needs("write", on="datasets")
+    async def put(
+        request: Request, name: str, access: Asked, append: bool | None = None, mode: str | None = None
+    ) -> dict[str, Any]:
+        """Store a table, sent as Arrow, Parquet, or JSON with `data`, `dtypes` and `append`."""
+        kind = request.headers.get("content-type", "")
+        table, in_body = await readers.table(await request.body(), kind)
+        by_append = None if append is None else "append" if append else "replace"
+        chosen: Any = mode or by_append or in_body or "fail"
+        shelf = models.omega[access.bucket].datasets
+        version = await run_in_threadpool(lambda: shelf.put(table, name, mode=chosen))
+        return {"dataset": version.name, "version": version.number}
+
+    @routes.delete("/dataset/{name:path}", **_DATASETS)
+    @needs("write", on="datasets")
+    def drop(name: str, access: Asked) -> dict[str, Any]:
+        """Remove a dataset with all its versions, or a single version."""
+        return {"dataset": name, "dropped": models.omega[access.bucket].datasets.drop(name)}
+
+
+def _list_route(routes: APIRouter, models: ModelRegistry, shelf: str, entries: _Entries) -> None:
+    @routes.get(f"/{shelf}", tags=[shelf])
+    @needs("read", filtered=True)
+    def listing(access: Asked, pattern: str = "**", after: str = "", limit: Limit = None) -> dict[str, Any]:
+        """List a shelf of a bucket, each name with its newest version; `next` begins the next page."""
+        found: Shelf = getattr(models.omega[access.bucket], shelf)
+        versions, following = _page(found, pattern, access, after, limit)
+        listed = {shelf: entries(found, versions)}
+        return listed if limit is None else {**listed, "next": following}
+
+
+def _entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
+    return [version_view(version) for version in versions]
+
+
+def _model_entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
+    names = [version.name for version in versions]
+    tags = shelf.store.all_tags(versions[0].bucket, "models", names[0], names[-1]) if names else {}
+    return [{**version_view(v), "tags": tags.get(v.name, {})} for v in versions]
+
+
+def _dataset_entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
+    entries = []
+    for version in versions:
+        rows = version.meta.get("rows")
+        count = sum(rows) if isinstance(rows, list) and None not in rows else None
+        entries.append({**version_view(version), "rows": count, "columns": version.meta.get("columns")})
+    return entries
+
+
+def _page(
+    shelf: Shelf, pattern: str, access: Access, after: str, limit: int | None
+) -> tuple[list[Version], str | None]:
+    """The newest versions of the names that a pattern means and the key covers."""
+    check_glob(re.sub(r"\*+", "*", pattern))
+    prefix = f"{literal_prefix(pattern)}**"
+    versions: list[Version] = []
+    while True:
+        some = shelf.newest(prefix, after=after, limit=None if limit is None else limit + 1)
+        versions += [v for v in some if matches(pattern, v.name) and access.covers(shelf.shelf, v.name)]
+        if limit is not None and len(versions) > limit:
+            return versions[:limit], versions[limit - 1].name
+        if limit is None or len(some) <= limit:
+            return versions, None
+        after = some[-1].name
+
+
+def _oriented(table: pa.Table, orient: str) -> Any:
+    if orient == "records":
+        return table.to_pylist()
+    columns = table.to_pydict()
+    if orient == "list":
+        return columns
+    return {name: {str(i): value for i, value in enumerate(values)} for name, values in columns.items()}

@@ -1,0 +1,99 @@
+"""What all FastAPI endpoints share: authorization and body limits before they run, and their dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, MutableMapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request, Security
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+
+from kindler.serve.auth import UNDECLARED, Access, Requirement, bucket_of
+from kindler.serve.protocols.values import dumps
+from kindler.serve.request_body import Receive
+from kindler.serve.request_log import Entry
+
+# Where the app keeps what the endpoints need of a request.
+ENTRY, ACCESS = "kindler.entry", "kindler.access"
+
+
+class Json(Response):
+    """JSON that may hold arrays."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dumps(content, tokens=False)
+
+
+# `async`: FastAPI would take a thread for each call of a plain function.
+async def _access(
+    request: Request,
+    bucket: Annotated[str | None, Query(description="Bucket of the store")] = None,
+    bearer: Any = Security(HTTPBearer(auto_error=False, scheme_name="bearer")),  # noqa: B008 - FastAPI's way
+) -> Access:
+    access: Access = request.scope[ACCESS]  # that of the authorization, and no other
+    return access
+
+
+Asked = Annotated[Access, Depends(_access)]
+Limit = Annotated[
+    int | None,
+    Query(ge=1, le=10_000, description="Page size. Pass `next` as `after` to get the next page."),
+]
+
+
+class Endpoint(APIRoute):
+    """A route that authorizes a request by what its endpoint `needs`, and only then reads the body.
+
+    FastAPI's own dependencies would run after the body was read, whoever sent it.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        requirement = getattr(self.endpoint, "kindler_needs", UNDECLARED)
+
+        async def authorized(request: Request) -> Response:
+            entry: Entry = request.scope[ENTRY]
+            bodies = request.app.state.predictions.bodies
+            entry.counted = True  # if it is refused
+            request.scope[ACCESS] = await authorize(request, requirement)
+            has_body = request.method not in ("GET", "HEAD")
+            body: bytes = await bodies.read(request.receive, request.headers) if has_body else b""
+            entry.counted, entry.bytes_in = False, len(body)
+            try:
+                return await handle(Request(request.scope, _replay(body, request.receive)))
+            finally:
+                bodies.release(body)
+
+        return authorized
+
+
+async def authorize(request: Request, requirement: Requirement) -> Access:
+    """Check the key of a request; see `Authorizer.authorize`."""
+    entry: Entry = request.scope[ENTRY]
+    entry.bucket = bucket_of(request.headers, request.query_params.get("bucket"))
+    path = request.path_params
+    name = path.get("name") if requirement.shelf else None
+    access: Access = await request.app.state.predictions.authorizer.authorize(
+        request.headers,
+        entry.bucket,
+        requirement.scopes_for(path),
+        limited=requirement.filtered or bool(name),
+    )
+    entry.key = access.key_id
+    if requirement.shelf and name:
+        access.check(requirement.shelf, name)
+    return access
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The messages of a request whose body was read already."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> MutableMapping[str, Any]:
+        return waiting.pop() if waiting else await receive()
+
+    return again

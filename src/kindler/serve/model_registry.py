@@ -1,0 +1,321 @@
+"""Models in memory: which version a name means now, loaded once, swapped when another takes its place.
+
+A name is looked up again while requests come: after `refresh_s` beside them, so that none waits, and before
+an answer only if nobody asked for a while. When another version has taken its place, that one is loaded and
+called once before it serves; until then the old one does. A version that cannot be loaded changes nothing,
+and is tried again after a while that doubles each time.
+What was taken out of memory answers the requests it has, and is gone when the last of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections import OrderedDict
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from kindler.errors import KindlerError, NotFoundError, fresh
+from kindler.omega import Omega
+from kindler.serve.http_errors import Problem
+from kindler.serve.model_loading import LoadedModel, ModelLoader, shown_name
+from kindler.serve.settings import ServeSettings
+from kindler.serve.stats import Stats
+from kindler.store import Version
+
+__all__ = ["LoadedModel", "ModelRegistry", "Name", "shown_name"]
+
+_log = logging.getLogger("kindler.serve")
+_LONGEST_STALE = 4  # times `refresh_s`: older than that is not served without a look
+_MAX_KNOWN = 4096
+_FILES_OF_A_PROCESS = 8  # descriptors that a model's process takes here, with some to spare
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not be loaded is tried again
+
+Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
+Key: TypeAlias = tuple[str, str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """What a name meant, and when that was looked up."""
+
+    model: LoadedModel
+    checked: float
+    refreshing: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A version that could not be loaded, and when that is tried again."""
+
+    problem: Problem
+    wait_s: float
+    until: float
+
+
+class ModelRegistry:
+    """The models of a server."""
+
+    def __init__(
+        self,
+        omega: Omega,
+        settings: ServeSettings,
+        *,
+        catalog_threads: Executor,
+        lookup_threads: Executor,
+        load_threads: Executor,
+        stats: Stats,
+        unsandboxed: str | None = None,
+    ) -> None:
+        self.omega = omega
+        self.settings = settings
+        self.stats = stats
+        self._catalog_threads = catalog_threads
+        self._lookup_threads = lookup_threads
+        self._loader = ModelLoader(omega, settings, load_threads, stats, unsandboxed)
+        self._known: OrderedDict[Name, _Known] = OrderedDict()
+        self._loaded: OrderedDict[Key, LoadedModel] = OrderedDict()
+        self._loading: dict[Key, asyncio.Task[LoadedModel]] = {}
+        self._failed: OrderedDict[Key, _Failed] = OrderedDict()
+        self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
+        self._unloaded: set[tuple[str, str]] = set()  # buckets and names that somebody does not want served
+
+    def at_hand(self, name: Name) -> LoadedModel | None:
+        """The version that a name means, if it is in memory and was looked up lately."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        now = time.monotonic()
+        age = now - known.checked
+        if age > self.settings.refresh_s:
+            if age > self.settings.refresh_s * _LONGEST_STALE:
+                return None
+            self._refresh(name, known)
+        known.model.used = now
+        return known.model
+
+    async def find(self, name: Name) -> LoadedModel:
+        """The version that a name means, loaded if it is not."""
+        loaded = self.at_hand(name)
+        if loaded is not None:
+            return loaded
+        self._check_unloaded(name[0], name[1])
+        known = self._known.get(name)
+        if known is not None:
+            await asyncio.shield(self._refresh(name, known))
+            known = self._known.get(name)
+            if known is not None:
+                return known.model
+        loaded = await self._load(await self._look_up(name))
+        _remember(self._known, name, _Known(loaded, time.monotonic()))
+        return loaded
+
+    async def version(self, name: Name, threads: Executor | None = None) -> Version:
+        """The version that a name means now, by the store."""
+        bucket, text, version = name
+        return await asyncio.get_running_loop().run_in_executor(
+            threads or self._catalog_threads,
+            lambda: self.omega[bucket].models.metadata(text, version=version),
+        )
+
+    async def numbers(self, version: Version) -> list[int]:
+        """The numbers of all versions of a model, oldest first, by the store."""
+        history = partial(self.omega.store.history, version.address)
+        versions = await asyncio.get_running_loop().run_in_executor(self._catalog_threads, history)
+        return [number for number, _ in versions]
+
+    async def default_name(self) -> str:
+        """The model of requests that name none."""
+        if self.settings.model is not None:
+            return self.settings.model
+        loop = asyncio.get_running_loop()
+        names = await loop.run_in_executor(self._catalog_threads, self.omega.models.list)
+        if len(names) != 1:
+            raise Problem(
+                404,
+                f"the store has {len(names)} models, and the server has no default model."
+                " Hint: start it with --model NAME, or use /models/NAME/invocations.",
+            )
+        return names[0]
+
+    async def check_ready(self) -> list[str]:
+        """The models that hang, if others still answer."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._catalog_threads, lambda: self.omega.buckets)
+        loaded = self.loaded()
+        stuck = [str(model.version) for model in loaded if model.batcher.is_stuck]
+        default = (self.settings.model or "").partition("@")[0].rstrip("^")
+        defaults = [m for m in loaded if m.version.name == default and m.version.bucket == "default"]
+        for models in (loaded, defaults):
+            if models and all(model.batcher.is_stuck for model in models):
+                raise Problem(503, f"unresponsive models: {', '.join(stuck)}.")
+        return stuck
+
+    async def moved(self, bucket: str, name: str) -> None:
+        """An alias of a name was moved here: returns when what it means now serves."""
+        for key in [key for key in self._failed if key[:2] == (bucket, name)]:
+            del self._failed[key]  # whoever moves an alias wants it to be tried
+        for (other, text, version), known in list(self._known.items()):
+            if other == bucket and text.partition("@")[0].rstrip("^") == name:
+                if known.refreshing is not None:
+                    await asyncio.shield(known.refreshing)  # it may have looked too early
+                await asyncio.shield(self._refresh((other, text, version), known))
+
+    async def load(self, bucket: str, name: str) -> LoadedModel:
+        """Load a model, also one that was unloaded."""
+        version = await self.version((bucket, name, None))
+        self._unloaded.discard((bucket, version.name))
+        return await self.find((bucket, name, None))
+
+    async def unload(self, bucket: str, name: str) -> None:
+        """Take all versions of a model out of memory, and reject its requests until `load`."""
+        version = await self.version((bucket, name, None))
+        self._unloaded.add((bucket, version.name))
+        for key in [key for key in self._loaded if key[:2] == (bucket, version.name)]:
+            self._evict(self._loaded[key])
+        self._count()
+
+    def is_unloaded(self, bucket: str, name: str) -> bool:
+        """Whether a model was unloaded, and not loaded again."""
+        return (bucket, name.partition("@")[0].rstrip("^")) in self._unloaded
+
+    def loaded(self) -> list[LoadedModel]:
+        """What is in memory, the one that was used last first."""
+        return sorted(self._loaded.values(), key=lambda model: -model.used)
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows in all queues."""
+        return sum(model.batcher.rows_waiting for model in self._loaded.values())
+
+    def close(self) -> None:
+        """Forget everything."""
+        for task in [*self._loading.values(), *(k.refreshing for k in self._known.values() if k.refreshing)]:
+            task.cancel()
+        self._loader.close()
+        self._known.clear()
+        self._loaded.clear()
+
+    def _check_unloaded(self, bucket: str, name: str) -> None:
+        if self._unloaded and self.is_unloaded(bucket, name):
+            raise Problem(503, f"the model {name[:200]!r} was unloaded from this server.")
+
+    async def _look_up(self, name: Name) -> Version:
+        """The version that a name means which nobody asked for lately."""
+        until, error = self._missing.get(name, (0.0, None))
+        if error is not None and time.monotonic() < until:
+            raise fresh(error)
+        try:
+            return await self.version(name, self._lookup_threads)
+        except NotFoundError as exc:
+            _remember(self._missing, name, (time.monotonic() + self.settings.refresh_s, fresh(exc)))
+            raise
+
+    def _refresh(self, name: Name, known: _Known) -> asyncio.Task[None]:
+        async def refresh() -> None:
+            try:
+                version = await self.version(name)
+                if _key(version) != _key(known.model.version):
+                    known.model = await self._load(version)
+            except NotFoundError:
+                self._known.pop(name, None)
+            except (KindlerError, Problem) as exc:
+                _log.warning("%s stays at version %s: %s", name[1], known.model.version.number, exc)
+            finally:
+                known.checked = time.monotonic()
+                known.refreshing = None
+
+        if known.refreshing is None:
+            known.refreshing = asyncio.create_task(refresh())
+        return known.refreshing
+
+    async def _load(self, version: Version) -> LoadedModel:
+        key = _key(version)
+        loaded = self._loaded.get(key)
+        if loaded is not None:
+            self._loaded.move_to_end(key)
+            return loaded
+        task, failed = self._loading.get(key), self._failed.get(key)
+        if task is None:
+            if failed is not None and time.monotonic() < failed.until:
+                raise fresh(failed.problem)
+            task = self._loading[key] = asyncio.create_task(self._load_now(version))
+            task.add_done_callback(lambda done: self._load_ended(key, done))
+        # A client that goes away must not stop what others wait for.
+        try:
+            loaded = await asyncio.wait_for(asyncio.shield(task), self.settings.timeout_s)
+        except asyncio.TimeoutError:
+            raise Problem(504, f"{version} is still being loaded.", {"retry-after": "5"}) from None
+        self._check_unloaded(version.bucket, version.name)  # since the load has ended
+        return loaded
+
+    def _load_ended(self, key: Key, done: asyncio.Task[LoadedModel]) -> None:
+        self._loading.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # whoever waits has it; nobody may be left
+
+    async def _load_now(self, version: Version) -> LoadedModel:
+        key = _key(version)
+        try:
+            loaded = await self._loader.load(version, self._device_bytes())
+        except Problem as problem:
+            before = self._failed.get(key)
+            wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
+            _remember(self._failed, key, _Failed(fresh(problem), wait_s, time.monotonic() + wait_s))
+            raise
+        self._failed.pop(key, None)
+        self._check_unloaded(version.bucket, version.name)  # while it was being loaded
+        self.stats.loads["loaded"] += 1
+        self._loaded[key] = loaded
+        while others := [model for model in self._crowded(loaded.device) if model is not loaded]:
+            self._evict(min(others, key=lambda model: (model.batcher.rows_waiting > 0, model.used)))
+        self._count()
+        return loaded
+
+    def _crowded(self, device: str | None) -> list[LoadedModel]:
+        """Models of which one has to go: all if they take too much memory or too many files, else those of a
+        full GPU."""
+        every = list(self._loaded.values())
+        if sum(model.size for model in every) > self.settings.memory_bytes:
+            return every
+        processes = sum(model.pool.slots for model in every if model.pool is not None)
+        if processes * _FILES_OF_A_PROCESS > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            return every
+        room, there = self._loader.devices.room(device), [m for m in every if m.device == device]
+        return there if room is not None and sum(m.device_bytes for m in there) > room else []
+
+    def _device_bytes(self) -> dict[int, int]:
+        """What models take of each GPU, by its number."""
+        taken: dict[int, int] = {}
+        for model in self._loaded.values():
+            number = (model.device or "").partition(":")[2]
+            if number:
+                taken[int(number)] = taken.get(int(number), 0) + max(1, model.device_bytes)
+        return taken
+
+    def _count(self) -> None:
+        self.stats.count_loaded(
+            (shown_name(m.version), m.version.number, m.size, m.device, m.device_bytes)
+            for m in self._loaded.values()
+        )
+
+    def _evict(self, model: LoadedModel) -> None:
+        del self._loaded[_key(model.version)]
+        for name in [name for name, known in self._known.items() if known.model is model]:
+            del self._known[name]
+        _log.info("took %s out of memory", model.version)
+
+
+def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > _MAX_KNOWN:
+        known.popitem(last=False)
+
+
+def _key(version: Version) -> Key:
+    return version.bucket, version.name, version.number

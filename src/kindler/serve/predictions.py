@@ -1,0 +1,266 @@
+"""Predictions, whatever their protocol: authorized, decoded, answered by a version of a model, encoded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from anyio import fail_after
+
+from kindler.models.predictor import Predictor
+from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
+from kindler.serve.auth import Access, Authorizer, bucket_of
+from kindler.serve.batching import Ticket
+from kindler.serve.body_readers import Readers, where_read
+from kindler.serve.datasets import read_inputs
+from kindler.serve.http_errors import Problem, as_problem
+from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
+from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols.mlflow import Mlflow
+from kindler.serve.protocols.omega import OmegaCodec
+from kindler.serve.protocols.tfserving import TfServing
+from kindler.serve.protocols.v2 import V2, TooManyTexts
+from kindler.serve.request_body import Bodies, Receive
+from kindler.serve.request_log import Entry, RequestLog
+from kindler.serve.requests import Answer, InferRequest, Reply, Target, check_rows
+from kindler.serve.stats import Stats
+from kindler.serve.traffic import Traffic
+
+Decode: TypeAlias = Callable[[Signature], Awaitable[InferRequest]]
+_log = logging.getLogger("kindler.serve")
+MOST_TEXTS = 1 << 18  # bytes of texts that are taken apart here; more of them hold Python's lock for long
+LARGE_BYTES = 1 << 20  # of arrays that are not handled on the event loop
+_WATCH_AFTER_S = 0.05  # from then on a request is watched for a client that goes away
+SCOPES = ("predict",)
+_V2, _TFS, _MLFLOW, OMEGA = V2(MOST_TEXTS), TfServing(), Mlflow(), OmegaCodec()
+
+
+def codec_of(path: str) -> Codec:
+    """The protocol that a path belongs to, whose error format is used."""
+    if path.startswith("/v2"):
+        return _V2
+    if path.startswith("/v1/"):
+        return _TFS
+    if path.endswith("/invocations"):
+        return _MLFLOW
+    return OMEGA
+
+
+class Predictions:
+    """Answers predictions for all protocols."""
+
+    def __init__(
+        self,
+        models: ModelRegistry,
+        *,
+        traffic: Traffic,
+        authorizer: Authorizer,
+        readers: Readers,
+        log: RequestLog,
+        stats: Stats,
+        dataset_threads: Executor,
+    ) -> None:
+        self.models = models
+        self.settings = models.settings
+        self.authorizer = authorizer
+        self.readers = readers
+        self.stats = stats
+        self.bodies = Bodies(self.settings, readers.decompressed)
+        self._traffic = traffic
+        self._log = log
+        self._dataset_threads = dataset_threads
+
+    async def predict(
+        self,
+        codec: Codec,
+        target: Target,
+        headers: Mapping[str, str],
+        query: Mapping[str, str],
+        receive: Receive,
+        entry: Entry,
+    ) -> Reply:
+        """Answer one of the HTTP protocols."""
+        entry.bucket = bucket = bucket_of(headers, query.get("bucket"))
+        access = await self.authorizer.authorize(headers, bucket, SCOPES, limited=True)
+        entry.key = access.key_id
+        name = target.name or await self.models.default_name()
+        access.check("models", name)
+        body = await self.bodies.read(receive, headers)
+        try:
+            entry.bytes_in = len(body)
+            sent = Sent(body, headers, query)
+            decode = self._decoder(codec, sent, target, access)
+            answer, request = await self.infer(
+                (bucket, name, target.version), decode, headers, entry, receive
+            )
+            encoding = (answer, request, sent, target)
+            large = sum(array.nbytes for array in answer.outputs.values()) > LARGE_BYTES
+            reply = await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+            return replace(reply, headers=(*reply.headers, ("x-model-version", str(answer.version))))
+        finally:
+            self.bodies.release(body)
+
+    async def infer(
+        self,
+        name: Name,
+        decode: Decode,
+        headers: Mapping[str, str],
+        entry: Entry,
+        receive: Receive | None = None,
+    ) -> tuple[Answer, InferRequest]:
+        """Answer a prediction.
+
+        Args:
+            name: The model.
+            decode: Makes the request, once the signature of the model is known.
+            headers: The request's headers.
+            entry: What is known of the request; says afterwards which version answered.
+            receive: Says when the client has gone away; None if that cancels this call.
+
+        Raises:
+            Problem, KindlerError: It cannot be answered.
+        """
+        split = self._traffic.split_of(name)
+        loaded = None if split is None else self._traffic.canary(split, headers)
+        loaded = loaded or self.models.at_hand(name) or await self.models.find(name)
+        version = loaded.version
+        entry.model, entry.version = shown_name(version), version.number
+        request = await decode(loaded.predictor.signature)
+        outputs, entry.rows = await self._call(loaded, request, receive)
+        answer = Answer(version.name, version.number, _selected(outputs, request), entry.rows)
+        if split is not None and split.shadow:
+
+            async def call(shadow: LoadedModel) -> Arrays:
+                return (await self._call(shadow, request, None))[0]
+
+            called = self._traffic.shadow(split, outputs, call)
+            if called:
+                entry.notes["shadow"] = called
+        return answer, request
+
+    def note(self, entry: Entry, seconds: float) -> None:
+        """Count a request that was answered, and write it down."""
+        if entry.counted:
+            self.stats.answered(entry.protocol, entry.status, seconds, entry.model, entry.version)
+        self._log.add(entry, seconds)
+
+    def _decoder(self, codec: Codec, sent: Sent, target: Target, access: Access) -> Decode:
+        dataset = sent.query.get("datax") if codec is OMEGA else None
+
+        async def from_dataset(_: Signature) -> InferRequest:
+            assert dataset is not None
+            shelf, limits = self.models.omega[access.bucket].datasets, self.settings
+            read = lambda: read_inputs(  # noqa: E731
+                shelf, dataset, most_rows=limits.rows, most_bytes=limits.queue_bytes
+            )
+            loop = asyncio.get_running_loop()
+            inputs, columns = await loop.run_in_executor(self._dataset_threads, read)
+            return InferRequest(inputs=inputs, columns=columns, method=target.action)
+
+        async def from_body(signature: Signature) -> InferRequest:
+            where = where_read(sent)
+            try:
+                if where == "here":
+                    return codec.decode(sent, signature, target)
+                if where == "thread":
+                    return await asyncio.to_thread(codec.decode, sent, signature, target)
+            except TooManyTexts:
+                pass
+            return await self.readers.request(codec, sent, signature, target)
+
+        if dataset is None:
+            return from_body
+        access.check_datasets(dataset)
+        return from_dataset
+
+    async def _call(
+        self, loaded: LoadedModel, request: InferRequest, receive: Receive | None
+    ) -> tuple[Arrays, int]:
+        predictor = loaded.predictor
+        if request.method not in predictor.methods:
+            raise Problem(
+                400, f"the model has no method {request.method}; available: {', '.join(predictor.methods)}."
+            )
+        signature, method = predictor.signature, request.method
+        if request.signature is not None:
+            signature, method = _signature_by_name(predictor, request.signature)
+        check_rows(request, self.settings.rows)  # before they are made what the model takes, and larger
+        large = sum(array.nbytes for array in request.inputs.values()) > LARGE_BYTES
+        inputs = (
+            await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)
+        )
+        rows = rows_of(inputs)
+        timeout_s = min(self.settings.timeout_s, request.timeout_s or self.settings.timeout_s)
+        ticket = loaded.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
+        after = min(_WATCH_AFTER_S, timeout_s)
+        watches: list[asyncio.Task[None]] = []
+        timer = asyncio.get_running_loop().call_later(
+            after, lambda: watches.append(asyncio.create_task(_watch(ticket, timeout_s - after, receive)))
+        )
+        try:
+            return await ticket.future, rows
+        finally:
+            timer.cancel()
+            for watch in watches:
+                watch.cancel()
+            ticket.leave()
+
+
+def problem_of(error: Exception, entry: Entry) -> Problem:
+    """What the client of a request is told of an error; the log has what is not for clients."""
+    problem = as_problem(error)
+    if problem is None:
+        _log.error("%s failed (request %s)", entry.path[:200], entry.id, exc_info=error)
+        problem = Problem(500, f"internal server error; the server's log has it as request {entry.id}.")
+    return problem
+
+
+async def _watch(ticket: Ticket, seconds: float, receive: Receive | None) -> None:
+    """Over a request that takes longer than most: its client may go away, and its time runs out."""
+    try:
+        with fail_after(seconds):
+            while (await (receive or _silence)())["type"] != "http.disconnect":
+                pass
+        ticket.leave(Problem(499, "the client disconnected."))
+    except TimeoutError:
+        ticket.leave(Problem(504, "the model did not answer in time."))
+
+
+async def _silence() -> MutableMapping[str, Any]:
+    """Hear nothing of the client, for as long as it takes."""
+    await asyncio.get_running_loop().create_future()
+    return {}
+
+
+def _fitted(signature: Signature, request: InferRequest) -> Arrays:
+    columns = request.columns or (
+        len(request.inputs) > 1 and request.inputs.keys() == set(signature.columns or ())
+    )
+    inputs = from_columns(signature, request.inputs) if columns else request.inputs
+    return fit(signature, inputs)
+
+
+def _signature_by_name(predictor: Predictor, name: str) -> tuple[Signature, str]:
+    """A signature by its name, and the method that it is called by."""
+    known = predictor.signatures
+    if name not in known:
+        available = ", ".join(map(repr, known))
+        raise Problem(400, f"the model has no signature {name[:80]!r}; available: {available}.")
+    if known[name] is predictor.signature:
+        return predictor.signature, predictor.methods[0]
+    return known[name], f"{SIGNATURE_METHOD}{name}"
+
+
+def _selected(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
+    if not request.outputs:
+        return outputs
+    missing = [name for name in request.outputs if name not in outputs]
+    if missing:
+        raise Problem(
+            400, f"the model has no output {missing[0]!r}; available: {', '.join(map(repr, outputs))}."
+        )
+    return {name: outputs[name] for name in request.outputs}
