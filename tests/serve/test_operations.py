@@ -194,7 +194,7 @@ def test_limits_of_a_key_are_kept_and_earlier_versions_find_no_scope_in_it(om: O
     keys = Keys(om.store.url)
     (key,) = keys.list()
     assert (key.scopes, key.buckets, key.names) == (("predict",), ("side",), {"models": ("a b/*",)})
-    with keys._database.reading() as connection:
+    with om.store.catalog.database.reading() as connection:
         written = connection.exec_driver_sql("SELECT scopes FROM kindler_keys").scalar()
     assert not {"read", "predict", "write", "admin"} & set(written.split())
     for wrong in ({"models": ["net@1"]}, {"things": ["x"]}, {"models": ["[z-a]"]}, {"models": ["*" * 17]}):
