@@ -26,7 +26,8 @@ def filled(folder: str) -> str:
     om.datasets.put(X, "x")
     om.datasets.put(Y, "y")
     om.datasets.put(runtime_jobs.rows, "made")
-    for name in ("echo", "fail", "talk", "die", "die_once", "hold", "count_and_hold", "remember"):
+    dying = ("die", "die_once", "kill_worker")
+    for name in ("echo", "fail", "talk", *dying, "hold", "count_and_hold", "remember"):
         om.scripts.put(getattr(runtime_jobs, name), name)
     om.close()
     return folder

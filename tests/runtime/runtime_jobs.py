@@ -29,6 +29,15 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_worker() -> None:
+    """Kill the `kindler worker` that runs this, and wait to be ended with it."""
+    import psutil
+
+    (worker,) = [one for one in psutil.Process().parents() if "kindler.cli" in one.cmdline()]
+    worker.kill()
+    signal.pause()
+
+
 def die_once(mark: str) -> str:
     path = Path(mark)
     if not path.exists():

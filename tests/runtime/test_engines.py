@@ -16,6 +16,7 @@ from runtime_servers import Broker, Meeting, X, Y
 from kindler import Omega
 from kindler.errors import (
     ConfigError,
+    DataError,
     NotFoundError,
     TaskCancelledError,
     TaskTimeoutError,
@@ -83,6 +84,12 @@ def test_a_large_array_comes_and_goes_and_leaves_nothing(om: Omega) -> None:
     (again,), _ = run(om, "echo", large).get(WAIT_S)
     np.testing.assert_array_equal(again, large)
     assert not eventually_none(lambda: om.datasets.list(".runtime/*", hidden=True))
+
+
+def test_a_result_larger_than_allowed_is_an_error(om: Omega) -> None:
+    with pytest.raises(DataError, match=r"has 1000 bytes, more than result_bytes=999.\nHint: .* raise"):
+        run(om, "echo", bytes(1000), result_bytes=999).get(WAIT_S)
+    assert run(om, "echo", bytes(1000), result_bytes=1000).get(WAIT_S) == [[bytes(1000)], {}]
 
 
 def test_what_a_script_raises_is_raised_here_with_what_it_printed(om: Omega) -> None:
@@ -269,8 +276,9 @@ def test_a_pickle_from_the_broker_is_refused_and_the_worker_lives(
                 routing_key="kindler.default",
                 content_type=kind,
                 content_encoding="binary",
-                headers={"lang": "py", "task": "kindler.run", "id": kind, "root_id": kind, "retries": 0},
+                correlation_id=kind,
+                headers={"retries": 0},
             )
-        producer.publish(b"{}", exchange="", routing_key="kindler.default", headers={"task": []})
+        producer.publish(b"{}", exchange="", routing_key="kindler.default", headers={"retries": []})
     assert [run(om, "echo", n).get(WAIT_S) for n in range(4)] == [[[n], {}] for n in range(4)]
     assert not mark.exists()

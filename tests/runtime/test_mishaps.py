@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import signal
@@ -13,17 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import runtime_servers as servers
 from runtime_servers import Broker, Meeting
 
 from kindler import Omega
-from kindler.errors import BrokerError, WorkerError
-from kindler.runtime.celery_app import make_app
+from kindler.errors import BrokerError, WorkerError, WorkerLost
+from kindler.runtime import broker as brokers
 from kindler.runtime.local import LocalEngine
+from kindler.runtime.messages import TaskSettings
 from kindler.runtime.runtime import Runtime
-from kindler.runtime.settings import TaskSettings
 from kindler.store import Store
 from tests.conftest import eventually_none
 
@@ -49,11 +51,13 @@ def message(**changed: Any) -> bytes:
         "body": body,
         "content-encoding": "binary",
         "content-type": "application/x-kindler-frame",
-        "headers": {"task": "kindler.run", "id": "x", "lang": "py", "root_id": "x", "retries": 0},
+        "headers": {"retries": 0},
         "properties": {
             "delivery_tag": "tag",
             "delivery_info": {"exchange": "", "routing_key": "kindler.default"},
             "body_encoding": "base64",
+            "correlation_id": "x",
+            "reply_to": "kindler.default",
         },
     }
     return json.dumps({**plain, **changed}).encode()
@@ -79,15 +83,15 @@ BAD = [
     message(body="A" * (8 << 20)),
     message(headers=None),
     message(headers=[1]),
-    message(headers={"task": "other", "id": "x"}),
-    message(headers={"task": ["kindler.run"], "id": {}}),
-    message(headers={"task": "kindler.run", "id": "x", "eta": "2999-01-01T00:00:00"}),
-    message(headers={"task": "kindler.run", "id": "x", "retries": "many", "timelimit": 7, "expires": []}),
+    message(headers={}),
+    message(headers={"retries": "many"}),
+    message(headers={"retries": {}, "redelivered": []}),
+    message(),
     message(**{"content-type": "application/x-python-serialize"}),
     message(**{"content-type": None}),
     message(
         body=base64.b64encode(zlib.compress(bytes(64 << 20))).decode(),
-        headers={"task": "kindler.run", "id": "x", "compression": "application/x-gzip"},
+        headers={"retries": 0, "compression": "application/x-gzip"},
     ),
 ]
 
@@ -116,7 +120,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_and_the_task_is_not_run_again(
     runtime = om.runtime.options(trusted=True)
     handle = runtime.script("count_and_hold").run(str(runs), meeting.port)
     _, connection = meeting.arrived()
-    queue = om._opened.engine()._replies.name  # type: ignore[attr-defined]
+    queue = om.engine().replies.name  # type: ignore[attr-defined]
     redis.delete(queue)
     redis.set(queue, "not a list")  # the broker refuses what is sent there
     with connection:
@@ -132,11 +136,66 @@ def test_a_result_that_cannot_be_sent_is_an_error_and_the_task_is_not_run_again(
 
 
 def test_replies_that_nobody_reads_expire(broker: Broker, redis: Any) -> None:
-    app = make_app(broker.url)
-    with app.amqp.producer_pool.acquire(block=True) as producer:
-        producer.publish(b"{}", exchange="", routing_key="kindler.reply.gone", serializer=None)
+    with brokers.Broker(broker.url).connection() as connection:
+        connection.Producer().publish(b"{}", exchange="", routing_key="kindler.reply.gone", serializer=None)
     assert 0 < redis.ttl("kindler.reply.gone") <= 3600
-    app.close()
+
+
+def test_a_task_that_runs_keeps_its_lease(om: Omega, redis: Any, meeting: Meeting) -> None:
+    handle = om.runtime.options(trusted=True).script("hold").run(meeting.port)
+    _, connection = meeting.arrived()
+    ((tag, taken_at),) = redis.zrange("unacked_index", 0, -1, withscores=True)
+    is_old = eventually_none(lambda: redis.zscore("unacked_index", tag) <= taken_at + 3.0)  # a lease
+    assert not is_old
+    with connection:
+        connection.sendall(b"mine")
+    assert handle.get(WAIT_S) == "mine"
+
+
+def test_a_task_that_kills_each_worker_is_given_to_no_more_than_its_retries_allow(
+    store: str, broker: Broker | None
+) -> None:
+    if broker is None:
+        pytest.skip("without a broker the owner is the worker")
+    label = ("--label", "poisoned", "--trusted", "--workers", "1")
+    om = Omega(store, broker=broker.url)
+    runtime = om.runtime.options(trusted=True, label="poisoned")
+    start = functools.partial(servers.worker, store, broker.url, *label)
+    with start() as first, start() as second:
+        handle = runtime.script("kill_worker").run()
+        assert (first.wait(60), second.wait(60)) == (-signal.SIGKILL, -signal.SIGKILL)
+        with start():
+            with pytest.raises(WorkerLost, match="was gone before it had a result"):
+                handle.get(WAIT_S)
+            assert runtime.script("echo").run(1).get(WAIT_S) == [[1], {}]
+    om.close()
+
+
+def test_a_reply_queue_that_is_gone_is_made_again_and_the_task_runs_once(
+    om: Omega, broker: Broker | None, meeting: Meeting, tmp_path: Path
+) -> None:
+    if broker is None:
+        pytest.skip("no broker, no queues")
+    runs = tmp_path / "runs"
+    handle = om.runtime.options(trusted=True).script("count_and_hold").run(str(runs), meeting.port)
+    _, held = meeting.arrived()
+    with brokers.Broker(broker.url).connection() as connection:
+        om.engine().replies(connection.default_channel).delete()  # type: ignore[attr-defined]
+    with held:
+        held.sendall(b"done")
+    assert handle.get(WAIT_S) == "done"
+    assert runs.read_text() == "run\n"
+
+
+def test_a_large_task_that_is_cancelled_leaves_the_store(store: str, broker: Broker | None) -> None:
+    if broker is None:
+        pytest.skip("without a broker nothing goes through the store")
+    om = Omega(store, broker=broker.url)
+    handle = om.runtime.options(trusted=True, label="nobody").script("echo").run(np.zeros(1 << 18))
+    assert om.datasets.list(".runtime/*", hidden=True) == [f".runtime/{handle.id}"]
+    assert handle.cancel()
+    assert om.datasets.list(".runtime/*", hidden=True) == []
+    om.close()
 
 
 def test_a_task_that_a_stopped_worker_took_goes_to_another(store: str, broker: Broker, redis: Any) -> None:

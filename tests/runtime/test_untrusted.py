@@ -22,8 +22,7 @@ from kindler.frame import ChannelClosed, Frame, _frame
 from kindler.runtime.engine import open_engine, without_trust
 from kindler.runtime.executor import Executor
 from kindler.runtime.large_messages import LargeMessages
-from kindler.runtime.local import LocalEngine
-from kindler.runtime.logs import Log
+from kindler.runtime.local import LocalEngine, Log
 from kindler.runtime.messages import Task
 from kindler.runtime.worker import _reported
 
@@ -58,6 +57,9 @@ def task(verb: str = "fit", *args: Any, name: str = "net", trusted: bool = True,
         {"validation_data": [["/etc/data.parquet"]]},
         {"output_path": "/tmp/x"},
         {"batch_size": "8"},
+        {"optimizer": "/etc/passwd"},
+        {"loss": {"a": "../net.py"}},
+        {"metrics": [b"accuracy"]},
         {"what_a_later_version_knows": 1},
     ],
     ids=str,

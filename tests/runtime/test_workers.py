@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import runtime_servers as servers
@@ -61,12 +62,13 @@ def test_a_label_is_for_workers_that_have_it(store: str, broker: Broker | None, 
 
 
 def test_a_broker_that_restarts_loses_nothing_and_workers_wait_for_it(
-    broker: Broker | None, om: Omega, meeting: Meeting
+    broker: Broker | None, om: Omega, meeting: Meeting, tmp_path: Path
 ) -> None:
     if broker is None:
         pytest.skip("no broker")
     runtime = om.runtime.options(trusted=True)
-    running = runtime.script("hold").run(meeting.port)
+    runs = tmp_path / "runs"
+    running = runtime.script("count_and_hold").run(str(runs), meeting.port)
     _, connection = meeting.arrived()
     waiting = runtime.require("late").script("echo").run(1)
 
@@ -80,6 +82,7 @@ def test_a_broker_that_restarts_loses_nothing_and_workers_wait_for_it(
         assert running.get(WAIT_S) == "still here"
         assert waiting.get(WAIT_S) == [[1], {}]
     connection.close()
+    assert runs.read_text() == "run\n"
     assert om.runtime.model("net").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
 
 
@@ -90,7 +93,7 @@ def test_a_client_that_is_closed_leaves_no_queue(store: str, broker: Broker | No
 
     asking = Omega(store, broker=broker.url)
     asking.runtime.options(trusted=True).script("echo").run(1).get(WAIT_S)
-    name = asking._opened.engine()._replies.name  # type: ignore[attr-defined]
+    name = asking.engine().replies.name  # type: ignore[attr-defined]
     asking.close()
     connection = kombu.Connection(broker.url.partition("?")[0])
     with connection, pytest.raises(connection.channel_errors, match="NOT_FOUND"):
@@ -143,9 +146,9 @@ def test_what_cannot_be_reached_is_said_at_once(store: str) -> None:
         Omega(store, broker=f"redis://127.0.0.1:{servers.free_port()}/0").runtime.model("net").predict(X)
 
 
-def test_without_celery_the_extra_is_named(store: str) -> None:
+def test_without_kombu_the_extra_is_named(store: str) -> None:
     code = (
-        "import sys; sys.modules['celery'] = None\n"
+        "import sys; sys.modules['kombu'] = None\n"
         "from kindler.runtime.engine import open_engine\n"
         "from kindler.errors import MissingExtraError\n"
         "try:\n    open_engine('x', 'redis://h/0')\n"

@@ -214,9 +214,9 @@ def _work(chosen: argparse.Namespace) -> int:
     try:
         from kindler.runtime.broker_worker import run_worker
     except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in ("celery", "kombu"):
+        if (exc.name or "").partition(".")[0] != "kombu":
             raise
-        raise MissingExtraError(what="kindler worker", package="celery", extra="celery") from exc
+        raise MissingExtraError(what="kindler worker", package="kombu", extra="celery") from exc
     return run_worker(
         chosen.store or default_url(os.environ),
         broker,

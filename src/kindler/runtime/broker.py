@@ -1,61 +1,224 @@
-"""The broker engine, client side: tasks go to Celery's queues, reports come back on the client's own queue.
+"""The broker engine, client side, by kombu: tasks go to Redis or RabbitMQ, reports come back.
 
-The worker side is `broker_worker.py`, which `kindler worker` starts.
+A task waits in the queue of its label until a worker takes it (`broker_worker.py`, which `kindler worker`
+starts). A client has one queue for the reports on all its tasks. Commands to all workers (`load`, `cancel`)
+are broadcast by kombu's mailbox. Also here is what both sides share: the queues, and connections.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import queue
+import ssl
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
-from kindler.errors import BrokerError, FrameError, KindlerError, StoreError, TaskCancelledError
-from kindler.runtime.celery_app import (
-    CANCEL,
-    CONTENT_TYPE,
-    LOAD,
-    TASK,
-    errors_of,
-    lease_of,
-    make_app,
-    queue_of,
-    reply_queue,
-)
+import kombu
+import kombu.exceptions
+import kombu.pidbox
+import kombu.pools
+
+from kindler.errors import BrokerError, ConfigError, FrameError, StoreError, TaskCancelledError
 from kindler.runtime.engine import Listener, Load
-from kindler.runtime.large_messages import LargeMessages, whose
-from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.reply_queues import REPLIES
+from kindler.runtime.large_messages import LARGEST_BYTES, LargeMessages
+from kindler.runtime.messages import Report, Task
+
+REPLIES = "kindler.reply."  # and a name of the client's own
+REPLIES_KEPT_S = 3600.0  # after the last use
+MAILBOX = kombu.pidbox.Mailbox("kindler", type="fanout", accept=["json"])
+LOOK_S = 0.5  # between two looks at other things, of those who wait for the broker
 
 _log = logging.getLogger("kindler.runtime")
-_LOOK_S = 1.0
-_BACKOFF_S = 1.0
+_CONTENT_TYPE = "application/x-kindler-frame"
+_LEASE_S = 30.0
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0  # of a broker
 _ANSWERS_S = 0.5  # how long to collect answers: nobody knows how many workers there are
 _LOAD_KEPT_S = 2.0
+_MOST_DROPPED = 100  # items in a row that are no messages, after which the connection is suspected
+_MOST_CONNECTIONS = 10
+_NO_ROUTE = 312  # of AMQP
+_CONNECTING = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
 _PUBLISHING = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.3, "interval_max": 1.0}
+
+
+class Broker:
+    """The address of a broker, and how to reach it.
+
+    Args:
+        url: `redis://` or `amqp://`. For Redis, `?lease_s=30` is how long a task belongs to a worker that
+            gives no sign of life; all clients and workers of the broker must use the same.
+
+    >>> Broker("redis://host/0?lease_s=5").lease_s
+    5.0
+    """
+
+    def __init__(self, url: str) -> None:
+        self.kind = url.partition(":")[0]
+        self.is_redis = self.kind.startswith("redis")
+        bare, _, query = url.partition("?")
+        parameters = dict(parse_qsl(query))
+        try:
+            self.lease_s = float(parameters.pop("lease_s", _LEASE_S))
+        except ValueError:
+            self.lease_s = 0.0
+        if not self.lease_s > 0:
+            raise ConfigError(f"lease_s in the broker's URL must be a positive number; received {query!r}.")
+        self._url = bare + (f"?{urlencode(parameters)}" if parameters else "")
+
+    def connection(self, heartbeat_s: float = 0.0) -> Any:
+        options: dict[str, Any] = {"connect_timeout": _CONNECT_S, "heartbeat": heartbeat_s}
+        if not self.is_redis:
+            # Otherwise messages sent over a connection that the other side has closed are lost silently.
+            return kombu.Connection(self._url, transport_options={"confirm_publish": True}, **options)
+        if self.kind == "rediss" and "ssl_" not in self._url:
+            options["ssl"] = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+        # Redis knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
+        options["transport_options"] = {
+            "socket_connect_timeout": _CONNECT_S,
+            "socket_timeout": _ANSWER_S,
+            "visibility_timeout": self.lease_s,
+            "unacked_restore_throttle": max(1, round(self.lease_s / 3 / LOOK_S)),
+            "unacked_mutex_expire": self.lease_s,  # of a worker that dies while it gives tasks back
+        }
+        return kombu.Connection(self._url, transport="kindler.runtime.redis_transport:Transport", **options)
+
+    @functools.cached_property
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """What is raised when the broker cannot be reached."""
+        errors = self.connection().connection_errors
+        # kombu's Redis counts a KeyError among them.
+        return (kombu.exceptions.OperationalError, OSError, *(one for one in errors if one is not KeyError))
+
+
+def task_queue(label: str) -> Any:
+    return kombu.Queue(f"kindler.{label}", exchange=kombu.Exchange(""), routing_key=f"kindler.{label}")
+
+
+def publish(producer: Any, body: bytes, to: str, **options: Any) -> None:
+    options |= {"content_type": _CONTENT_TYPE, "content_encoding": "binary", "confirm_timeout": _ANSWER_S}
+    producer.publish(body, exchange="", routing_key=to, **options)
+
+
+def is_unroutable(exc: BaseException) -> bool:
+    return getattr(exc, "reply_code", None) == _NO_ROUTE
+
+
+def content_of(message: Any) -> bytes:
+    """The content of a message.
+
+    Raises:
+        FrameError: No client or worker of ours can have sent it.
+    """
+    if message.content_type != _CONTENT_TYPE:
+        raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}.")
+    if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * LARGEST_BYTES:
+        raise FrameError(f"unexpected body, or one of more than {2 * LARGEST_BYTES} bytes.")
+    return bytes(message.body)
+
+
+class Link:
+    """A connection to the broker that consumes, and is made again after it was lost. Of one thread.
+
+    Args:
+        broker: The broker.
+        consume: Called with a new channel; starts and returns its consumer.
+        heartbeat_s: How often RabbitMQ gets a sign of life; `drain` must be called as often.
+    """
+
+    def __init__(self, broker: Broker, consume: Callable[[Any], Any], heartbeat_s: float = 0.0) -> None:
+        self._broker = broker
+        self._consume = consume
+        self._heartbeat_s = heartbeat_s
+        self._producer: Any = None
+        self._dropped = 0
+        self.connection: Any = None
+        self.channel: Any = None
+        self.consumer: Any = None
+        self.was_open = threading.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected, as far as is known. kombu would connect again, and not consume."""
+        return self.connection is not None and bool(self.connection.connected)
+
+    def open(self) -> None:
+        """Connect, if necessary."""
+        if self.is_open:
+            return
+        self.close()
+        connection = self._broker.connection(self._heartbeat_s)
+        try:
+            connection.ensure_connection(**_CONNECTING)
+            self.channel = connection.channel()
+            self.consumer = self._consume(self.channel)
+        except BaseException:
+            _release(connection)
+            raise
+        self.connection = connection
+        self.was_open.set()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait for something to arrive. Whoever can write to Redis can put anything into a queue; what kombu
+        cannot read is dropped, with a line in the log."""
+        if not self.is_open:
+            raise ConnectionResetError("it was closed")
+        try:
+            self.connection.drain_events(timeout=timeout_s)
+            self._dropped = 0
+        except (TimeoutError, queue.Empty):
+            pass
+        except Exception as exc:
+            self._dropped += 1
+            own = isinstance(exc, self._broker.errors) or not self._broker.is_redis
+            if own or self._dropped > _MOST_DROPPED:
+                raise
+            _log.error("dropped an item of a queue that is not a message: %s", repr(exc)[:200])
+        self.connection.heartbeat_check()
+
+    def publish(self, body: bytes, to: str, **properties: Any) -> None:
+        """Send a message over a channel of its own: an error may close that, and not the consumer's. RabbitMQ
+        refuses it if there is no such queue (`is_unroutable`)."""
+        if self._producer is None:
+            self._producer = kombu.Producer(self.connection.channel())
+        try:
+            publish(self._producer, body, to, mandatory=True, **properties)
+        except BaseException:
+            producer, self._producer = self._producer, None
+            with contextlib.suppress(Exception):
+                producer.channel.close()  # what still comes over it is about this message
+            raise
+
+    def close(self) -> None:
+        """Disconnect; RabbitMQ gives what was not acknowledged to others."""
+        connection, self.connection, self._producer = self.connection, None, None
+        if connection is not None:
+            _release(connection)
+
+
+def _release(connection: Any) -> None:
+    try:
+        connection.release()
+    except Exception as exc:  # noqa: BLE001 - it is broken, and is left behind
+        _log.info("could not close a broken connection to the broker: %r", exc)
 
 
 @dataclass(slots=True)
 class _PendingTask:
-    """A submitted task, and the deadline of its next report.
-
-    Attributes:
-        message: The task as it was sent.
-        taken: Whether a worker has reported on it.
-        sends: How often it was sent.
-        missing_since: Since when it is in no queue and no worker has reported on it.
-    """
-
     task: Task
     listen: Listener
-    message: bytes
-    deadline: float = 0.0
-    taken: bool = False
+    message: bytes  # the task as it was sent
+    deadline: float = 0.0  # of the next report
+    taken: bool = False  # whether a worker has reported on it
     sends: int = 0
-    missing_since: float | None = None
+    missing_since: float | None = None  # when it was in no queue, and no worker had reported on it
 
     def extend_deadline(self) -> None:
         # A worker that dies reports nothing, and the task may wait, and run, once more.
@@ -71,21 +234,20 @@ class BrokerEngine:
     """
 
     def __init__(self, store: str, broker: str) -> None:
-        self._kind = broker.partition(":")[0]
-        self._app = make_app(broker)
-        self._lease_s = lease_of(broker)[1]
-        self._looked = 0.0
-        # Celery would ask workers over a connection that may have broken, and try for ever.
-        self._app.control.mailbox.producer_pool = None
-        self._away = errors_of(self._app)
+        self._broker = Broker(broker)
         self._messages = LargeMessages(store)
-        self._replies = reply_queue(REPLIES + uuid.uuid4().hex)
-        self._awaited: dict[str, _PendingTask] = {}
+        name = REPLIES + uuid.uuid4().hex
+        self.replies = kombu.Queue(
+            name, exchange=kombu.Exchange(""), routing_key=name, expires=REPLIES_KEPT_S
+        )
+        self._link = Link(self._broker, self._consume)
+        self._connections = self._broker.connection().Pool(_MOST_CONNECTIONS)
+        self._producers = kombu.pools.ProducerPool(self._connections, limit=_MOST_CONNECTIONS)
+        self._pending: dict[str, _PendingTask] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._connection: Any = None
-        self._declared = False
         self._stop = threading.Event()
+        self._looked = 0.0
         self._load: tuple[float, Load] | None = None
 
     def submit(self, task: Task, listen: Listener) -> None:
@@ -96,45 +258,25 @@ class BrokerEngine:
         """
         if self._stop.is_set():
             raise TaskCancelledError("the runtime is closed.")
-        task = task.replying_to(self._replies.name)
-        message = self._messages.pack(task.frame(), task.id)
-        awaited = _PendingTask(task, listen, message)
-        awaited.extend_deadline()
+        pending = _PendingTask(task, listen, self._messages.pack(task.frame(), task.id))
+        pending.extend_deadline()
         with self._lock:
-            self._awaited[task.id] = awaited
+            self._pending[task.id] = pending
         try:
-            self._declare()
-            self._send(awaited)
-        except self._away as exc:
+            self._send(pending)
+        except self._broker.errors as exc:
             with self._lock:
-                self._awaited.pop(task.id, None)
-            self._messages.drop(message)
+                self._pending.pop(task.id, None)
+            self._messages.drop(pending.message)
             raise _unreachable(exc) from exc
         with self._lock:
-            if self._awaited and self._thread is None:
+            if self._pending and self._thread is None:
                 self._thread = threading.Thread(target=self._listen, name="kindler-replies", daemon=True)
                 self._thread.start()
 
-    def _send(self, awaited: _PendingTask) -> None:
-        task = awaited.task
-        awaited.sends += 1
-        self._app.send_task(
-            TASK,
-            args=[awaited.message],
-            task_id=task.id,
-            queue=queue_of(task.label),
-            argsrepr=f"({task},)",
-            ignore_result=True,
-            retry=True,
-            retry_policy=_PUBLISHING,
-        )
-
     def cancel(self, task_id: str) -> None:
         """See `Engine`. Asks the workers to cancel the task, and ignores what they still report of it."""
-        with self._lock:
-            awaited = self._awaited.pop(task_id, None)
-        if awaited is not None:
-            self._abandon(awaited, "cancelled", TaskCancelledError(f"{awaited.task} was cancelled."))
+        self._abandon(task_id, lambda task: Report.cancelled(f"{task} was cancelled."))
 
     def load(self) -> Load:
         """See `Engine`. The answer is cached for a moment."""
@@ -142,104 +284,134 @@ class BrokerEngine:
         if self._load is not None and now - self._load[0] < _LOAD_KEPT_S:
             return self._load[1]
         try:
-            answers = self._ask(LOAD, reply=True, timeout=_ANSWERS_S) or []
+            with self._broker.connection() as connection:
+                connection.ensure_connection(**_PUBLISHING)
+                answers = MAILBOX(connection).multi_call("load", timeout=_ANSWERS_S) or []
             loads = [load for answer in answers for load in answer.values() if "labels" in load]
             with self._lock:
-                labels = {awaited.task.label for awaited in self._awaited.values()}
+                labels = {pending.task.label for pending in self._pending.values()}
             labels |= {"default", *(label for load in loads for label in load["labels"])}
             waiting = self._waiting(labels)
-        except self._away as exc:
+        except self._broker.errors as exc:
             raise _unreachable(exc) from exc
-        total = Load(
-            engine=self._kind,
-            workers=sum(load["workers"] for load in loads),
-            busy=sum(load["busy"] for load in loads),
-            waiting=waiting,
-        )
-        self._load = now, total
-        return total
+        workers, busy = (sum(load[name] for load in loads) for name in ("workers", "busy"))
+        self._load = now, Load(engine=self._broker.kind, workers=workers, busy=busy, waiting=waiting)
+        return self._load[1]
 
     def close(self) -> None:
         """See `Engine`."""
         self._stop.set()
         with self._lock:
-            names = list(self._awaited)
+            names = list(self._pending)
             thread = self._thread
         for name in names:
             self.cancel(name)
         if thread is not None and thread is not threading.current_thread():
             thread.join(10.0)
-        self._disconnect()
-        if self._declared:
+        self._link.close()
+        if self._link.was_open.is_set():
             try:
-                with self._app.connection_for_write() as connection:
-                    self._replies(connection.default_channel).delete()
-            except self._away as exc:
+                with self._broker.connection() as connection:
+                    self.replies(connection.default_channel).delete()
+            except self._broker.errors as exc:
                 _log.info("could not delete the reply queue, which will expire: %s", exc)
-        self._app.close()
+        self._producers.force_close_all()
+        self._connections.force_close_all()
         self._messages.close()
 
-    def _abandon(self, awaited: _PendingTask, state: str, error: KindlerError) -> None:
-        awaited.listen(Report(state, error=described(error)))
-        try:
-            self._ask(CANCEL, arguments={"task_id": awaited.task.id})
-        except self._away as exc:
-            _log.warning("could not ask the workers to cancel %s: %s", awaited.task, exc)
+    def _send(self, pending: _PendingTask) -> None:
+        task, to = pending.task, task_queue(pending.task.label)
+        pending.sends += 1
+        with self._producers.acquire(block=True) as producer:
+            publish(
+                producer,
+                pending.message,
+                to.name,
+                declare=[to, self.replies],
+                correlation_id=task.id,
+                reply_to=self.replies.name,
+                headers={"retries": task.max_retries},
+                retry=True,
+                retry_policy=_PUBLISHING,
+            )
 
-    def _ask(self, command: str, **options: Any) -> Any:
-        """Broadcast a command; returns the workers' answers if `reply` is set."""
-        with self._app.connection_for_write() as connection:
-            connection.ensure_connection(**_PUBLISHING)
-            return self._app.control.broadcast(command, connection=connection, **options)
+    def _abandon(self, task_id: str, report: Callable[[Task], Report]) -> None:
+        """End a task here, ask the workers to do so, and take its message out of the store."""
+        with self._lock:
+            pending = self._pending.pop(task_id, None)
+        if pending is None:
+            return
+        pending.listen(report(pending.task))
+        try:
+            with self._broker.connection() as connection:
+                connection.ensure_connection(**_PUBLISHING)
+                MAILBOX(connection).abcast("cancel", {"task_id": task_id})
+        except self._broker.errors as exc:
+            _log.warning("could not ask the workers to cancel %s: %s", pending.task, exc)
+        self._messages.drop(pending.message)
 
     def _waiting(self, labels: Iterable[str]) -> int:
         count = 0
-        with self._app.connection_for_read() as connection:
+        with self._broker.connection() as connection:
             for label in labels:
                 try:
                     with connection.channel() as channel:
-                        count += channel.queue_declare(queue_of(label), passive=True).message_count
+                        count += channel.queue_declare(task_queue(label).name, passive=True).message_count
                 except connection.channel_errors:
                     continue  # nobody has used it yet
         return count
-
-    def _declare(self) -> None:
-        """Declare the reply queue before a task is sent: replies to a missing queue are dropped."""
-        with self._lock:
-            if self._thread is not None and self._declared:
-                return  # it is listened to, so it has not expired
-            with self._app.amqp.producer_pool.acquire(block=True) as producer:
-                queue = self._replies(producer.channel)
-                producer.connection.ensure(queue, queue.declare, **_PUBLISHING)()
-            self._declared = True
 
     def _listen(self) -> None:
         """Receive reports as long as some are awaited."""
         while True:
             with self._lock:
-                if not self._awaited or self._stop.is_set():
+                if not self._pending or self._stop.is_set():
                     self._thread = None
                     return
-            self._give_up()
             try:
-                try:
-                    self._connected().drain_events(timeout=_LOOK_S)
-                except TimeoutError:
-                    self._look_for_missing()
+                self._give_up()
+                self._link.open()
+                self._link.drain(LOOK_S)
+                self._look_for_missing()
             except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and tasks must not be lost
                 _log.warning("lost the connection to the broker, reconnecting: %s", exc)
-                self._disconnect()
-                self._stop.wait(_BACKOFF_S)
+                self._link.close()
+                self._stop.wait(LOOK_S)
+
+    def _consume(self, channel: Any) -> Any:
+        consumer = kombu.Consumer(channel, [self.replies], on_message=self._receive, no_ack=True)
+        consumer.consume()
+        return consumer
+
+    def _receive(self, message: Any) -> None:
+        task_id, content = str(message.properties.get("correlation_id")), b""
+        try:
+            content = content_of(message)
+            read_id, report = Report.read(self._messages.unpack(content))
+            if read_id != task_id:
+                raise FrameError(f"it is about the task {read_id[:40]!r}.")
+        except (FrameError, StoreError, OSError) as exc:
+            _log.warning("rejected a reply: %s", exc)
+            unread = BrokerError(f"the task has ended, and its result cannot be read here: {exc}")
+            report = Report.failed(unread)
+        self._messages.drop(content)
+        with self._lock:
+            pending = self._pending.get(task_id)
+            if pending is None:
+                return
+            pending.taken = True
+            pending.extend_deadline()
+            if report.state != "running":
+                del self._pending[task_id]
+        pending.listen(report)
 
     def _give_up(self) -> None:
         """Fail the tasks without a report for too long."""
         now = time.monotonic()
         with self._lock:
-            late = [name for name, awaited in self._awaited.items() if awaited.deadline < now]
-            overdue = [self._awaited.pop(name) for name in late]
-        for awaited in overdue:
-            silence = awaited.task.wait_s + awaited.task.timeout_s
-            self._abandon(awaited, "failed", _overdue(awaited.task, silence))
+            overdue = [name for name, pending in self._pending.items() if pending.deadline < now]
+        for name in overdue:
+            self._abandon(name, lambda task: Report.failed(_overdue(task)))
 
     def _look_for_missing(self) -> None:
         """Send tasks again that a worker of Redis took from the queue without a report.
@@ -247,86 +419,32 @@ class BrokerEngine:
         It was stopped, or lost, before it could note that it has them; only the client can miss them then.
         RabbitMQ itself notices a worker that gives no sign of life.
         """
-        now = time.monotonic()
-        if not self._kind.startswith("redis") or now - self._looked < self._lease_s / 3:
+        now, lease_s = time.monotonic(), self._broker.lease_s
+        if not self._broker.is_redis or now - self._looked < lease_s / 3:
             return
         self._looked = now
         with self._lock:
-            silent = [awaited for awaited in self._awaited.values() if not awaited.taken]
-        sizes = {label: self._waiting({label}) for label in {awaited.task.label for awaited in silent}}
-        for awaited in silent:
-            if sizes[awaited.task.label]:
-                awaited.missing_since = None  # it may be among those that wait
-            elif awaited.missing_since is None:
-                awaited.missing_since = now
-            elif now - awaited.missing_since > self._lease_s:
-                self._send_again(awaited)
+            silent = [pending for pending in self._pending.values() if not pending.taken]
+        sizes = {label: self._waiting({label}) for label in {pending.task.label for pending in silent}}
+        for pending in silent:
+            if sizes[pending.task.label]:
+                pending.missing_since = None  # it may be among those that wait
+            elif pending.missing_since is None:
+                pending.missing_since = now
+            elif now - pending.missing_since > lease_s:
+                self._send_again(pending)
 
-    def _send_again(self, awaited: _PendingTask) -> None:
-        task, awaited.missing_since = awaited.task, None
-        if awaited.sends <= task.max_retries:
+    def _send_again(self, pending: _PendingTask) -> None:
+        task, pending.missing_since = pending.task, None
+        if pending.sends <= task.max_retries:
             _log.warning("%s was taken by a worker that gives no sign of life; sending it again", task)
-            self._send(awaited)
+            self._send(pending)
             return
-        with self._lock:
-            if self._awaited.pop(task.id, None) is None:
-                return
-        self._abandon(
-            awaited,
-            "failed",
-            BrokerError(
-                f"{task} was sent {awaited.sends} times, and no worker that took it gave a sign of life.\n"
-                "Hint: a worker may be stopped, or hang; more attempts: runtime.options(max_retries=...)."
-            ),
+        error = BrokerError(
+            f"{task} was sent {pending.sends} times, and no worker that took it gave a sign of life.\n"
+            "Hint: a worker may be stopped, or hang; more attempts: runtime.options(max_retries=...)."
         )
-
-    def _connected(self) -> Any:
-        if self._connection is None:
-            connection = self._app.connection_for_read(heartbeat=0)
-            try:
-                connection.ensure_connection(**_PUBLISHING)
-                consumer = connection.Consumer(
-                    [self._replies], on_message=self._receive, no_ack=True, accept=[CONTENT_TYPE]
-                )
-                consumer.consume()
-            except BaseException:
-                connection.release()
-                raise
-            self._connection = connection
-        return self._connection
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.release()
-            except Exception as exc:  # noqa: BLE001 - it is broken, and is left behind
-                _log.info("could not close a broken connection to the broker: %s", exc)
-
-    def _receive(self, message: Any) -> None:
-        content = b""
-        try:
-            content = _content(message)
-            task_id, report = Report.read(self._messages.unpack(content))
-            self._messages.drop(content)
-        except (FrameError, StoreError, OSError) as exc:
-            _log.warning("rejected a reply: %s", exc)
-            task_id, report = whose(content)[0], Report("failed", error=described(_unreadable(exc)))
-        with self._lock:
-            awaited = self._awaited.get(task_id)
-            if awaited is None:
-                return
-            awaited.taken = True
-            awaited.extend_deadline()
-            if report.state != "running":
-                del self._awaited[task_id]
-        awaited.listen(report)
-
-
-def _content(message: Any) -> bytes:
-    if message.content_type != CONTENT_TYPE:
-        raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}.")
-    return bytes(message.body)
+        self._abandon(task.id, lambda _: Report.failed(error))
 
 
 def _unreachable(exc: BaseException) -> BrokerError:
@@ -335,13 +453,9 @@ def _unreachable(exc: BaseException) -> BrokerError:
     )
 
 
-def _unreadable(exc: BaseException) -> BrokerError:
-    return BrokerError(f"the task has ended, and its result, in the store, cannot be read here: {exc}")
-
-
-def _overdue(task: Task, silence_s: float) -> BrokerError:
+def _overdue(task: Task) -> BrokerError:
     label = "" if task.label == "default" else f" --label {task.label}"
     return BrokerError(
-        f"{task} was abandoned: no worker reported on it for {silence_s:g} s.\n"
+        f"{task} was abandoned: no worker reported on it for {task.wait_s + task.timeout_s:g} s.\n"
         f"Hint: start a worker with `kindler worker{label}`, or wait longer: runtime.options(wait_s=...)."
     )

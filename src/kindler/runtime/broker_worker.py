@@ -1,55 +1,52 @@
 """The broker engine, worker side: `kindler worker`.
 
-Celery takes tasks from the queues, one for each process; the processes are those of the local engine, which
-retries a task when one of them is lost. A task is acknowledged after its result was sent: if this whole
-program dies, the broker delivers the task to another worker.
+Each task that may run has a slot: a thread with a connection of its own that takes one task at a time, gives
+it to the local engine, and keeps it, and the connection, while it runs. A task is acknowledged after its last
+report was sent. If this program dies, the broker delivers the task to another worker, which counts that.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
+import queue
+import signal
 import socket
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
-from celery import bootsteps, signals
-from celery.exceptions import Reject
-from celery.worker.consumer import Consumer
-from celery.worker.control import control_command, inspect_command
-from celery.worker.state import maybe_shutdown
+import kombu
 
 from kindler import sandbox
-from kindler.errors import BrokerError, FrameError, StoreError
-from kindler.runtime.celery_app import (
-    CANCEL,
-    CONTENT_TYPE,
-    LOAD,
-    TASK,
-    errors_of,
-    lease_of,
-    make_app,
-    queue_of,
+from kindler.errors import BrokerError, FrameError, StoreError, WorkerLost
+from kindler.runtime.broker import (
+    LOOK_S,
+    MAILBOX,
+    REPLIES,
+    Broker,
+    Link,
+    content_of,
+    is_unroutable,
+    task_queue,
 )
-from kindler.runtime.large_messages import LARGEST_BYTES, LargeMessages, reply_name, whose
+from kindler.runtime.large_messages import LargeMessages
 from kindler.runtime.local import LocalEngine
-from kindler.runtime.messages import Report, Task, described
-
-Receive: TypeAlias = Callable[[Any], None]
+from kindler.runtime.messages import Report, Task, pack
 
 _log = logging.getLogger("kindler.runtime")
-_HEARTBEAT_S = 30.0
-_REMEMBERED = 10_000
-_MOST_UNSENT = 100  # reports that are kept while the broker is away
-_MOST_FAILURES = 3  # times that sending one of them is tried; each has the retries of _PUBLISHING
-_PAUSES_S = (0.0, 1.0, 3.0, 9.0)  # before each attempt to send the error instead of the result
-_AWAKE_S = 0.5
+_HEARTBEAT_S = 30.0  # of RabbitMQ
+_GLANCE_S = 0.01
 _TIDY_S = 3600.0
-_RECONNECTING = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 5.0}
-_PUBLISHING = {"max_retries": 10, "interval_start": 0.1, "interval_step": 0.5, "interval_max": 3.0}
+_NEWS_S = 60.0  # between two reports that a task is running
+_REMEMBERED = 10_000  # tasks that have ended
+_MOST_REFUSED = 4  # times that a reply is refused by a broker that is there
+_LAST_TRIES = 10  # to send a reply, of a worker that is to stop
 
 
 def run_worker(
@@ -61,7 +58,7 @@ def run_worker(
     trusted: bool = False,
     say: Callable[[str], None] = _log.info,
 ) -> int:
-    """Run tasks until the program is stopped; returns its exit status.
+    """Run tasks until the program gets SIGINT or SIGTERM, and those to their end; returns its exit status.
 
     Args:
         store: The store's URL.
@@ -78,287 +75,298 @@ def run_worker(
             " --trusted calls all of them, if you trust everybody who can write to the store.",
             lacking,
         )
-    app = make_app(broker)
     engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
-    runner = _TaskRunner(app, engine, LargeMessages(store))
-    runner.tidy()
+    worker = _Worker(Broker(broker), engine, LargeMessages(store), labels)
 
-    def run(message: Any) -> None:
-        runner.run(message)
+    def stop(*_: Any) -> None:
+        worker.stopping.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # a second signal does not wait for tasks
 
-    def cancel(state: Any, task_id: str, **_: Any) -> None:
-        runner.cancel(task_id)
-
-    def load(state: Any) -> dict[str, Any]:
-        current = engine.load()
-        return {"workers": current.workers, "busy": current.busy, "labels": list(labels)}
-
-    app.task(name=TASK, shared=False)(run)
-    inspect_command(name=LOAD)(load)
-    control_command(name=CANCEL, args=[("task_id", str)])(cancel)
-    app.steps["consumer"].add(_step(lease_of(broker)[1], runner.tidy))
-
-    def ready(**_: Any) -> None:
-        say(f"ready: {engine.workers} tasks at a time, labels {', '.join(labels)}")
-
-    signals.worker_ready.connect(ready, weak=False)
-    try:
-        worker = app.Worker(
-            hostname=f"kindler-{socket.gethostname()}-{os.getpid()}",
-            consumer_cls=_Consumer,
-            pool="threads",
-            concurrency=engine.workers,
-            queues=[queue_of(label) for label in labels],
-            loglevel="WARNING",
-            quiet=True,
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-        )
-        worker.start()
-        return int(worker.exitcode or 0)
-    finally:
-        signals.worker_ready.disconnect(ready)
-        engine.close()
-        runner.messages.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    worker.run(say)
+    return 0
 
 
-class _TaskRunner:
-    """Takes tasks from Celery, runs them on the engine, and sends the reports to the client.
+class _Worker:
+    """What the slots share, and the commands of clients.
 
     A task may come more than once: the broker, or the connection to it, was lost before it was acknowledged.
+    So `running` and `finished` have the ids of tasks.
     """
 
-    def __init__(self, app: Any, engine: LocalEngine, messages: LargeMessages) -> None:
+    def __init__(
+        self, broker: Broker, engine: LocalEngine, messages: LargeMessages, labels: Sequence[str]
+    ) -> None:
+        self.broker = broker
+        self.engine = engine
         self.messages = messages
-        self._app = app
-        self._engine = engine
+        self.labels = list(labels)
+        self.stopping = threading.Event()
+        self.running: dict[str, threading.Event] = {}
+        self.finished: OrderedDict[str, None] = OrderedDict()
+        self.pool = ThreadPoolExecutor(engine.workers, thread_name_prefix="kindler-task")
         self._lock = threading.Lock()
-        self._running: dict[str, threading.Event] = {}
-        self._over: OrderedDict[str, None] = OrderedDict()
-        self._unsent: OrderedDict[str, tuple[Report, int]] = OrderedDict()
-        self._away = errors_of(app)
+        self._restore_at = 0.0
 
-    def run(self, message: Any) -> None:
-        """Celery's task; returns after the result was sent, or could not be."""
+    def run(self, say: Callable[[str], None]) -> None:
+        slots = [_Slot(self) for _ in range(self.engine.workers)]
+        commands = Link(self.broker, self._consume, _HEARTBEAT_S)
+        threads = [threading.Thread(target=slot.run, name="kindler-slot", daemon=True) for slot in slots]
+        between = functools.partial(self._restore_lost, commands)
+        threads.append(threading.Thread(target=self.serve, args=(commands, between), daemon=True))
+        for thread in threads:
+            thread.start()
+        for link in [commands, *(slot.link for slot in slots)]:
+            while not link.was_open.wait(LOOK_S) and not self.stopping.is_set():
+                pass
+        if not self.stopping.is_set():
+            say(f"ready: {self.engine.workers} tasks at a time, labels {', '.join(self.labels)}")
+        while not self.stopping.is_set():
+            self.messages.drop_old()
+            self.stopping.wait(_TIDY_S)
+        for thread in threads:
+            thread.join()
+        commands.close()
+        self.engine.close()
+        self.pool.shutdown()
+        self.messages.close()
+
+    def serve(self, link: Link, handle: Callable[[], None]) -> None:
+        """The life of a thread: receive until the worker stops, over one connection after the other."""
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                link.open()
+                failures = 0
+                link.drain(LOOK_S)
+                handle()
+            except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and the worker goes on
+                failures += 1
+                pause_s = min(0.5 * failures, 5.0)
+                _log.warning("lost the connection to the broker, reconnecting in %g s: %s", pause_s, exc)
+                link.close()
+                self.stopping.wait(pause_s)
+
+    def _consume(self, channel: Any) -> Any:
+        name = f"kindler-{socket.gethostname()}-{os.getpid()}"
+        handlers = {"load": self._load, "cancel": self._cancel}
+        node = MAILBOX(channel.connection.client).Node(name, channel=channel, handlers=handlers)
+
+        def dispatch(body: Any, message: Any) -> None:
+            try:
+                node.handle_message(body, message)
+            except Exception as exc:  # noqa: BLE001 - a command that no client of ours sends
+                _log.warning("rejected a command: %r", exc)
+
+        return node.listen(channel, callback=dispatch)
+
+    def _restore_lost(self, commands: Link) -> None:
+        """Give tasks whose lease is over back to their queues; slots do so only when they have been idle."""
+        if self.broker.is_redis and time.monotonic() >= self._restore_at:
+            self._restore_at = time.monotonic() + self.broker.lease_s / 3
+            commands.channel.qos.restore_visible(num=None, interval=1)
+
+    def _load(self, _: Any) -> dict[str, Any]:
+        load = self.engine.load()
+        return {"workers": load.workers, "busy": load.busy, "labels": self.labels}
+
+    def _cancel(self, _: Any, task_id: str) -> None:
+        self.remember(task_id)
+        self.engine.cancel(task_id)
+
+    def remember(self, task_id: str) -> None:
+        with self._lock:
+            self.finished[task_id] = None
+            while len(self.finished) > _REMEMBERED:
+                self.finished.popitem(last=False)
+
+    def reply(self, task_id: str, content: bytes) -> bytes:
+        """Run the task of a message to its end; returns the message with its last report."""
         try:
-            task = Task.read(self.messages.unpack(message))
+            task = Task.read(self.messages.unpack(content))
+            if task.id != task_id:
+                raise FrameError("its id is not that of its message.")
         except (FrameError, StoreError, OSError) as exc:
             _log.error("rejected a task: %s", exc)
-            task_id, queue = whose(message) if isinstance(message, bytes) else ("", "")
-            unread = BrokerError(f"a worker cannot read the task, which is in the store: {exc}")
-            self._notify(queue, task_id, Report("failed", error=described(unread)))
-            return
-        sent = threading.Event()
-        while (earlier := self._running.setdefault(task.id, sent)) is not sent:
-            earlier.wait()
-        try:
-            if task.id not in self._over:
-                report, failures = self._unsent.pop(task.id, (None, 0))
-                self._deliver(task, report or self._ended(task), failures)
-                self._remember(task.id)
-                self.messages.drop(message)
-        finally:
-            del self._running[task.id]
-            sent.set()
-
-    def _deliver(self, task: Task, report: Report, failures: int) -> None:
-        """Send the last report of a task, or the error that it cannot be sent. The task is not run again.
-
-        Raises:
-            Reject: The broker is away; the task is delivered again, and its report is then sent.
-        """
-        try:
-            self._reply(task.reply_to, task.id, report)
-            return
-        except self._away as exc:
-            if failures < _MOST_FAILURES:
-                self._unsent[task.id] = (report, failures + 1)
-                while len(self._unsent) > _MOST_UNSENT:
-                    self._unsent.popitem(last=False)
-                raise Reject(str(exc), requeue=True) from exc
-            problem: BaseException = exc
-        except Exception as exc:  # noqa: BLE001 - the store's errors and each transport's own
-            problem = exc
-        _log.error("could not send the result of %s: %s", task, problem)
-        error = BrokerError(f"{task} has ended ({report.state}), and its result could not be sent: {problem}")
-        failed = Report("failed", error=described(error), log=report.log)
-        for pause_s in _PAUSES_S:
-            time.sleep(pause_s)
-            if self._notify(task.reply_to, task.id, failed):
-                return
-
-    def tidy(self) -> None:
-        """Delete large messages that were never read for a day, beside everything else."""
-        threading.Thread(target=self._tidy, name="kindler-tidy", daemon=True).start()
-
-    def _tidy(self) -> None:
-        try:
-            self.messages.tidy()
-        except Exception as exc:  # noqa: BLE001 - of the store, which may be away; there is a next time
-            _log.warning("could not delete large messages that were never read: %s", exc)
-
-    def cancel(self, task_id: str) -> None:
-        """Celery's control command."""
-        self._remember(task_id)
-        self._engine.cancel(task_id)
-
-    def _ended(self, task: Task) -> Report:
-        """Run a task to its end; returns the last report and sends the others."""
-        ended = threading.Event()
-        last: list[Report] = []
-        starts = 0
-        # At once, before a process has started: a client sends a task again that nobody seems to have.
-        self._notify(task.reply_to, task.id, Report("running"))
+            return failed(task_id, BrokerError(f"a worker cannot read the task: {exc}"))
+        last: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
         def listen(report: Report) -> None:
-            nonlocal starts
-            if report.state == "running":
-                starts += 1
-                if starts > 1:  # on another process: the client waits for that one
-                    self._notify(task.reply_to, task.id, report)
-                return
-            last.append(report)
+            if report.state != "running":
+                last.put(report)
+
+        try:
+            self.engine.submit(task, listen)
+            return self.messages.pack(last.get().frame(task_id), f"{task_id}-reply")
+        except (StoreError, OSError) as exc:
+            return failed(task_id, _unsent("stored", exc))
+        except Exception as exc:  # noqa: BLE001 - the edge of a task: the client gets the error
+            return failed(task_id, exc)
+
+
+class _Slot:
+    """Takes one task at a time from the queues, over a connection of its own, and answers for it."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._broker = worker.broker
+        self._tick_s = min(5.0, worker.broker.lease_s / 3)
+        self._arrived: deque[Any] = deque()
+        self.link = Link(worker.broker, self._consume, _HEARTBEAT_S)
+
+    def run(self) -> None:
+        self._worker.serve(self.link, self._take_all)
+        try:
+            self._give_back()
+        except Exception as exc:  # noqa: BLE001 - the broker does it, later
+            _log.info("could not give back a task: %r", exc)
+        self.link.close()
+
+    def _consume(self, channel: Any) -> Any:
+        self._arrived.clear()  # RabbitMQ delivers them again, Redis after their lease
+        queues = [task_queue(label) for label in self._worker.labels]
+        consumer = kombu.Consumer(channel, queues, on_message=self._arrived.append)
+        # Of all queues together; RabbitMQ 4 knows a limit of each of them only.
+        each = channel.connection.client.qos_semantics_matches_spec
+        consumer.qos(prefetch_count=1, apply_global=not each)
+        consumer.consume()
+        return consumer
+
+    def _take_all(self) -> None:
+        while self._arrived and not self._worker.stopping.is_set():
+            self._take(self._arrived.popleft())
+
+    def _take(self, message: Any) -> None:
+        """Run the task of a message, send its last report, and only then acknowledge it."""
+        try:
+            content, (task_id, retries) = content_of(message), _of_task(message)
+        except FrameError as exc:
+            _log.error("rejected a message: %s", exc)
+            message.reject()
+            return
+        worker, ended = self._worker, threading.Event()
+        while (earlier := worker.running.setdefault(task_id, ended)) is not ended:
+            if not earlier.wait(self._tick_s):  # it came again, and still runs here
+                self._keep(message)
+        try:
+            if task_id not in worker.finished:
+                lost = bool(message.delivery_info.get("redelivered"))
+                if lost and retries > 0:
+                    self._hand_on(message, retries - 1)
+                    return
+                reply = failed(task_id, _lost()) if lost else self._run(message, task_id, content)
+                self._deliver(message, task_id, reply)
+                worker.remember(task_id)
+            worker.messages.drop(content)
+            self._acknowledge(message)
+        finally:
+            del worker.running[task_id]
             ended.set()
 
-        try:
-            self._engine.submit(task, listen)
-        except Exception as exc:  # noqa: BLE001 - the edge of a task: the client gets the error
-            listen(Report("failed", error=described(exc)))
-        ended.wait()
-        return last[0]
+    def _run(self, message: Any, task_id: str, content: bytes) -> bytes:
+        """Run the task in another thread; this one keeps it, and tells the client that it is running."""
+        reply: Future[bytes] = self._worker.pool.submit(self._worker.reply, task_id, content)
+        # At once, before a process has started: a client sends a task again that nobody seems to have.
+        news_at = time.monotonic()
+        while True:
+            if time.monotonic() >= news_at:
+                news_at += _NEWS_S
+                try:
+                    self._publish(message, task_id, pack(Report("running").frame(task_id)))
+                except Exception as exc:  # noqa: BLE001 - each transport has its own errors; it may get lost
+                    _log.warning("could not report that the task %s is running: %s", task_id, exc)
+            if wait([reply], timeout=self._tick_s).done:
+                return reply.result()
+            self._keep(message)
 
-    def _remember(self, task_id: str) -> None:
-        with self._lock:
-            self._over[task_id] = None
-            while len(self._over) > _REMEMBERED:
-                self._over.popitem(last=False)
-
-    def _notify(self, queue: str, task_id: str, report: Report) -> bool:
-        """Send a report that may get lost; returns whether it was sent."""
+    def _keep(self, message: Any) -> None:
+        """Tell the broker that this worker lives, and has the task."""
         try:
-            self._reply(queue, task_id, report)
+            if self._broker.is_redis:
+                from kindler.runtime.redis_transport import renew
+
+                self.link.open()
+                renew(self.link.channel, message.delivery_tag)
+            elif self.link.is_open:
+                self.link.drain(_GLANCE_S)
         except Exception as exc:  # noqa: BLE001 - each transport has its own errors
-            _log.warning("could not tell %s that its task is %s: %s", queue, report.state, exc)
-            return False
-        return True
+            _log.warning("lost the connection to the broker; the task that runs goes on: %s", exc)
+            self.link.close()
 
-    def _reply(self, queue: str, task_id: str, report: Report) -> None:
-        if not queue:
-            return
-        try:
-            message = self.messages.pack(report.frame(task_id), reply_name(task_id))
-        except OSError as exc:  # a disk that is full, which is no broker that is away
-            raise StoreError(f"a message cannot be stored: {exc}") from exc
-        with self._app.amqp.producer_pool.acquire(block=True) as producer:
-            producer.publish(
-                message,
-                exchange="",
-                routing_key=queue,
-                serializer=None,
-                content_type=CONTENT_TYPE,
-                content_encoding="binary",
-                retry=True,
-                retry_policy=_PUBLISHING,
-            )
-
-
-class _Consumer(Consumer):  # type: ignore[misc]
-    """Celery's consumer, reconnecting more often, and rejecting messages that are not ours."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{**options, "amqheartbeat": _HEARTBEAT_S})
-
-    def ensure_connected(self, connection: Any) -> Any:
-        """See Celery."""
-
-        def away(exc: Exception, interval: float) -> None:
-            _log.warning("lost the connection to the broker, reconnecting in %g s: %s", interval, exc)
-
-        return connection.ensure_connection(away, **_RECONNECTING, callback=maybe_shutdown)
-
-    def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """See Celery."""
-        try:
-            super().on_connection_error_after_connected(exc)
-        except Exception as error:  # noqa: BLE001 - kombu's Redis fails to give back tasks that are not acknowledged
-            _log.info("the lost connection was not closed cleanly: %r", error)
-
-    def create_task_handler(self, *args: Any, **options: Any) -> Receive:
-        """See Celery."""
-        receive = super().create_task_handler(*args, **options)
-
-        def received(message: Any) -> None:
+    def _deliver(self, message: Any, task_id: str, reply: bytes) -> None:
+        """Send the last report, as soon as the broker is there; or the error, if it refuses that. A report
+        that cannot be sent never makes a task run again."""
+        refused = 0
+        for attempt in itertools.count(1):
             try:
-                _check(message)
-                message.ack_log_error = _harmless(message.ack_log_error)
-                message.reject_log_error = _harmless(message.reject_log_error)
-                receive(message)
-            except Exception as exc:
-                if isinstance(exc, self.connection_errors):
+                self.link.open()
+                self._publish(message, task_id, reply)
+                return
+            except self._broker.errors as exc:
+                _log.warning("could not send the result of the task %s: %s", task_id, exc)
+                self.link.close()
+                if self._worker.stopping.is_set() and attempt >= _LAST_TRIES:
                     raise
-                # Celery would end the worker for some of them.
-                _log.error("rejected a message: %s", exc)
-                if not message.acknowledged:
-                    message.reject_log_error(_log, self.connection_errors)
+            except Exception as exc:  # noqa: BLE001 - each transport has its own errors
+                _log.warning("could not send the result of the task %s: %s", task_id, exc)
+                refused += 1
+                if refused > _MOST_REFUSED:
+                    return
+                if not is_unroutable(exc):  # a client that lives will declare its queue again
+                    reply = failed(task_id, _unsent("sent", exc))
+            time.sleep(min(0.5 * attempt, 5.0))
 
-        return received
+    def _publish(self, message: Any, task_id: str, reply: bytes) -> None:
+        to = message.properties.get("reply_to")
+        if isinstance(to, str) and to.startswith(REPLIES) and self.link.is_open:
+            self.link.publish(reply, to, correlation_id=task_id)
 
+    def _acknowledge(self, message: Any) -> None:
+        if self._worker.stopping.is_set():
+            self.link.consumer.cancel()  # or RabbitMQ would send the next task
+        # Redis knows a task by its tag alone; RabbitMQ has already given those of a lost channel to others.
+        if self._broker.is_redis or message.channel is self.link.channel:
+            self.link.channel.basic_ack(message.delivery_tag)
 
-def _check(message: Any) -> None:
-    """Raise for a message that no client of ours sends; Celery would believe what its headers say."""
-    if message.content_type != CONTENT_TYPE:
-        raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}")
-    if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * LARGEST_BYTES:
-        raise FrameError(f"unexpected body, or one of more than {2 * LARGEST_BYTES} bytes")
-    headers = message.headers
-    if headers.get("task") != TASK or not isinstance(headers.get("id"), str) or headers.get("eta"):
-        raise FrameError(f"unexpected headers {str(headers)[:200]}")
-    message.payload  # noqa: B018 - read now, while nothing depends on it
+    def _hand_on(self, message: Any, retries: int) -> None:
+        """Put a task back into its queue, with the number of times that its worker may still be lost."""
+        same = {name: message.properties.get(name) for name in ("correlation_id", "reply_to")}
+        to = message.delivery_info["routing_key"]
+        self.link.publish(bytes(message.body), to, headers={"retries": retries}, **same)
+        self._acknowledge(message)
 
-
-def _harmless(answer: Callable[..., None]) -> Callable[..., None]:
-    """Ignore errors of an answer to the broker: without it the message is delivered again."""
-
-    def answered(*args: Any, **options: Any) -> None:
-        try:
-            answer(*args, **options)
-        except Exception as exc:  # noqa: BLE001 - kombu's Redis raises what it does not call an error
-            _log.info("could not acknowledge a task, which will be delivered again: %r", exc)
-
-    return answered
-
-
-def _step(lease_s: float, tidy: Callable[[], None]) -> type[Any]:
-    """A step of Celery's consumer that wakes it, tidies, and renews leases where the broker is Redis."""
-
-    class Step(bootsteps.StartStopStep):  # type: ignore[misc]
-        requires = ("celery.worker.consumer.tasks:Tasks",)
-
-        def __init__(self, consumer: Any, **options: Any) -> None:
-            super().__init__(consumer, **options)
-            self._timers: list[Any] = []
-
-        def start(self, consumer: Any) -> None:
-            every = consumer.hub.call_repeatedly
-            self._timers = [every(_AWAKE_S, _look_up), every(_TIDY_S, tidy)]
-            if consumer.connection.transport.driver_type == "redis":
-                self._timers.append(every(lease_s / 3, _renew, consumer))
-
-        def stop(self, consumer: Any) -> None:
-            while self._timers:
-                self._timers.pop().cancel()
-
-    return Step
+    def _give_back(self) -> None:
+        """At the end: a task that has arrived, and was not begun, was not lost."""
+        if not self.link.is_open:
+            return
+        if self._broker.is_redis:
+            self.link.channel.close()  # which reads what it has asked for
+            self.link.channel = self.link.connection.channel()
+        else:
+            self.link.consumer.cancel()
+        while self._arrived:
+            message = self._arrived.popleft()
+            self._hand_on(message, _of_task(message)[1])
 
 
-def _look_up() -> None:
-    """Wakes Celery's loop, which notices only then that it is to stop."""
+def _of_task(message: Any) -> tuple[str, int]:
+    """The id of a message's task, and how often its worker may still be lost."""
+    task_id, retries = message.properties.get("correlation_id"), message.headers.get("retries")
+    if not isinstance(task_id, str) or not task_id or type(retries) is not int:
+        raise FrameError(f"unexpected headers {str(message.headers)[:200]}.")
+    return task_id, retries
 
 
-def _renew(consumer: Any) -> None:
-    channel = consumer.task_consumer.channel
-    running = list(channel.qos._delivered)
-    if running:
-        with channel.conn_or_acquire() as client:
-            client.zadd(channel.unacked_index_key, dict.fromkeys(running, time.time()), xx=True)
+def failed(task_id: str, error: BaseException) -> bytes:
+    return pack(Report.failed(error).frame(task_id))
+
+
+def _unsent(verb: str, problem: Exception) -> BrokerError:
+    return BrokerError(f"the task has ended, and its result could not be {verb}: {problem}")
+
+
+def _lost() -> WorkerLost:
+    reason = "it was gone before it had a result, and the task's max_retries are used up"
+    return WorkerLost(reason, rank=None, host="an unknown host")

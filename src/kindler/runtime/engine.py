@@ -65,7 +65,7 @@ _ENGINES = Registry(
     "engine",
     [
         Spec(name="local", target="kindler.runtime.local:LocalEngine"),
-        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="celery", extra="celery"),
+        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="kombu", extra="celery"),
     ],
 )
 _BROKERS = ("redis", "rediss", "amqp", "amqps")
@@ -86,7 +86,7 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
 
     Raises:
         ConfigError: The store is in memory, or the kind of broker is unknown.
-        MissingExtraError: Celery is not installed.
+        MissingExtraError: kombu is not installed.
     """
     named = broker or default_broker(os.environ)
     if store.startswith("memory:"):

@@ -5,6 +5,7 @@ How a task came here and how its result goes back is for others.
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections import OrderedDict
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import LoadedModel, load
 from kindler.models.registry import MODEL_KINDS
-from kindler.runtime import options, resolve_data, training, value_codec
+from kindler.runtime import options, resolve_data, value_codec
 from kindler.runtime.messages import REDUCE, WRITES, Task
 from kindler.runtime.sandboxed_model import SandboxedModel, can_be_sandboxed
 from kindler.shelves.datasets.shelf import Datasets
@@ -78,7 +79,7 @@ class Executor:
     def _model(self, task: Task, args: list[Any], options: dict[str, Any]) -> Any:
         models = Models(self._open(), task.bucket)
         version = models.metadata(task.name)
-        spark = training.session(options) if task.verb in WRITES else None
+        spark = _spark_session(options) if task.verb in WRITES else None
         datasets = Datasets(self._open(), task.bucket)
         given = tuple(
             one
@@ -87,10 +88,10 @@ class Executor:
             for one in args
             if one is not None
         )
-        if task.verb in WRITES:
-            return training.train(models, version, task.verb, given, options, trusted=task.trusted)
         if not given:
             raise ConfigError(f"{task.verb}() of {version} needs data, or the name of a dataset.")
+        if task.verb in WRITES:
+            return _train(models, version, task, given, options)
         return self._kept(version, trusted=task.trusted).call(task.verb, *given, **options)
 
     def _arguments(self, task: Task) -> tuple[list[Any], dict[str, Any]]:
@@ -140,3 +141,32 @@ class Executor:
         if self._store is None:
             self._store = Store.open(self._url)
         return self._store
+
+
+def _spark_session(options: dict[str, Any]) -> Any:
+    """The Spark session of a fit with `engine="spark"`, else None; removes `spark`, a dict of arguments for
+    `kindler.init`, from the options."""
+    arguments = options.pop("spark", None)
+    if options.get("engine") != "spark":
+        if arguments is not None:
+            raise ConfigError("fit(spark=...) goes with engine='spark'.")
+        return None
+    from kindler.spark.session import init
+
+    return init(**(arguments or {}))
+
+
+def _train(
+    models: Models, version: Version, task: Task, data: tuple[Any, ...], options: dict[str, Any]
+) -> Version:
+    """Train a version, as its kind does, and publish the result as the newest one."""
+    kind = MODEL_KINDS.model_kind(version.kind)
+    read = functools.partial(models.get, str(version), trusted=task.trusted)
+    model, attributes = kind.train(read, version.meta, task.verb, data, options)
+    return models.put(
+        model,
+        version.name,
+        attributes={**version.attributes, **attributes},
+        trusted=task.trusted,
+        **kind.put_again(version.meta),
+    )

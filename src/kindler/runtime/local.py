@@ -1,33 +1,179 @@
 """The local engine: worker processes on this machine, started on demand and kept for the next tasks.
 
 A process takes tasks of one family only (see `Kinds.family`), and best those of a model that it has in
-memory. Threads exist while there are tasks.
+memory. It is forked from a fork server (see `kindler.engine.fork_server`) that has imported what every task
+needs, and dies with its owner, whatever happens to it. Threads exist while there are tasks.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
+from kindler.engine import fork_server
 from kindler.engine.local import slots
-from kindler.errors import ConfigError, FrameError, TaskCancelledError, TaskTimeoutError, WorkerLost
-from kindler.frame import ChannelClosed
+from kindler.engine.placement import program_path
+from kindler.engine.wire import Channel
+from kindler.errors import (
+    ConfigError,
+    FrameError,
+    StartTimeoutError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerLost,
+)
+from kindler.frame import ChannelClosed, Frame
 from kindler.runtime.engine import Listener, Load
-from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.processes import Loss, Process, start
+from kindler.runtime.messages import Report, Task
+from kindler.temporary import Folder
 
 _LABELS = ("default", "local")
 _MOST_WORKERS = 4
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 10.0
+_LOG_BYTES = 1 << 20
+_TAIL_LINES = 40
+_RECIPE = fork_server.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
+_ENTRY = "kindler.runtime.worker:main"
+
+
+class Log:
+    """The output of a worker process, in a file of a folder: nobody reads a pipe while there are no tasks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "log"
+        self._begin = 0
+
+    def take_over(self) -> None:
+        """Redirect this process's output to the log."""
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in (1, 2):
+            os.dup2(file, number)
+        os.close(file)
+
+    def begin(self) -> None:
+        """A task begins; a log that has become long is truncated."""
+        _flush()
+        if self._path.stat().st_size > _LOG_BYTES:
+            os.truncate(self._path, 0)
+        self._begin = self._path.stat().st_size
+
+    def tail(self) -> str:
+        """The last lines since the task began; or since the start, when read by another process."""
+        _flush()
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(self._begin, self._path.stat().st_size - _LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def send_frame(channel: Channel, frame: Frame) -> None:
+    channel.send(frame.kind, *frame.buffers, **frame.fields)
+
+
+class _Process:
+    """A worker process, seen from its owner.
+
+    Attributes:
+        family: What it computes with; empty before its first task.
+        models: What it has in memory, most likely.
+    """
+
+    def __init__(self, store: str, *, idle_s: float, capacity: int, trusted: bool) -> None:
+        self.family = ""
+        self.models: set[str] = set()
+        self._why = ""
+        self._folder = Folder("kindler-runtime-")
+        try:
+            self._child = fork_server.start_child(
+                _RECIPE, owner=os.getpid(), timeout_s=_START_TIMEOUT_S, entry=_ENTRY
+            )
+        except BaseException:
+            self._folder.remove()
+            raise
+        self._channel = self._child.channel
+        order = {"store": store, "idle_s": idle_s, "capacity": capacity, "trusted": trusted}
+        try:
+            self._channel.send("start", folder=str(self._folder.path), sys_path=program_path(), **order)
+            self._channel.receive(_START_TIMEOUT_S)
+        except (TimeoutError, ChannelClosed) as exc:
+            log = self._log()
+            self.end()
+            raise StartTimeoutError(f"a worker of the runtime did not come up: {exc}.\n{log}") from exc
+
+    def send(self, task: Task) -> None:
+        send_frame(self._channel, task.frame())
+
+    def report(self, timeout_s: float) -> Report:
+        """The next report; raises TimeoutError, and ChannelClosed if the process is gone."""
+        try:
+            return Report.read(self._channel.receive(timeout_s))[1]
+        except FrameError as exc:
+            raise ChannelClosed(str(exc)) from exc
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal, as far as this system tells; such a process does not end."""
+        try:
+            stat = Path(f"/proc/{self._child.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def kill(self, why: str = "") -> None:
+        """End it now, with every process it started; `why` is the reason that `loss` gives."""
+        self._why = why
+        self._child.kill()
+
+    def loss(self) -> tuple[str, int, str]:
+        """Why it is gone, its exit code and its last output, once its channel is closed."""
+        try:
+            code, _ = self._child.wait(_STOP_TIMEOUT_S)
+        except TimeoutError:
+            code = -signal.SIGKILL  # `end` sees to it
+        log = self._log()
+        self.end()
+        if self._why:
+            return f"its process {self._why}", code, log
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}", code, log
+        return f"its process ended with exit code {code} before it had a result", code, log
+
+    def end(self) -> None:
+        """End it, and remove what it had."""
+        self._channel.close()
+        self._child.kill()
+        try:
+            self._child.wait(_STOP_TIMEOUT_S)
+        except TimeoutError:
+            pass  # closing its leash ends it, whatever it does
+        self._child.close()
+        self._folder.remove()
+
+    def _log(self) -> str:
+        return Log(self._folder.path).tail()
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     task: Task
     listen: Listener
-    process: Process | None = None
+    process: _Process | None = None
     cancelled: bool = False
     running: bool = False
 
@@ -66,7 +212,7 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._jobs: dict[str, _Job] = {}
-        self._idle: list[Process] = []
+        self._idle: list[_Process] = []
         self._busy = 0
         self._runners: list[threading.Thread] = []
         self._closed = False
@@ -105,7 +251,7 @@ class LocalEngine:
             elif job.process is not None:
                 job.process.kill()
         if queued:
-            job.listen(_cancelled(job.task))
+            job.listen(Report.cancelled(f"{job.task} was cancelled."))
 
     def close(self) -> None:
         """See `Engine`."""
@@ -144,26 +290,21 @@ class LocalEngine:
 
     def _ended(self, job: _Job) -> Report:
         """Run a job to its end, with retries on other processes."""
-        task, loss = job.task, Loss("never started", 0, "")
+        task = job.task
         try:
             for _ in range(task.max_retries + 1):
                 last = self._once(job)
                 if isinstance(last, Report):
                     return last
-                loss = last
         except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
-            return Report("failed", error=described(exc))
+            return Report.failed(exc)
+        reason, code, log = last
         again = f"; {task} was started {task.max_retries + 1} times" if task.max_retries else ""
-        lost = WorkerLost(
-            loss.reason + again,
-            rank=None,
-            host=socket.gethostname(),
-            exit_code=loss.exit_code,
-            log_tail=loss.log_tail,
-        )
-        return Report("failed", error=described(lost), log=loss.log_tail)
+        host = socket.gethostname()
+        lost = WorkerLost(reason + again, rank=None, host=host, exit_code=code, log_tail=log)
+        return Report.failed(lost, log)
 
-    def _once(self, job: _Job) -> Report | Loss:
+    def _once(self, job: _Job) -> Report | tuple[str, int, str]:
         """One attempt; a loss counts only if the process had started the task."""
         task = job.task
         while True:
@@ -172,7 +313,7 @@ class LocalEngine:
                 job.process = process
             if job.cancelled:
                 self._release(job, process)
-                return _cancelled(task)
+                return Report.cancelled(f"{task} was cancelled.")
             try:
                 return self._answer(job, process)
             except ChannelClosed:
@@ -180,14 +321,14 @@ class LocalEngine:
                     job.process = None
                 if job.cancelled:
                     process.end()
-                    return _cancelled(task)
+                    return Report.cancelled(f"{task} was cancelled.")
                 fresh = process.family == ""
                 loss = process.loss()
                 if job.running or fresh:
                     return loss
                 # It had ended, or was stopped, before the task was sent.
 
-    def _answer(self, job: _Job, process: Process) -> Report:
+    def _answer(self, job: _Job, process: _Process) -> Report:
         task, job.running = job.task, False
         process.send(task)
         report = self._confirmed(process)
@@ -202,25 +343,24 @@ class LocalEngine:
                 with self._lock:
                     job.process = None
                 process.end()
-                late = TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False)
-                return Report("failed", error=described(late))
+                return Report.failed(TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False))
         self._release(job, process)
         return report
 
-    def _confirmed(self, process: Process) -> Report:
+    def _confirmed(self, process: _Process) -> Report:
         """The first report. A process that is stopped gives none, and would keep its task for ever."""
         try:
-            return _report(process, self._answer_s)
+            return process.report(self._answer_s)
         except TimeoutError:
             process.kill(f"did not confirm its task in {self._answer_s:g} s")
             raise ChannelClosed("no answer") from None
 
-    def _ending(self, process: Process, deadline: float) -> Report:
+    def _ending(self, process: _Process, deadline: float) -> Report:
         """The last report; raises TimeoutError after the deadline, and ChannelClosed if it is stopped."""
         was_stopped = False
         while (left := deadline - time.monotonic()) > 0:
             try:
-                return _report(process, min(left, self._answer_s))
+                return process.report(min(left, self._answer_s))
             except TimeoutError:
                 is_stopped = process.is_stopped
                 if is_stopped and was_stopped:
@@ -229,7 +369,7 @@ class LocalEngine:
                 was_stopped = is_stopped
         raise TimeoutError
 
-    def _acquire(self, task: Task) -> Process:
+    def _acquire(self, task: Task) -> _Process:
         """An idle process of the task's family, or a new one in place of an idle one of another family."""
         name, surplus = f"{task.bucket}/{task.name}", None
         with self._lock:
@@ -243,23 +383,12 @@ class LocalEngine:
                 surplus = self._idle.pop(0)
         if surplus is not None:
             surplus.end()
-        return start(self._store, idle_s=self._idle_s, capacity=self._capacity, trusted=self._trusted)
+        return _Process(self._store, idle_s=self._idle_s, capacity=self._capacity, trusted=self._trusted)
 
-    def _release(self, job: _Job, process: Process) -> None:
+    def _release(self, job: _Job, process: _Process) -> None:
         with self._lock:
             job.process = None
             if not self._closed:
                 self._idle.append(process)
                 return
         process.end()
-
-
-def _report(process: Process, timeout_s: float) -> Report:
-    try:
-        return Report.read(process.channel.receive(timeout_s))[1]
-    except FrameError as exc:
-        raise ChannelClosed(str(exc)) from exc
-
-
-def _cancelled(task: Task) -> Report:
-    return Report("cancelled", error=described(TaskCancelledError(f"{task} was cancelled.")))

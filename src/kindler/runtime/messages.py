@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
+from kindler import frame as frames
 from kindler.data.received import check_json
 from kindler.engine.worker import describe
-from kindler.errors import ConfigError, FrameError, KindlerError, revive, worker_error
+from kindler.errors import ConfigError, FrameError, KindlerError, TaskCancelledError, revive, worker_error
 from kindler.frame import Frame
 from kindler.runtime import value_codec
 from kindler.store.names import check_bucket
@@ -23,25 +25,23 @@ REDUCE = "reduce"  # called with a list of results
 MODEL_VERBS = (*READS, *WRITES, REDUCE)
 
 _HEAD = struct.Struct("!4sI")
-_MAGIC = b"KRT1"
+_MAGIC = frames.to_bytes("")[:4]
 _MAX_HEADER_BYTES = 64 << 20
+_LONGEST_S = 1e6  # what can be waited for at once
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 _LONGEST_TEXT = 100_000  # characters of each text of an error
 _MOST_ITEMS = 100
 
 
 def pack(frame: Frame) -> bytes:
-    """Serialize a frame."""
-    header = json.dumps(
-        {"kind": frame.kind, "fields": frame.fields, "sizes": [len(b) for b in frame.buffers]}
-    ).encode()
-    return b"".join([_HEAD.pack(_MAGIC, len(header)), header, *frame.buffers])
+    return frames.to_bytes(frame.kind, *frame.buffers, **frame.fields)
 
 
 def unpack(content: Any) -> Frame:
-    """Deserialize what `pack` wrote.
+    """Read what `pack` wrote, by anybody: nothing is believed, and nothing executed.
 
     Raises:
-        FrameError: It is not a frame. Nothing of it was executed.
+        FrameError: It is not a frame.
     """
     if not isinstance(content, bytes | bytearray | memoryview) or len(content) < _HEAD.size:
         raise FrameError("not a frame: too short, or not bytes.")
@@ -66,8 +66,51 @@ def unpack(content: Any) -> Frame:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """A task for a worker.
+class TaskSettings:
+    """How a task is run.
+
+    Attributes:
+        label: The label of workers that may run it; "default" is that of workers without one.
+        timeout_s: Seconds that it may run, including loading and excluding waiting.
+        wait_s: Seconds that it may wait for a worker of a broker; local workers are started on demand.
+        max_retries: How often it is started again after its worker was lost.
+        result_bytes: The largest result, in bytes; a task with a larger one fails.
+        trusted: Whether it may run functions and pickles of the store.
+        callback: A script's name, called by the worker with the result; or a function, called in this
+            process with the handle.
+
+    >>> TaskSettings(timeout_s=0)
+    Traceback (most recent call last):
+    kindler.errors.ConfigError: timeout_s=0: must be seconds, above 0 and at most 1e+06.
+    """
+
+    label: str = "default"
+    timeout_s: float = 1200.0
+    wait_s: float = 3600.0
+    max_retries: int = 1
+    result_bytes: int = 4 << 30
+    trusted: bool = False
+    callback: str | Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.label, str) or not _LABEL.fullmatch(self.label):
+            raise ConfigError(f"label={self.label!r}: must be letters, digits, - and _, at most 50.")
+        for name, seconds in (("timeout_s", self.timeout_s), ("wait_s", self.wait_s)):
+            if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
+                raise ConfigError(f"{name}={seconds!r}: must be seconds, above 0 and at most {_LONGEST_S:g}.")
+        if type(self.max_retries) is not int or self.max_retries < 0:
+            raise ConfigError(f"max_retries={self.max_retries!r}: must be 0 or more.")
+        if type(self.result_bytes) is not int or self.result_bytes < 1:
+            raise ConfigError(f"result_bytes={self.result_bytes!r}: must be at least 1.")
+        if isinstance(self.callback, str):
+            parse(self.callback)
+        elif self.callback is not None and not callable(self.callback):
+            raise ConfigError(f"callback={self.callback!r}: must be the name of a script, or a function.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task(TaskSettings):
+    """A task for a worker, and its settings.
 
     Attributes:
         id: Its unique id.
@@ -77,14 +120,7 @@ class Task:
         verb: The method to call.
         arguments: The arguments, a list and a dict, as `value_codec.encode` wrote them.
         buffers: The buffers of the arguments.
-        trusted: Whether code and pickles in the store may run; the worker must allow it too.
-        timeout_s: Seconds that it may run.
-        wait_s: Seconds that it may wait for a worker of a broker.
-        max_retries: How often it is started again after its worker was lost.
-        label: The label of workers that may run it.
         family: The framework it uses; frameworks that do not share a process get workers of their own.
-        callback: A script to call with the result.
-        reply_to: The queue for reports, if the engine needs one.
     """
 
     id: str
@@ -94,17 +130,9 @@ class Task:
     verb: str
     arguments: Any
     buffers: tuple[bytes, ...] = ()
-    trusted: bool = False
-    timeout_s: float = 1200.0
-    wait_s: float = 3600.0
-    max_retries: int = 1
-    label: str = "default"
     family: str = ""
-    callback: str | None = None
-    reply_to: str = ""
 
     def frame(self) -> Frame:
-        """Its wire format."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "buffers"}
         return Frame("task", values, self.buffers)
 
@@ -116,25 +144,19 @@ class Task:
             FrameError: The frame is not a valid task.
         """
         values = frame.fields
-        names = {f.name for f in fields(Task)} - {"buffers"}
-        if frame.kind != "task" or set(values) != names:
+        if frame.kind != "task" or set(values) != {f.name for f in fields(Task)} - {"buffers"}:
             raise FrameError(f"expected a task, received a frame of kind {frame.kind[:40]!r}.")
         try:
             task = Task(**values, buffers=frame.buffers)
             check_bucket(task.bucket)
             parse(task.name)
-            if task.callback is not None:
-                parse(task.callback)
         except (ConfigError, TypeError) as exc:
             raise FrameError(f"invalid task: {exc}") from exc
-        text = all(isinstance(values[name], str) for name in ("id", "label", "family", "reply_to"))
+        text = all(isinstance(values[name], str) for name in ("id", "family"))
         known = (task.shelf, task.verb) == ("scripts", "run") or (
             task.shelf == "models" and task.verb in MODEL_VERBS
         )
-        plain = type(task.trusted) is bool and type(task.max_retries) is int
-        seconds = (task.timeout_s, task.wait_s)
-        timed = all(isinstance(one, int | float) and 0 < one <= 1e6 for one in seconds)
-        if not (text and known and plain and timed):
+        if not (text and known and type(task.trusted) is bool):
             raise FrameError(
                 f"invalid task: unknown verb {task.verb!r} of {task.shelf!r}, or an invalid setting."
             )
@@ -142,10 +164,6 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.verb}() of {self.name!r}"
-
-    def replying_to(self, queue: str) -> Task:
-        """The same task, with a queue for its reports."""
-        return replace(self, reply_to=queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +184,15 @@ class Report:
     error: Mapping[str, Any] | None = None
     log: str = ""
 
+    @staticmethod
+    def failed(error: BaseException, log: str = "") -> Report:
+        return Report("failed", error=described(error), log=log)
+
+    @staticmethod
+    def cancelled(reason: str) -> Report:
+        return Report("cancelled", error=described(TaskCancelledError(reason)))
+
     def frame(self, task_id: str) -> Frame:
-        """Its wire format."""
         values = {"id": task_id, "state": self.state, "value": self.value, "error": self.error}
         return Frame("report", values | {"log": self.log}, self.buffers)
 

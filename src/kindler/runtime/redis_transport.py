@@ -1,34 +1,41 @@
-"""kombu's transport for Redis, which goes on after an item that is not a message.
+"""kombu's transport for Redis, for queues that anybody may have written to: what kombu leaves open.
 
-Whoever can write to Redis can put anything into a queue. kombu would end the worker for some of it, and
-connect again without end for other; here it is dropped with one line in the log.
+The one place that relies on more of kombu than its documented interface: on `Channel._put`, on two methods of
+`QoS` and on the index of unacknowledged tasks. tests/runtime/test_mishaps.py tests each.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from queue import Empty
+import time
 from typing import Any
 
 from kombu.transport import redis, virtual
-from redis.exceptions import DataError, RedisError
 
-from kindler.runtime.reply_queues import REPLIES, REPLIES_KEPT_S
+from kindler.runtime.broker import REPLIES, REPLIES_KEPT_S
 
 _log = logging.getLogger("kindler.runtime")
 
 
 class _QoS(redis.QoS):  # type: ignore[misc]
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._since = time.monotonic()
+
+    def restore_visible(self, *args: Any, **options: Any) -> None:
+        """After Redis was away, workers that live get the time to renew their leases."""
+        if time.monotonic() - self._since > self.visibility_timeout:
+            super().restore_visible(*args, **options)
+
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
-        """See kombu. What cannot be given back to its queue would keep everything behind it from that."""
+        """What cannot be given back to its queue would keep everything behind it from that."""
         try:
             super().restore_by_tag(tag, client, leftmost)
         except Exception as exc:
-            if _is_brokers(exc):
+            if isinstance(exc, self.channel.connection_errors) and not isinstance(exc, KeyError):
                 raise
             _log.error("dropped a task that no worker acknowledged, and that is not a message: %r", exc)
-            self._remove_from_indices(tag).execute()
+            self.reject(tag)
 
 
 class _Message(virtual.Message):  # type: ignore[misc]
@@ -41,15 +48,10 @@ class _Message(virtual.Message):  # type: ignore[misc]
 class _Channel(redis.Channel):  # type: ignore[misc]
     QoS = _QoS
     Message = _Message
-
-    def _brpop_read(self, **options: Any) -> Any:
-        return _delivered(super()._brpop_read, **options)
-
-    def _receive_one(self, c: Any) -> Any:
-        return _delivered(super()._receive_one, c)
+    do_restore = False  # a task whose worker lost its connection still runs, and keeps its lease
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
-        """See kombu. A client that is gone does not read its replies; only it could let them expire."""
+        """A client that is gone does not read its replies; only it could let them expire."""
         super()._put(queue, message, **options)
         if queue.startswith(REPLIES):
             with self.conn_or_acquire() as client:
@@ -57,26 +59,10 @@ class _Channel(redis.Channel):  # type: ignore[misc]
 
 
 class Transport(redis.Transport):  # type: ignore[misc]
-    """See the module."""
-
     Channel = _Channel
 
 
-def _delivered(read: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Read and deliver one item."""
-    try:
-        return read(*args, **options)
-    except Exception as exc:
-        if _is_brokers(exc):
-            raise
-        _log.error("dropped an item of a queue that is not a message: %r", _short(exc))
-        return True
-
-
-def _is_brokers(exc: Exception) -> bool:
-    """Whether it is about the connection, rather than about what came over it."""
-    return isinstance(exc, Empty | OSError | RedisError) and not isinstance(exc, DataError)
-
-
-def _short(exc: Exception) -> str:
-    return f"{type(exc).__name__}: {exc}"[:200]
+def renew(channel: Any, delivery_tag: str) -> None:
+    """Let the lease of a task begin anew."""
+    with channel.conn_or_acquire() as client:
+        client.zadd(channel.unacked_index_key, {delivery_tag: time.time()}, xx=True)

@@ -7,7 +7,6 @@ calls a stored function with arguments. Its result, such as a `tf.data.Dataset`,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,15 +37,19 @@ def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> 
         raise ConfigError(
             f"{data!r}: a task reads a dataset at once.\nHint: datasets.get reads it in pieces."
         )
-    plain = asked.columns is None and asked.operation is None
-    table = _stored(
-        asked.name,
-        datasets,
-        trusted=trusted,
-        spark=spark,
-        form=None if plain else "pandas",
-        arguments=asked.arguments,
-    )
+    version = datasets.metadata(asked.name)
+    options: dict[str, Any] = dict(asked.arguments or {})
+    if options and version.kind != "function":
+        raise ConfigError(
+            f"{asked.name!r} is of kind {version.kind!r}; only a stored function takes {{k=v}}."
+        )
+    if version.kind == "parquet":
+        whole = asked.columns is None and asked.operation is None
+        if spark is not None:
+            options = {"as_": "spark", "spark": spark}
+        elif not whole or version.meta.get("made_from") == "spark":
+            options = {"as_": "pandas"}
+    table = _not_paths(datasets.get(str(version), trusted=trusted, **options))
     chosen = asked.chosen(getattr(table, "columns", ()))
     if spark is not None:
         return table if chosen is None else table.select(*chosen)
@@ -56,27 +59,6 @@ def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> 
     if asked.operation == "rows":
         table = table.iloc[asked.options.get("start") : asked.options.get("end")]
     return table
-
-
-def _stored(
-    name: str,
-    datasets: Datasets,
-    *,
-    trusted: bool,
-    spark: Any,
-    form: str | None = None,
-    arguments: Mapping[str, str] | None = None,
-) -> Any:
-    version = datasets.metadata(name)
-    options: dict[str, Any] = dict(arguments or {})
-    if options and version.kind != "function":
-        raise ConfigError(f"{name!r} is of kind {version.kind!r}; only a stored function takes {{k=v}}.")
-    if version.kind == "parquet":
-        if spark is not None:
-            options = {"as_": "spark", "spark": spark}
-        elif form is not None or version.meta.get("made_from") == "spark":
-            options = {"as_": "pandas"}
-    return _not_paths(datasets.get(str(version), trusted=trusted, **options))
 
 
 def _not_paths(value: Any) -> Any:

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kindler.errors import ConfigError, KindlerError, TaskCancelledError
+from kindler.errors import ConfigError, KindlerError
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
+from kindler.runtime.calls import Call, MapReduce, Parallel, RuntimeModel, RuntimeScript, Sequence, TaskHandle
 from kindler.runtime.engine import Engine, Load
-from kindler.runtime.handles import TaskHandle
-from kindler.runtime.messages import Report, Task, described
-from kindler.runtime.proxies import Call, RuntimeModel, RuntimeScript
-from kindler.runtime.settings import TaskSettings
-from kindler.runtime.task_groups import MapReduce, Parallel, Sequence
+from kindler.runtime.messages import Report, Task, TaskSettings
 from kindler.store import Store, Version
 from kindler.store.selectors import parse
 
@@ -107,22 +104,25 @@ class Runtime:
         try:
             self._engine().submit(self._task(call, handle), handle.update)
         except KindlerError as exc:
-            handle.update(Report("failed", error=described(exc)))
+            handle.update(Report.failed(exc))
 
     def _handle(self, call: Call) -> TaskHandle:
         handle = TaskHandle(str(call), resolve=self._version, cancel=self._cancel)
-        then = call.settings.callback
-        if callable(then):
-            handle.when_ended(then)
+        if callable(call.settings.callback):
+            handle.when_ended(call.settings.callback)
         return handle
 
     def _task(self, call: Call, handle: TaskHandle) -> Task:
-        settings = call.settings
         version = self._store.find(self._bucket, call.shelf, parse(call.name))
-        if isinstance(settings.callback, str):
-            self._store.find(self._bucket, "scripts", parse(settings.callback))
+        callback = call.settings.callback if isinstance(call.settings.callback, str) else None
+        if callback is not None:
+            self._store.find(self._bucket, "scripts", parse(callback))
         arguments, buffers = value_codec.encode([list(call.args), dict(call.options)])
+        # What a task computes with; tasks of one family may share a process.
+        family = "function" if call.shelf == "scripts" else MODEL_KINDS.family(version.kind, version.meta)
         return Task(
+            **{name: getattr(call.settings, name) for name in TaskSettings.__slots__}
+            | {"callback": callback},
             id=handle.id,
             shelf=call.shelf,
             bucket=self._bucket,
@@ -130,32 +130,16 @@ class Runtime:
             verb=call.verb,
             arguments=arguments,
             buffers=tuple(buffers),
-            trusted=settings.trusted,
-            timeout_s=settings.timeout_s,
-            wait_s=settings.wait_s,
-            max_retries=settings.max_retries,
-            label=settings.label,
-            family=_family(version),
-            callback=settings.callback if isinstance(settings.callback, str) else None,
+            family=family,
         )
 
     def _cancel(self, handle: TaskHandle) -> None:
-        if handle.status == "pending":
-            # It may not have been submitted: a task of a sequence whose turn has not come.
-            self._engine().cancel(handle.id)
-            handle.update(_cancelled(handle))
-            return
+        # It may not have been submitted: a task of a sequence whose turn has not come.
+        waits = handle.status == "pending"
         self._engine().cancel(handle.id)
+        if waits:
+            handle.update(Report.cancelled(f"{handle.call} was cancelled."))
 
     def _version(self, fields: Mapping[str, Any]) -> Version:
         selector = parse(f"{fields['name']}@{int(fields['number'])}")
         return self._store.find(str(fields["bucket"]), str(fields["shelf"]), selector)
-
-
-def _family(version: Version) -> str:
-    """What a task computes with; tasks of one family may share a process."""
-    return "function" if version.shelf == "scripts" else MODEL_KINDS.family(version.kind, version.meta)
-
-
-def _cancelled(handle: TaskHandle) -> Report:
-    return Report("cancelled", error=described(TaskCancelledError(f"{handle.call} was cancelled.")))

@@ -25,7 +25,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
 from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
-from kindler.runtime.handles import TaskHandle
+from kindler.runtime.calls import TaskHandle
 from kindler.runtime.runtime import Runtime
 from kindler.serve.auth import Access, needs
 from kindler.serve.body_readers import Readers, where_read

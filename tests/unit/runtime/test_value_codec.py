@@ -16,8 +16,7 @@ from hypothesis.extra import numpy as arrays
 from kindler.errors import ConfigError, DataError, FrameError, NotFoundError
 from kindler.frame import Frame
 from kindler.runtime import value_codec
-from kindler.runtime.messages import Report, Task, described, pack, unpack
-from kindler.runtime.settings import TaskSettings
+from kindler.runtime.messages import Report, Task, TaskSettings, described, pack, unpack
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 TREES = st.recursive(
@@ -128,9 +127,9 @@ def test_an_error_of_other_code_keeps_its_type_and_its_words() -> None:
         pickle.dumps(print),
         pack(TASK.frame())[:-1],
         pack(TASK.frame()) + b"x",
-        b"KRT1\xff\xff\xff\xff",
-        b"KRT1\0\0\0\x02{}",
-        b"KRT1\0\x01\x86\xa0" + b"[" * 100_000,
+        b"KDL2\xff\xff\xff\xff",
+        b"KDL2\0\0\0\x02{}",
+        b"KDL2\0\x01\x86\xa0" + b"[" * 100_000,
     ],
     ids=range(8),
 )
@@ -151,7 +150,8 @@ def test_what_is_no_frame_is_refused(content: Any) -> None:
         {"timeout_s": None},
         {"wait_s": "long"},
         {"callback": ".."},
-        {"reply_to": 3},
+        {"label": 3},
+        {"result_bytes": 0},
         {"more": 1},
     ],
     ids=str,
@@ -164,7 +164,14 @@ def test_a_task_that_cannot_be_one_is_refused(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"label": "a b"}, {"timeout_s": float("inf")}, {"wait_s": 0}, {"max_retries": -1}, {"callback": 3}],
+    [
+        {"label": "a b"},
+        {"timeout_s": float("inf")},
+        {"wait_s": 0},
+        {"max_retries": -1},
+        {"result_bytes": 0.5},
+        {"callback": 3},
+    ],
     ids=str,
 )
 def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:

@@ -18,11 +18,8 @@ from sklearn.linear_model import LinearRegression
 import kindler.compat.omegaml as omegaml
 from kindler.compat.omegaml import Omega, virtualobj
 from kindler.errors import ConfigError, NotFoundError, TaskCancelledError, UntrustedError
-from kindler.runtime.handles import TaskHandle
-from kindler.runtime.messages import Report
-from kindler.runtime.proxies import Call
-from kindler.runtime.settings import TaskSettings
-from kindler.runtime.task_groups import MapReduce
+from kindler.runtime.calls import Call, MapReduce, TaskHandle
+from kindler.runtime.messages import Report, TaskSettings
 from kindler.shelves.datasets.expressions import parse_expression
 
 FRAME = pd.DataFrame({"a": range(10), "b": [float(i) for i in range(10)], "c": list("abcdefghij")})

@@ -19,7 +19,7 @@ from kindler.compat.omegaml.revisions import MARK, changed, is_date, marked, pic
 from kindler.errors import ConfigError
 from kindler.models.function import PLAIN
 from kindler.models.registry import MODEL_KINDS
-from kindler.runtime.settings import TaskSettings
+from kindler.runtime.messages import TaskSettings
 from kindler.shelves import models
 from kindler.shelves import shelf as shelves
 from kindler.shelves.datasets import shelf as datasets
