@@ -54,7 +54,7 @@ class LargeMessages:
         inside = self._shelf().get(_stored_name(frame))
         if not isinstance(inside, np.ndarray) or inside.dtype != np.uint8:
             raise FrameError("a message in the store is not an array of bytes.")
-        return unpack(memoryview(np.ascontiguousarray(inside).reshape(-1)))
+        return unpack(np.ascontiguousarray(inside).reshape(-1).data)
 
     def drop(self, content: bytes) -> None:
         """Delete the content of a message from the store, if it is there; after the last read."""

@@ -290,15 +290,16 @@ class LocalEngine:
 
     def _ended(self, job: _Job) -> Report:
         """Run a job to its end, with retries on other processes."""
-        task = job.task
+        task, loss = job.task, ("it was never started", 0, "")
         try:
             for _ in range(task.max_retries + 1):
                 last = self._once(job)
                 if isinstance(last, Report):
                     return last
+                loss = last
         except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
             return Report.failed(exc)
-        reason, code, log = last
+        reason, code, log = loss
         again = f"; {task} was started {task.max_retries + 1} times" if task.max_retries else ""
         host = socket.gethostname()
         lost = WorkerLost(reason + again, rank=None, host=host, exit_code=code, log_tail=log)

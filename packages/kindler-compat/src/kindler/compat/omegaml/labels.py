@@ -65,7 +65,7 @@ class _Model(RuntimeModel):
         super().__init__(name, send, settings)
         self._models = models
 
-    def require(self, label: str | None = None, *, always: bool = False) -> RuntimeModel:
+    def require(self, label: str | None = None, *, always: bool = False) -> _Model:
         """The same, on workers with this label; None means any worker.
 
         With `always` it is stored with the model, as a version that differs in nothing else.
