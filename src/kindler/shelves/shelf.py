@@ -235,8 +235,8 @@ class Shelf:
 
         Args:
             pattern: A glob of names.
-            keep: Keep so many of the newest versions of each name.
-            days: Keep versions that are younger than so many days. With both, a version stays that either
+            keep: Keep this number of the newest versions of each name.
+            days: Keep versions that are younger than this many days. With both, a version stays that either
                 of them keeps.
             dry_run: Only say which would go.
 
@@ -358,7 +358,7 @@ class Shelf:
             tag: A tag, or several, that move to the new version.
 
         Raises:
-            ConfigError: It is no such file, or one of another shelf.
+            ConfigError: It is not such a file, or is of another shelf.
             DamagedError: A file in it is not what the archive says.
         """
         with archive.reading(self.store.stage, Path(path)) as (record, folder):

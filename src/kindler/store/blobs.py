@@ -49,7 +49,7 @@ class Blobs(Protocol):
         """Whether the blob is there."""
 
     def old(self, grace_s: float) -> Iterator[str]:
-        """All blobs that were last put more than so many seconds ago."""
+        """All blobs that were last put more than `grace_s` seconds ago."""
 
     def remove(self, hashes: Iterable[str]) -> None:
         """Remove blobs; those that are gone already are fine."""
@@ -186,7 +186,7 @@ def _is_whole(path: Path, sha256: str) -> bool:
 
 
 def _touched(path: Path) -> bool:
-    """Let the blob count as put now, so that no sweep takes it for debris; False if that cannot be."""
+    """Let the blob count as put now, so that no sweep takes it for debris; False if that is not possible."""
     try:
         os.utime(path)
     except (FileNotFoundError, PermissionError):

@@ -328,7 +328,7 @@ class Store:
         May run at any time, beside any number of writers: nothing that a live one has begun is lost.
 
         Args:
-            grace_s: Leave blobs alone that were written in the last so many seconds. They may belong to a
+            grace_s: Leave blobs alone that were written in the last `grace_s` seconds. They may belong to a
                 version that is about to be published.
         """
         folders = sweep_staging(self.blobs.stage)
@@ -456,7 +456,7 @@ def _paged(
     after: str,
     limit: int | None,
 ) -> list[T]:
-    """The first so many that are kept, fetched in pieces: a page of a large store takes little time."""
+    """The first `limit` that are kept, fetched in pieces: a page of a large store takes little time."""
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit}: must be at least 1.")
     if limit is None:

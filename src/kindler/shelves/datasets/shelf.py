@@ -163,7 +163,7 @@ class Datasets(Shelf):
             return handler.open(folder, stored.meta, **options).hold(stored, resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
-        """A dataset in pieces of so many rows, as what was put; `options` as in `get`."""
+        """A dataset in pieces of `chunksize` rows, as what was put; `options` as in `get`."""
         with self.get(name, lazy=True, **options) as handle:
             yield from handle.iterate(chunksize)
 
