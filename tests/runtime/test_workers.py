@@ -159,4 +159,4 @@ def test_without_kombu_the_extra_is_named(store: str) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
     assert issubclass(MissingExtraError, ImportError)
-    assert "kindler[celery]" in done.stdout, done.stderr
+    assert "kindler[broker]" in done.stdout, done.stderr

@@ -216,7 +216,7 @@ def _work(chosen: argparse.Namespace) -> int:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "kombu":
             raise
-        raise MissingExtraError(what="kindler worker", package="kombu", extra="celery") from exc
+        raise MissingExtraError(what="kindler worker", package="kombu", extra="broker") from exc
     return run_worker(
         chosen.store or default_url(os.environ),
         broker,

@@ -65,7 +65,7 @@ _ENGINES = Registry(
     "engine",
     [
         Spec(name="local", target="kindler.runtime.local:LocalEngine"),
-        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="kombu", extra="celery"),
+        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="kombu", extra="broker"),
     ],
 )
 _BROKERS = ("redis", "rediss", "amqp", "amqps")
