@@ -294,6 +294,8 @@ def test_interrupting_or_killing_the_driver_leaves_no_process_and_no_file(
 
 
 def test_runs_after_a_good_one_and_after_a_failed_one_get_fresh_forks_of_the_same_warm_process() -> None:
+    regression(settings=RunSettings(idle_s=0)).fit((X, Y), verbose=0)  # ends those of other tests
+    assert not eventually_none(fork_servers)
     seen: list[tuple[int, int]] = []
 
     for callbacks in ([], [OnRankOne("boom")], []):
