@@ -27,11 +27,14 @@ async def keep_tidy() -> None:
     circles that Python finds when it looks.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    before = resident_bytes()
+    before, settled = resident_bytes(), True
     while True:
         await asyncio.sleep(_LOOK_S)
-        if abs(resident_bytes() - before) > _CHANGED_BYTES:  # after a fall, more of it can be given back
-            gc.collect()  # what was there at the start is frozen, so that this is short
-            if trim is not None:
-                await asyncio.to_thread(trim, 0)
-            before = resident_bytes()
+        if settled and abs(resident_bytes() - before) <= _CHANGED_BYTES:
+            continue
+        gc.collect()  # what was there at the start is frozen, so that this is short
+        if trim is not None:
+            await asyncio.to_thread(trim, 0)
+        now = resident_bytes()
+        # Once more, until it stays: what was given back amid large answers is not all that can be.
+        settled, before = abs(now - before) <= _CHANGED_BYTES, now
