@@ -8,7 +8,7 @@ import gc
 import resource
 
 _LOOK_S = 5.0
-_CHANGED_BYTES = 64 << 20
+_CHANGED_BYTES = 32 << 20
 
 
 def resident_bytes() -> int:
