@@ -158,7 +158,7 @@ def _own_dtype(kind: pa.DataType) -> str | None:
     """The dtype that keeps floats as they are: float64 stays float64 in the user's own program."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
-    return np.dtype(kind.to_pandas_dtype()).name if pa.types.is_floating(kind) else None
+    return f"float{kind.bit_width}" if pa.types.is_floating(kind) else None
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -376,3 +378,24 @@ def test_numpy_values_follow_the_same_rules() -> None:
         kept(["a"])
     with pytest.raises(DataError, match="NaT"):
         kept(np.array(["NaT"], "datetime64[s]"))
+
+
+def test_numbers_are_read_where_pandas_is_not_installed() -> None:
+    program = """
+import sys
+sys.modules["pandas"] = None
+import pyarrow as pa
+from kindler.data.columns import numbers
+for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.float32(), pa.float64()):
+    array = numbers(pa.array([1, 2, 3], kind)[1:])
+    print(array.dtype, array.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.stdout.splitlines() == [
+        "int8 [2, 3]",
+        "uint16 [2, 3]",
+        "int64 [2, 3]",
+        "float32 [2.0, 3.0]",
+        "float64 [2.0, 3.0]",
+    ], done.stderr

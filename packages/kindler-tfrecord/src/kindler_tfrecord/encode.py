@@ -278,12 +278,12 @@ def _strings(leaves: pa.Array) -> tuple[Array, Array]:
 
 
 def _numbers(array: pa.Array) -> Array:
-    """Without pyarrow's `to_numpy`, whose first call imports pandas."""
-    kind = array.type
+    """Without pyarrow's `to_numpy` and `to_pandas_dtype`, which import pandas."""
+    kind, size = array.type, array.type.bit_width // 8
+    dtype = f"{'f' if types.is_floating(kind) else 'u' if types.is_unsigned_integer(kind) else 'i'}{size}"
     if not len(array):
-        return np.empty(0, kind.to_pandas_dtype())
-    start = array.offset * kind.bit_width // 8
-    return np.frombuffer(array.buffers()[1], kind.to_pandas_dtype(), len(array), start)
+        return np.empty(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * size)
 
 
 def _floats(leaves: pa.Array, error: _Error) -> Array:
