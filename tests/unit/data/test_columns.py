@@ -383,7 +383,13 @@ def test_numpy_values_follow_the_same_rules() -> None:
 def test_numbers_are_read_where_pandas_is_not_installed() -> None:
     program = """
 import sys
-sys.modules["pandas"] = None
+
+class NoPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
+
+sys.meta_path.insert(0, NoPandas())
 import pyarrow as pa
 from kindler.data.columns import numbers
 for kind in (pa.int8(), pa.uint16(), pa.int64(), pa.float32(), pa.float64()):
