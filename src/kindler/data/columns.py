@@ -197,7 +197,7 @@ def refuse_nulls(array: pa.Array, column: Column, where: Where, what: str = "is 
 
 
 def numbers(array: pa.Array) -> Array:
-    """Avoids pyarrow's `to_numpy` and `to_pandas_dtype`, which import pandas: 0.25 s in each new worker, and
+    """Avoids pyarrow's `to_numpy` and `to_pandas_dtype`, which may import pandas: 0.25 s in each new worker, and
     nothing else here needs it.
     """
     kind = array.type
