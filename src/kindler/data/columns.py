@@ -197,9 +197,7 @@ def refuse_nulls(array: pa.Array, column: Column, where: Where, what: str = "is 
 
 
 def numbers(array: pa.Array) -> Array:
-    """Avoids pyarrow's `to_numpy` and `to_pandas_dtype`, which may import pandas: 0.25 s in each new worker, and
-    nothing else here needs it.
-    """
+    """Avoids pyarrow's `to_numpy` and `to_pandas_dtype`: importing pandas takes a worker 0.25 s."""
     kind = array.type
     if not (types.is_integer(kind) or types.is_floating(kind)) or not len(array) or array.null_count:
         converted: Array = array.to_numpy(zero_copy_only=False)
