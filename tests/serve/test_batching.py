@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,20 @@ class Model:
         return {"y": inputs["x"] * 2}
 
 
-def batcher_of(call: Call, *, batchable: bool = True, **limits: Any) -> Batcher:
+_POOLS: list[LocalPool] = []
+
+
+@pytest.fixture(autouse=True)
+def _pools_are_closed() -> Iterator[None]:
+    yield
+    while _POOLS:
+        _POOLS.pop().close()
+
+
+def batcher_of(call: Call, *, batchable: bool | None = True, **limits: Any) -> Batcher:
     settings = ServeSettings(**limits)
-    return Batcher(LocalPool(call, settings), settings, {"predict": batchable})
+    _POOLS.append(LocalPool(call, settings))
+    return Batcher(_POOLS[-1], settings, {"predict": batchable})
 
 
 def run(scenario: Callable[[Batcher, Model], Coroutine[Any, Any, None]], **limits: Any) -> Model:
@@ -222,8 +233,7 @@ def test_a_model_that_nothing_is_known_of_never_shares_a_call() -> None:
     model = Model()
 
     async def play() -> None:
-        settings = ServeSettings()
-        batcher = Batcher(LocalPool(model, settings), settings, {"predict": None})
+        batcher = batcher_of(model, batchable=None)
         assert [(await t.future)["y"].tolist() for t in [ask(batcher, 5), ask(batcher, 6, 7)]] == [
             [10],
             [12, 14],
