@@ -9,7 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
 from kindler.store import Store, Swept, Verified

@@ -83,14 +83,8 @@ class Registry(Generic[S]):
         """
         spec = self.spec(name)
         module, _, attribute = spec.target.partition(":")
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as exc:
-            # Any other missing module is a bug of that code, and says so itself.
-            if not spec.package or (exc.name or "").partition(".")[0] != spec.package:
-                raise
-            what = f"{self.kind} {spec.name!r}"
-            raise MissingExtraError(what=what, package=spec.package, extra=spec.extra) from exc
+        what = f"{self.kind} {spec.name!r}"
+        return getattr(imported(module, what=what, package=spec.package, extra=spec.extra), attribute)
 
     def _entries(self) -> Iterable[EntryPoint]:
         return entry_points(group=self.group) if self.group else ()
@@ -107,3 +101,18 @@ class Registry(Generic[S]):
             )
         self._plugins[name] = cast(S, row)
         return self._plugins[name]
+
+
+def imported(module: str, *, what: str, package: str, extra: str) -> Any:
+    """A module of another package, or one that imports that package.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        # Any other missing module is a bug of that code, and says so itself.
+        if not package or (exc.name or "").partition(".")[0] != package:
+            raise
+        raise MissingExtraError(what=what, package=package, extra=extra) from exc

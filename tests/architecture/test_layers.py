@@ -44,7 +44,7 @@ HOMES = {
     "tensorflow": (
         "frameworks.keras",
         "models",
-        "shelves.datasets",
+        "shelves._tfrecord",
         "cluster.feed",
         "cluster.context",
         "compat",
@@ -100,7 +100,7 @@ def imported(module: str, tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} has a relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "imported")):
             yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant))
 
 

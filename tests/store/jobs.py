@@ -20,7 +20,7 @@ def processes() -> Any:
         [
             "tests.store.jobs",
             "kindler.store.catalog",
-            "kindler.shelves.datasets.arrays",
+            "kindler.shelves._arrays",
             "psycopg",
             "obstore.store",
         ]

@@ -15,7 +15,7 @@ import pytest
 
 from kindler import Omega
 from kindler.errors import ConfigError, DataError, UntrustedError
-from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.datasets import Datasets
 
 FACTOR = 2
 

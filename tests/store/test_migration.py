@@ -214,6 +214,6 @@ def test_a_new_store_is_open_until_its_first_key_and_not_again(tmp_path: Path) -
     assert (keys.list(), keys.were_made()) == ([], True)
     keys.close()
     Splits(store).put(Split("default", "net", "prod", canary={2: 0.5}))
-    assert Splits(str(tmp_path / "store")).list(Address("default", "models", "net"))[0].canary == {2: 0.5}
+    assert Splits(store).list(Address("default", "models", "net"))[0].canary == {2: 0.5}
     store.close()
     shutil.rmtree(tmp_path / "store")

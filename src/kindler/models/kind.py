@@ -6,13 +6,13 @@ command line need of a model; all of them use the one table in `registry.py`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kindler.errors import ConfigError, MissingExtraError, UntrustedError
+from kindler.errors import ConfigError, UntrustedError
 from kindler.models.predictor import Predictor
+from kindler.registry import imported as imported
 from kindler.store import File, Store, Version
 from kindler.store.names import check_path
 
@@ -195,16 +195,6 @@ def known_only(given: Mapping[str, Any], known: frozenset[str], *, what: str) ->
         supported = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
         raise ConfigError(f"{what}: unexpected option {', '.join(unknown)}; {supported}.")
     return dict(given)
-
-
-def imported(module: str, *, what: str, package: str, extra: str) -> Any:
-    """A module of another package."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != module.partition(".")[0]:
-            raise  # something that the package itself needs
-        raise MissingExtraError(what=what, package=package, extra=extra) from exc
 
 
 def require_trust(trusted: bool, *, what: str, reason: str) -> None:

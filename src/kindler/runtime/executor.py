@@ -17,7 +17,7 @@ from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import options, resolve_data, value_codec
 from kindler.runtime.messages import REDUCE, WRITES, Task
 from kindler.runtime.sandboxed_model import SandboxedModel, can_be_sandboxed
-from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
 from kindler.store import Store, Version

@@ -15,7 +15,7 @@ import numpy as np
 from kindler.errors import FrameError, StoreError
 from kindler.frame import Frame
 from kindler.runtime.messages import pack, unpack
-from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.datasets import Datasets
 from kindler.store import Address, Store
 
 LARGEST_BYTES = 1 << 20  # of a message that goes through the broker

@@ -16,8 +16,7 @@ from kindler.engine.worker import describe
 from kindler.errors import ConfigError, FrameError, KindlerError, TaskCancelledError, revive, worker_error
 from kindler.frame import Frame
 from kindler.runtime import value_codec
-from kindler.store.names import check_bucket
-from kindler.store.selectors import parse
+from kindler.store.names import check_bucket, parse_selector
 
 READS = ("predict", "predict_proba", "decision_function", "score", "transform")
 WRITES = ("fit", "partial_fit")
@@ -103,7 +102,7 @@ class TaskSettings:
         if type(self.result_bytes) is not int or self.result_bytes < 1:
             raise ConfigError(f"result_bytes={self.result_bytes!r}: must be at least 1.")
         if isinstance(self.callback, str):
-            parse(self.callback)
+            parse_selector(self.callback)
         elif self.callback is not None and not callable(self.callback):
             raise ConfigError(f"callback={self.callback!r}: must be the name of a script, or a function.")
 
@@ -149,7 +148,7 @@ class Task(TaskSettings):
         try:
             task = Task(**values, buffers=frame.buffers)
             check_bucket(task.bucket)
-            parse(task.name)
+            parse_selector(task.name)
         except (ConfigError, TypeError) as exc:
             raise FrameError(f"invalid task: {exc}") from exc
         text = all(isinstance(values[name], str) for name in ("id", "family"))

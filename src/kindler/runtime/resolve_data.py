@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.shelves.datasets.expressions import parse_expression
-from kindler.shelves.datasets.shelf import Datasets
+from kindler.shelves.datasets import Datasets
+from kindler.shelves.expressions import parse_expression
 
 
 def read(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) -> Any:

@@ -13,7 +13,7 @@ from kindler.runtime.calls import Call, MapReduce, Parallel, RuntimeModel, Runti
 from kindler.runtime.engine import Engine, Load
 from kindler.runtime.messages import Report, Task, TaskSettings
 from kindler.store import Store, Version
-from kindler.store.selectors import parse
+from kindler.store.names import parse_selector
 
 
 class Runtime:
@@ -113,10 +113,10 @@ class Runtime:
         return handle
 
     def _task(self, call: Call, handle: TaskHandle) -> Task:
-        version = self._store.find(self._bucket, call.shelf, parse(call.name))
+        version = self._store.find(self._bucket, call.shelf, parse_selector(call.name))
         callback = call.settings.callback if isinstance(call.settings.callback, str) else None
         if callback is not None:
-            self._store.find(self._bucket, "scripts", parse(callback))
+            self._store.find(self._bucket, "scripts", parse_selector(callback))
         arguments, buffers = value_codec.encode([list(call.args), dict(call.options)])
         # What a task computes with; tasks of one family may share a process.
         family = "function" if call.shelf == "scripts" else MODEL_KINDS.family(version.kind, version.meta)
@@ -141,5 +141,5 @@ class Runtime:
             handle.update(Report.cancelled(f"{handle.call} was cancelled."))
 
     def _version(self, fields: Mapping[str, Any]) -> Version:
-        selector = parse(f"{fields['name']}@{int(fields['number'])}")
+        selector = parse_selector(f"{fields['name']}@{int(fields['number'])}")
         return self._store.find(str(fields["bucket"]), str(fields["shelf"]), selector)

@@ -15,9 +15,8 @@ from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.tables import table_columns
 from kindler.serve.protocols.values import plain
-from kindler.shelves.datasets.parquet import schema_of
-from kindler.shelves.datasets.shelf import Datasets
-from kindler.shelves.filters import expression
+from kindler.shelves.datasets import Datasets
+from kindler.shelves.tables import expression, schema_of
 from kindler.store import Version
 
 _ARRAYS = ("numpy", "arrays")

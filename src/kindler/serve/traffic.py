@@ -117,7 +117,6 @@ class Traffic:
         """Stop what runs beside."""
         for task in list(self._tasks):
             task.cancel()
-        self._splits.close()
 
     async def _call_shadow(self, name: Name, outputs: Arrays, call: Call) -> None:
         try:

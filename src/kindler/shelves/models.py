@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kindler.errors import ConfigError
 from kindler.registry import Registry, Spec
 from kindler.shelves.shelf import Shelf
-from kindler.store.selectors import parse
+from kindler.store.names import parse_selector
 
 if TYPE_CHECKING:
     from kindler.store.splits import Split
@@ -56,7 +56,7 @@ class Models(Shelf):
         """
         from kindler.store.splits import Split, Splits
 
-        selector = parse(name)
+        selector = parse_selector(name)
         if not isinstance(selector.ref, str) or selector.back:
             raise ConfigError(f"{name!r} names no alias.\nHint: split('net@prod', canary={{4: 0.1}}).")
         self.metadata(name)

@@ -16,22 +16,21 @@ from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.kind import Handler, known_only
 from kindler.models.registry import MODEL_KINDS, Kinds, Row
 from kindler.store import Address, Store, Version, archive
-from kindler.store.names import check_bucket
-from kindler.store.selectors import parse
+from kindler.store.names import check_bucket, parse_selector
 
 
 def _row(kind: str, handler: str, loaded: tuple[str, ...] = (), suffixes: tuple[str, ...] = ()) -> Row:
-    return Row(kind, f"kindler.shelves.datasets.{handler}", ("datasets",), loaded=loaded, suffixes=suffixes)
+    return Row(kind, f"kindler.shelves.{handler}", ("datasets",), loaded=loaded, suffixes=suffixes)
 
 
 # Everything that can be stored. No framework is loaded for it.
 KINDS = Kinds(
     [
-        _row("parquet", "parquet:ParquetHandler", ("pandas", "pyarrow", "pyspark"), (".parquet",)),
-        _row("numpy", "arrays:NumpyHandler", ("numpy",), (".npy",)),
-        _row("tfrecord", "tfrecord:TfrecordHandler", ("tensorflow",), (".tfrecord", ".tfrecords")),
-        _row("arrays", "arrays:ArraysHandler", ("numpy",)),
-        _row("json", "arrays:JsonHandler", suffixes=(".json",)),
+        _row("parquet", "tables:ParquetHandler", ("pandas", "pyarrow", "pyspark"), (".parquet",)),
+        _row("numpy", "_arrays:NumpyHandler", ("numpy",), (".npy",)),
+        _row("tfrecord", "_tfrecord:TfrecordHandler", ("tensorflow",), (".tfrecord", ".tfrecords")),
+        _row("arrays", "_arrays:ArraysHandler", ("numpy",)),
+        _row("json", "_arrays:JsonHandler", suffixes=(".json",)),
         *MODEL_KINDS.rows,
     ]
 )
@@ -95,12 +94,11 @@ class Shelf:
         address = self._address(name)
         if self.shelf == "models" and isinstance(obj, str):
             obj = Path(obj)
-        handler = self._kinds.taking(obj, self.shelf, kind)
-        known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
+        handler = self._handler(obj, kind, options)
         with self.store.stage() as folder:
             meta = handler.write(obj, folder, trusted=trusted, **options)
             return self.store.publish(
-                address, folder, kind=handler.kind, meta=meta, attributes=attributes, tags=listed(tag)
+                address, folder, kind=handler.kind, meta=meta, attributes=attributes, tags=tag
             )
 
     def get(
@@ -127,19 +125,7 @@ class Shelf:
             UntrustedError: Reading it could run code, and `trusted` is not set.
             DamagedError: The stored bytes are not those that were stored.
         """
-        stored = self.metadata(name, version=version)
-        if local is not None:
-            folder = Path(local)
-            try:
-                folder.mkdir(parents=True)
-            except FileExistsError as exc:
-                raise AlreadyExistsError(f"local={str(folder)!r} already exists.", name=str(folder)) from exc
-            self.store.copy_files(stored, folder)
-            return folder
-        handler = self._kinds.handler(stored.kind)
-        self._check_get(handler, options)
-        with self.store.files(stored) as folder:
-            return handler.read(folder, stored.meta, trusted=trusted, **options)
+        return self._read(self.metadata(name, version=version), trusted, local, options)
 
     def metadata(self, name: str, *, version: int | str | None = None) -> Version:
         """What is known of a version: number, kind, size, time, files, attributes.
@@ -147,11 +133,11 @@ class Shelf:
         Raises:
             NotFoundError: There is no such name or version.
         """
-        return self.store.find(self.bucket, self.shelf, parse(name, version))
+        return self.store.find(self.bucket, self.shelf, parse_selector(name, version))
 
     def exists(self, name: str, *, version: int | str | None = None) -> bool:
         """Whether there is such a name, and the version that it says."""
-        return self.store.seek(self.bucket, self.shelf, parse(name, version)) is not None
+        return self.store.seek(self.bucket, self.shelf, parse_selector(name, version)) is not None
 
     def list(
         self,
@@ -217,7 +203,7 @@ class Shelf:
         Raises:
             NotFoundError: There is no such name or version.
         """
-        selector = parse(name, version)
+        selector = parse_selector(name, version)
         if force and not self.exists(str(selector)):
             return []
         meant = self.metadata(str(selector))
@@ -307,7 +293,7 @@ class Shelf:
                     "Hint: tag=... moves a tag to it; bucket=... takes another bucket."
                 )
             return self.tag(name, tag)
-        return self.copy(name, parse(name).name, bucket=bucket, tag=tag)
+        return self.copy(name, parse_selector(name).name, bucket=bucket, tag=tag)
 
     def copy(
         self, name: str, to: str, *, bucket: str | None = None, tag: str | Sequence[str] | None = None
@@ -329,7 +315,7 @@ class Shelf:
             kind=source.kind,
             meta=source.meta,
             attributes=source.attributes,
-            tags=listed(tag),
+            tags=tag,
             shared=source.files,
         )
 
@@ -371,23 +357,40 @@ class Shelf:
                 kind=record.kind,
                 meta=record.meta,
                 attributes=record.attributes,
-                tags=listed(tag),
+                tags=tag,
             )
+
+    def _handler(self, obj: Any, kind: str | None, options: Mapping[str, Any]) -> Handler:
+        """What stores an object with these options."""
+        handler = self._kinds.taking(obj, self.shelf, kind)
+        known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
+        return handler
+
+    def _read(
+        self, stored: Version, trusted: bool, local: str | os.PathLike[str] | None, options: Mapping[str, Any]
+    ) -> Any:
+        if local is not None:
+            folder = Path(local)
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError as exc:
+                raise AlreadyExistsError(f"local={str(folder)!r} already exists.", name=str(folder)) from exc
+            self.store.copy_files(stored, folder)
+            return folder
+        handler = self._kinds.handler(stored.kind)
+        self._check_get(handler, options)
+        with self.store.files(stored) as folder:
+            return handler.read(folder, stored.meta, trusted=trusted, **options)
 
     def _check_get(self, handler: Handler, options: Mapping[str, Any]) -> None:
         if not handler.takes_any:
             known_only(options, handler.get_options, what=f"get of kind {handler.kind!r}")
 
     def _address(self, name: str, bucket: str | None = None) -> Address:
-        selector = parse(name)
+        selector = parse_selector(name)
         if not selector.is_bare:
             raise ConfigError(f"{name!r} names a version; a name alone is needed here.")
         return Address(self.bucket if bucket is None else bucket, self.shelf, selector.name)
-
-
-def listed(tag: str | Sequence[str] | None) -> builtins.list[str]:
-    """The tags that were given."""
-    return [tag] if isinstance(tag, str) else builtins.list(tag or ())
 
 
 class Scripts(Shelf):

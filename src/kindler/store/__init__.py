@@ -6,6 +6,6 @@ named by its SHA-256). It knows files and no objects: how a model or a table bec
 """
 
 from kindler.store.store import Damage, Store, Swept, Verified
-from kindler.store.versions import Address, File, Version
+from kindler.store.versions import Address, File, OvertakenError, Version
 
-__all__ = ["Address", "Damage", "File", "Store", "Swept", "Verified", "Version"]
+__all__ = ["Address", "Damage", "File", "OvertakenError", "Store", "Swept", "Verified", "Version"]

@@ -22,24 +22,24 @@ from kindler.store.versions import Address, File, Version, as_json
 _FORMAT = 1
 _RECORD = "kindler.json"
 _RECORD_BYTES = 16 << 20
-_KNOWN = ("name", "shelf", "kind", "meta", "attributes")
+_FIELDS = {"name": str, "shelf": str, "kind": str, "meta": dict, "attributes": dict}
 # `write` does not compress; a foreign archive may unpack to this many times its size.
 _RATIO, _UNPACKED_BYTES = 100, 64 << 20
 # Raised while reading foreign zips, which may be truncated, encrypted or compressed in an unknown way.
 _MALFORMED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
+    *(
+        ValueError,
+        TypeError,
+        KeyError,
+        RuntimeError,
+    ),  # RecursionError and NotImplementedError are of the last
 )
 
 
 def write(store: Store, version: Version, path: Path) -> None:
     """Write a version to a file, which appears once it is complete."""
-    record = {key: getattr(version, key) for key in _KNOWN}
+    record = {key: getattr(version, key) for key in _FIELDS}
     record |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -54,12 +54,7 @@ def write(store: Store, version: Version, path: Path) -> None:
 
 @contextmanager
 def reading(stage: Callable[[], AbstractContextManager[Path]], path: Path) -> Iterator[tuple[Version, Path]]:
-    """The version of an archive, without a number, and its files in a folder that `stage` makes, verified.
-
-    Raises:
-        ConfigError: It is not an archive of Kindler's, or has paths that leave the folder.
-        DamagedError: A file does not match its hash.
-    """
+    """The version of an archive, without a number, and its files in a folder that `stage` makes, verified."""
     with stage() as folder:
         try:
             with zipfile.ZipFile(path) as archive:
@@ -69,30 +64,25 @@ def reading(stage: Callable[[], AbstractContextManager[Path]], path: Path) -> It
         except (ConfigError, DamagedError):
             raise
         except _MALFORMED as exc:
-            raise ConfigError(f"{path} is not a complete archive: {str(exc) or type(exc).__name__}.") from exc
+            reason = f"{type(exc).__name__}: {exc}"
+            raise ConfigError(f"{path} is not a complete archive of a store: {reason}.") from exc
         yield record, folder
 
 
 def _record(archive: zipfile.ZipFile, path: Path) -> Version:
-    try:
-        entry = archive.getinfo(_RECORD)
-        if entry.file_size > _RECORD_BYTES:
-            raise ConfigError(f"{path} is not an archive of a store: its {_RECORD} is too large.")
-        record = json.loads(archive.read(entry))
-        if record["format"] != _FORMAT:
-            raise ConfigError(
-                f"{path} has the format {record['format']!r}; this version of Kindler reads {_FORMAT}."
-            )
-        files = [File(str(name), str(sha256), int(size)) for name, sha256, size in record["files"]]
-        fields = {key: record[key] for key in _KNOWN}
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path} is not an archive of a store: {exc!r}.") from exc
-    kinds = {"shelf": str, "kind": str, "meta": dict, "attributes": dict}
-    wrong = [key for key, kind in kinds.items() if not isinstance(fields[key], kind)]
-    if wrong:
-        raise ConfigError(f"{path} is not an archive of a store: its {wrong[0]} is {fields[wrong[0]]!r}.")
+    entry = archive.getinfo(_RECORD)
+    if entry.file_size > _RECORD_BYTES:
+        raise ConfigError(f"{path} is not an archive of a store: its {_RECORD} is too large.")
+    record = json.loads(archive.read(entry))
+    if record["format"] != _FORMAT:
+        raise ConfigError(
+            f"{path} has the format {record['format']!r}; this version of Kindler reads {_FORMAT}."
+        )
+    files = [File(str(name), str(sha256), int(size)) for name, sha256, size in record["files"]]
+    fields = {key: record[key] for key in _FIELDS}
+    for key, kind in _FIELDS.items():
+        if not isinstance(fields[key], kind):
+            raise ConfigError(f"{path} is not an archive of a store: its {key} is {fields[key]!r}.")
     address = Address("default", fields.pop("shelf"), fields.pop("name"))
     version = Version.draft(address, files=files, **fields)
     at_most = _RATIO * path.stat().st_size + _UNPACKED_BYTES

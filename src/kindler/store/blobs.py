@@ -1,4 +1,4 @@
-"""Blobs: immutable bytes named by their SHA-256, in files or in memory. Object stores are in `objects.py`.
+"""Blobs: immutable bytes named by their SHA-256, in files, in an object store or in memory.
 
 Whether anything still needs a blob is for the catalog to say.
 """
@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
-from urllib.parse import quote
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, quote
 
-from kindler.errors import ConfigError, DamagedError, MissingExtraError, StoreError
+from kindler.errors import ConfigError, DamagedError, StoreError
+from kindler.registry import imported
 from kindler.store.files import check_whole, sha256_of, staging_folder, user_folder
 from kindler.store.urls import folder_of
 
@@ -66,15 +68,9 @@ def open_blobs(url: str) -> Blobs:
     if scheme == "file":
         return FileBlobs(folder_of(url))
     if scheme == "memory":
-        return MemoryBlobs(user_folder())
+        return MemoryBlobs()
     if scheme in ("s3", "gs", "az"):
-        try:
-            from kindler.store.objects import ObjectBlobs
-        except ModuleNotFoundError as exc:
-            if exc.name != "obstore":
-                raise
-            raise MissingExtraError(what=f"a store at {scheme}://", package="obstore", extra="s3") from exc
-        return ObjectBlobs(url, user_folder())
+        return ObjectBlobs(url)
     raise ConfigError(
         f"unknown blob scheme {scheme}://.\nHint: use file://, s3://, gs://, az:// or memory://."
     )
@@ -86,12 +82,12 @@ class FileBlobs:
     def __init__(self, folder: Path) -> None:
         self.url = f"file://{quote(str(folder))}"
         self.stage = folder / "staging"
-        self._folder = folder / "blobs"
+        self._folder = folder
 
     def put(self, source: Path, sha256: str) -> None:
         target = self._path(sha256)
         exists = target.exists()
-        if exists and _is_whole(target, sha256) and _touched(target):
+        if exists and _renewed(target, sha256):
             return
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +97,7 @@ class FileBlobs:
                 self._copy(source, target)
             _sync(target.parent)
         except PermissionError as exc:
-            raise StoreError(f"cannot write to the store at {self._folder}: {exc}.") from exc
+            raise StoreError(f"cannot write to the store at {self._folder / 'blobs'}: {exc}.") from exc
 
     def _copy(self, source: Path, target: Path) -> None:
         """Beside, then renamed: over a damaged blob, one of somebody else, or from another disk."""
@@ -129,7 +125,7 @@ class FileBlobs:
 
     def old(self, grace_s: float) -> Iterator[str]:
         limit = time.time() - grace_s
-        for path in sorted(self._folder.glob("??/*")):
+        for path in sorted(self._folder.glob("blobs/??/*")):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime <= limit:
                     yield path.name
@@ -139,27 +135,25 @@ class FileBlobs:
             self._path(sha256).unlink(missing_ok=True)
 
     def _path(self, sha256: str) -> Path:
-        return self._folder / sha256[:2] / sha256
+        return self._folder / _key(sha256)
 
 
 class MemoryBlobs:
     """Blobs in this process, for tests and trials."""
 
-    def __init__(self, stage: Path) -> None:
-        self.url = "memory://"
-        self.stage = stage
+    url = "memory://"
+
+    def __init__(self) -> None:
+        self.stage = user_folder()
         self._blobs: dict[str, tuple[bytes, float]] = {}
-        self._lock = threading.Lock()
 
     def put(self, source: Path, sha256: str) -> None:
-        with self._lock:
-            self._blobs[sha256] = (source.read_bytes(), time.time())
+        self._blobs[sha256] = (source.read_bytes(), time.time())
 
     def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
-        blob = self._blobs.get(sha256)
-        if blob is None:
+        if not self.has(sha256):
             raise DamagedError(sha256=sha256, problem="it is missing")
-        target.write_bytes(blob[0])
+        target.write_bytes(self._blobs[sha256][0])
         check_whole(target, sha256)
 
     def has(self, sha256: str) -> bool:
@@ -167,29 +161,87 @@ class MemoryBlobs:
 
     def old(self, grace_s: float) -> Iterator[str]:
         limit = time.time() - grace_s
-        with self._lock:
-            expired = [sha256 for sha256, (_, when) in self._blobs.items() if when <= limit]
-        return iter(expired)
+        return iter([sha256 for sha256, (_, when) in list(self._blobs.items()) if when <= limit])
 
     def remove(self, hashes: Iterable[str]) -> None:
-        with self._lock:
-            for sha256 in hashes:
-                self._blobs.pop(sha256, None)
+        for sha256 in hashes:
+            self._blobs.pop(sha256, None)
 
 
-def _is_whole(path: Path, sha256: str) -> bool:
-    """Whether the bytes are those of the name; a damaged blob is healed by whoever puts it again."""
+class ObjectBlobs:
+    """Blobs as objects PREFIX/blobs/ab/abcdef..., in S3 and what speaks its language, Google Cloud or Azure.
+
+    Credentials and endpoints come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...), or as the
+    URL's own settings: s3://bucket/prefix?endpoint=http://host:9000&region=us-east-1.
+    """
+
+    def __init__(self, url: str) -> None:
+        bare, _, query = url.partition("?")
+        what = f"a store at {bare.partition('://')[0]}://"
+        self._api = imported("obstore", what=what, package="obstore", extra="s3")
+        settings = dict(parse_qsl(query))
+        plain = settings.get("endpoint", "").startswith("http://")
+        self._store = import_module("obstore.store").from_url(
+            bare, config=settings, client_options={"allow_http": True} if plain else {}
+        )
+        self._errors = (import_module("obstore.exceptions").BaseError, OSError)
+        self.url, self.stage = url, user_folder()
+
+    def put(self, source: Path, sha256: str) -> None:
+        self._call("writing", sha256, lambda key: self._api.put(self._store, key, source))
+
+    def get(self, sha256: str, target: Path, *, private: bool = False) -> None:
+        def copy(key: str) -> None:
+            with target.open("xb") as file:
+                for chunk in self._api.get(self._store, key).stream(min_chunk_size=_CHUNK_BYTES):
+                    file.write(memoryview(chunk))
+
+        try:
+            self._call("reading", sha256, copy)
+        except FileNotFoundError as exc:
+            raise DamagedError(sha256=sha256, problem="it is missing") from exc
+        check_whole(target, sha256)
+
+    def has(self, sha256: str) -> bool:
+        try:
+            self._call("looking for", sha256, lambda key: self._api.head(self._store, key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def old(self, grace_s: float) -> Iterator[str]:
+        limit = datetime.now(timezone.utc) - timedelta(seconds=grace_s)
+        for page in self._api.list(self._store, "blobs"):
+            yield from (entry["path"].rpartition("/")[2] for entry in page if entry["last_modified"] <= limit)
+
+    def remove(self, hashes: Iterable[str]) -> None:
+        keys = [_key(sha256) for sha256 in hashes]
+        if keys:
+            self._call("removing", "", lambda _: self._api.delete(self._store, keys))
+
+    def _call(self, doing: str, sha256: str, work: Callable[[str], Any]) -> None:
+        try:
+            work(_key(sha256))
+        except FileNotFoundError:
+            raise
+        except self._errors as exc:
+            raise StoreError(f"{doing} {_key(sha256)} of {self.url.partition('?')[0]}: {exc}") from exc
+
+
+def _key(sha256: str) -> str:
+    return f"blobs/{sha256[:2]}/{sha256}"
+
+
+def _renewed(path: Path, sha256: str) -> bool:
+    """Whether the blob is whole, and counts as put now, so that no sweep takes it for debris.
+
+    A damaged one is healed by whoever puts it again.
+    """
     try:
-        return sha256_of(path) == sha256
-    except OSError:
-        return False
-
-
-def _touched(path: Path) -> bool:
-    """Let the blob count as put now, so that no sweep takes it for debris; False if that is not possible."""
-    try:
+        if sha256_of(path) != sha256:
+            return False
         os.utime(path)
-    except (FileNotFoundError, PermissionError):
+    except OSError:
         return False
     return True
 

@@ -6,8 +6,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.pool import NullPool, StaticPool
 
-from kindler.errors import MissingExtraError, StoreError
+from kindler.errors import StoreError
+from kindler.registry import imported
 
 _PATIENCE_S = 60.0
 _WRITES = "kindler_writes"
@@ -24,45 +25,44 @@ _WRITES = "kindler_writes"
 class Database:
     """Transactions on one database, from any thread, also after a fork.
 
-    Args:
-        url: What SQLAlchemy opens.
+    Attributes:
+        path: The file of SQLite's; None in memory, and for PostgreSQL.
+        dialect: Either "sqlite" or "postgresql".
     """
 
     def __init__(self, url: str) -> None:
         path = url.removeprefix("sqlite:///")
         # A path is taken as it is: in a URL, percent signs in it would mean something else.
-        self.url = sa.make_url(url) if path == url else sa.URL.create("sqlite", database=path)
+        self._url = sa.make_url(url) if path == url else sa.URL.create("sqlite", database=path)
+        self.path = None if path == url else Path(path)
         self._pid = os.getpid()
+        self._engine = _engine(self._url, self.path)
+        self.dialect = self._engine.dialect.name
+        is_sqlite = self.dialect == "sqlite"
         # All threads share the one connection to a database in memory, one at a time.
-        self._alone: Any = threading.RLock() if self.in_memory else nullcontext()
-        self._engine = _engine(self.url, in_memory=self.in_memory)
+        in_memory = is_sqlite and self.path is None
+        self._alone: Any = threading.RLock() if in_memory else nullcontext()
         # Versions never change, so reading needs no transaction: PostgreSQL is spared two messages of three,
         # and for SQLite none is begun.
-        alone = {} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        alone = {} if is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._reader = self._engine.execution_options(**alone)
         self._writer = self._engine.execution_options(**{_WRITES: True})
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is gone with this process."""
-        return self.url.get_backend_name() == "sqlite" and not self.url.database
-
-    @property
-    def dialect(self) -> str:
-        """Either "sqlite" or "postgresql"."""
-        return self._engine.dialect.name
-
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """A connection that only reads."""
-        with self._transaction(writes=False) as connection:
-            yield connection
+        return self._transaction(self._reader)
 
-    @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """A transaction that may write; undone if the block raises."""
-        with self._transaction(writes=True) as connection:
-            yield connection
+        return self._transaction(self._writer)
+
+    def rows(self, query: sa.Select[Any]) -> Sequence[Any]:
+        with self.reading() as connection:
+            return connection.execute(query).all()
+
+    def values(self, query: sa.Select[Any]) -> list[Any]:
+        """The first column of the rows."""
+        return [row[0] for row in self.rows(query)]
 
     def compiled(self, statement: sa.Select[Any]) -> Callable[[sa.Connection, dict[str, Any]], Any]:
         """A function that executes the statement, without the time that SQLAlchemy takes to know it again."""
@@ -80,12 +80,13 @@ class Database:
     @property
     def is_read_only(self) -> bool:
         """Whether it is a file that this user may not write to."""
-        return self.dialect == "sqlite" and not self.in_memory and _is_read_only(Path(str(self.url.database)))
+        return self.path is not None and _is_read_only(self.path)
 
     def copied(self) -> Database:
         """The rows of a file as they are now, in memory."""
+        assert self.path is not None
         copy = Database("sqlite://")
-        with copy._translated(), closing(_connect_to_read(Path(str(self.url.database)))) as source:
+        with copy._translated(), closing(_connect_to_read(self.path)) as source:
             borrowed = copy._engine.raw_connection()
             source.backup(borrowed.driver_connection)  # type: ignore[arg-type]
             borrowed.close()
@@ -98,42 +99,28 @@ class Database:
             The bytes before and after; 0 where the database does not say.
         """
         before = self._file_bytes()
+        statements = ["VACUUM ANALYZE"]
         if self.dialect == "sqlite":
-            self._vacuum()
-        else:
-            with self._translated(), self._reader.connect() as connection:
-                connection.exec_driver_sql("VACUUM ANALYZE")
+            statements = ["VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"]
+        with self._alone, self._translated(), self._reader.connect() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
         return before, self._file_bytes()
 
-    def _vacuum(self) -> None:
-        # Past SQLAlchemy, which would begin a transaction.
-        with self._alone, self._translated():
-            borrowed = self._engine.raw_connection()
-            try:
-                for statement in ("VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):
-                    borrowed.driver_connection.execute(statement)  # type: ignore[union-attr]
-            except sqlite3.Error as exc:
-                raise StoreError(f"the catalog at {self.url.database} cannot be compacted: {exc}.") from exc
-            finally:
-                borrowed.close()
-
     def _file_bytes(self) -> int:
-        if self.dialect != "sqlite" or self.in_memory:
+        if self.path is None:
             return 0
-        path = Path(str(self.url.database))
-        files = (path, path.with_name(path.name + "-wal"))
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self, *, writes: bool) -> Iterator[sa.Connection]:
+    def _transaction(self, engine: sa.Engine) -> Iterator[sa.Connection]:
         if self._pid != os.getpid():
             self._engine.dispose(close=False)  # the parent still talks on them
             self._pid = os.getpid()
-        engine = self._writer if writes else self._reader
         with self._alone, self._translated(), engine.connect() as connection, connection.begin():
             yield connection
 
@@ -142,24 +129,18 @@ class Database:
         try:
             yield
         except sa.exc.SQLAlchemyError as exc:
-            shown = self.url.render_as_string(hide_password=True)
+            shown = self._url.render_as_string(hide_password=True)
             raise StoreError(f"the catalog at {shown} failed: {getattr(exc, 'orig', None) or exc}") from exc
 
 
-def _engine(url: sa.URL, *, in_memory: bool) -> sa.Engine:
+def _engine(url: sa.URL, path: Path | None) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
-        try:
-            return sa.create_engine(url, pool_pre_ping=True, pool_recycle=1800)
-        except ModuleNotFoundError as exc:
-            if exc.name != "psycopg":
-                raise
-            raise MissingExtraError(
-                what="a store in PostgreSQL", package="psycopg", extra="postgres"
-            ) from exc
+        imported("psycopg", what="a store in PostgreSQL", package="psycopg", extra="postgres")
+        return sa.create_engine(url, pool_pre_ping=True, pool_recycle=1800)
     settings: dict[str, Any] = {"timeout": _PATIENCE_S, "check_same_thread": False}
-    if in_memory:
+    if path is None:
         engine = sa.create_engine(url, connect_args=settings, poolclass=StaticPool)
-    elif _is_read_only(path := Path(str(url.database))):
+    elif _is_read_only(path):
         # Each time anew, as it may have to be opened in another way.
         engine = sa.create_engine(url, creator=lambda: _connect_to_read(path), poolclass=NullPool)
         event.listen(engine, "begin", _begin)

@@ -60,26 +60,18 @@ def check_whole(path: Path, sha256: str) -> None:
 
 
 def user_folder() -> Path:
-    """Where to work when the blobs are not on this machine.
-
-    Raises:
-        StoreError: Somebody else could change files there.
-    """
-    folder_path = Path(tempfile.gettempdir()) / f"kindler-store-{os.getuid()}"
-    folder_path.mkdir(mode=0o700, exist_ok=True)
-    status = folder_path.lstat()
+    """Where to work when the blobs are not on this machine; nobody else may change files there."""
+    folder = Path(tempfile.gettempdir()) / f"kindler-store-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise StoreError(f"{folder_path} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
-    return folder_path
+        raise StoreError(f"{folder} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
+    return folder
 
 
 @contextmanager
 def staging_folder(parent: Path) -> Iterator[Path]:
-    """A new, empty folder, gone after the block.
-
-    Raises:
-        StoreError: The disk was full, whatever was written in the block.
-    """
+    """A new, empty folder, gone after the block; a full disk is a StoreError, whatever was written in it."""
     parent.mkdir(parents=True, exist_ok=True)
     path, lock = _locked(parent)
     try:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from kindler.store.catalog import Catalog
 from kindler.store.names import check_bucket, check_glob
 from kindler.store.store import Store
 from kindler.store.tables import keys as _keys
+from kindler.store.tables import state as _state
 
 SCOPES = ("read", "predict", "write", "admin")
 SHELVES = ("models", "datasets", "scripts")
@@ -78,8 +80,8 @@ class Keys:
     """
 
     def __init__(self, store: Store | str) -> None:
-        self._catalog = Catalog(store) if isinstance(store, str) else store.catalog
         self._is_owner = isinstance(store, str)
+        self._database = (Catalog(store) if isinstance(store, str) else store.catalog).database
 
     def add(
         self,
@@ -110,7 +112,7 @@ class Keys:
         globs = {shelf: tuple(patterns) for shelf, patterns in (names or {}).items() if patterns}
         if unknown := sorted(set(globs) - set(SHELVES)):
             raise ConfigError(f"names={unknown}: must be of the shelves {', '.join(SHELVES)}.")
-        for pattern in (pattern for patterns in globs.values() for pattern in patterns):
+        for pattern in chain.from_iterable(globs.values()):
             if not isinstance(pattern, str) or not pattern or "@" in pattern or "^" in pattern:
                 raise ConfigError(
                     f"{pattern!r} is not a glob of names.\nHint: a key covers all versions of a name."
@@ -139,20 +141,25 @@ class Keys:
             "created": key.created.isoformat(),
             "expires": key.expires and key.expires.isoformat(),
         }
-        with self._catalog.database.writing() as connection:
-            self._catalog.protect(connection)
+        with self._database.writing() as connection:
+            connection.execute(_state.update().values(protected=1))
             connection.execute(_keys.insert().values(**row))
         return key, token
 
+    def find(self, name: str) -> Key | None:
+        """The key with an id, read by itself; None if there is none."""
+        rows = self._database.rows(sa.select(_keys).where(_keys.c.id == name))
+        return _read(rows[0]) if rows else None
+
     def list(self) -> list[Key]:
         """All keys, oldest first."""
-        with self._catalog.database.reading() as connection:
-            rows = connection.execute(sa.select(_keys).order_by(_keys.c.created)).all()
-        return [_read(row) for row in rows]
+        return [_read(row) for row in self._database.rows(sa.select(_keys).order_by(_keys.c.created))]
 
     def were_made(self) -> bool:
         """Whether the store has keys, or had some once: it is not open to everybody again."""
-        return self._catalog.is_protected()
+        # Older versions of Kindler add keys without saying so.
+        query = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(_keys.c.id))))
+        return bool(self._database.values(query)[0])
 
     def remove(self, name: str) -> None:
         """Revoke a key; takes effect within seconds.
@@ -160,16 +167,15 @@ class Keys:
         Raises:
             NotFoundError: There is no key with that id.
         """
-        known = [key.id for key in self.list()]
-        if name not in known:
-            raise NotFoundError(what="key", name=name, available=known)
-        with self._catalog.database.writing() as connection:
+        if self.find(name) is None:
+            raise NotFoundError(what="key", name=name, available=[key.id for key in self.list()])
+        with self._database.writing() as connection:
             connection.execute(_keys.delete().where(_keys.c.id == name))
 
     def close(self) -> None:
         """Close the connections, unless they are the store's."""
         if self._is_owner:
-            self._catalog.database.close()
+            self._database.close()
 
 
 def id_of(token: str) -> str:

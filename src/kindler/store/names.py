@@ -1,4 +1,4 @@
-"""Which names are valid, and which of them a pattern matches. Pure text: nothing is looked up here.
+"""Which names are valid, which version a selector names, and which names a glob matches. Pure text.
 
 Names live in a catalog and never become paths, but they appear in URLs, archives and logs. So they are
 printable, relative, and without the characters that selectors and patterns use.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,33 +19,31 @@ MOST_STARS = 16  # of a glob that others give
 _REMEMBERED = 1000  # steps of each glob
 _RESERVED = frozenset('@^[]{}#*?:\\%"<>|')
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+_SELECTOR = re.compile(r"(?P<name>[^@^]*)(?:@(?P<ref>[^@^]*))?(?P<back>\^*)", re.DOTALL)
 
 
-def check_name(name: object, what: str = "name") -> str:
-    """Return the name if it is valid.
-
-    Raises:
-        ConfigError: It is not; the message says why.
-
-    >>> check_name("flowers/small")
-    'flowers/small'
-    """
+def check_name(name: object) -> str:
+    """Return the name if it is valid."""
     if not isinstance(name, str):
-        raise ConfigError(f"{what}={name!r} is a {type(name).__name__}; a {what} must be a string.")
-    problem = _name_problem(name)
-    if problem:
-        raise ConfigError(f"{what}={_short(name)} {problem}.")
+        raise ConfigError(f"name={name!r} is a {type(name).__name__}; a name must be a string.")
+    if problem := _name_problem(name):
+        raise ConfigError(f"name={_short(name)} {problem}.")
     return name
 
 
-def check_bucket(bucket: object) -> str:
-    """A bucket's name: a plain word."""
-    return _word(bucket, "bucket")
+def check_bucket(bucket: object, what: str = "bucket") -> str:
+    """Return the name of a bucket if it is a plain word."""
+    if not isinstance(bucket, str) or not _WORD.fullmatch(bucket):
+        raise ConfigError(
+            f"{what}={_short(str(bucket))}: a {what} begins with a letter, followed by at most 99 letters,"
+            " digits, '.', '-' or '_'."
+        )
+    return bucket
 
 
 def check_tag(tag: object) -> str:
-    """A tag: a plain word that does not mean a version by itself, as `v3` and `latest` do."""
-    word = _word(tag, "tag")
+    """Return a plain word that does not mean a version by itself, as `v3` and `latest` do."""
+    word = check_bucket(tag, "tag")
     if word == "latest" or re.fullmatch(r"v\d+", word):
         meant = "the newest version" if word == "latest" else f"version {word[1:]}"
         raise ConfigError(
@@ -74,12 +73,66 @@ def is_hidden(name: str) -> bool:
     return any(part[0] in "._" for part in name.split("/"))
 
 
-def check_glob(pattern: str) -> str:
-    """Return the glob if `matches` takes little time for it, whoever made it.
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A name, and one of its versions.
 
-    Raises:
-        ConfigError: It is too long, has too many stars, or is not a glob.
+    Attributes:
+        name: The name.
+        ref: A version's number, a tag, or None for the newest.
+        back: How many versions before that one.
     """
+
+    name: str
+    ref: int | str | None = None
+    back: int = 0
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a name without a version."""
+        return self.ref is None and not self.back
+
+    def __str__(self) -> str:
+        return self.name + ("" if self.ref is None else f"@{self.ref}") + "^" * self.back
+
+
+def parse_selector(text: object, version: int | str | None = None) -> Selector:
+    """Read `name`, `name@3`, `name@prod`, `name^` or `name@prod^^`; `version` was passed beside it.
+
+    >>> parse_selector("net@prod^")
+    Selector(name='net', ref='prod', back=1)
+    """
+    match = _SELECTOR.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        check_name(text)  # raises if it is not a string
+        raise ConfigError(
+            f"{text!r} is not a selector.\nHint: use name, name@3, name@tag, name^ (the one"
+            " before), or name@tag^."
+        )
+    name = check_name(match["name"])
+    ref = None if match["ref"] is None else _ref(match["ref"])
+    if version is not None:
+        if ref is not None:
+            raise ConfigError(f"{text!r} and version={version!r} both name a version.")
+        if not isinstance(version, int | str) or isinstance(version, bool):
+            raise ConfigError(
+                f"version={version!r} is a {type(version).__name__}; a version is a number or a tag."
+            )
+        ref = _ref(str(version))
+    return Selector(name, ref, len(match["back"]))
+
+
+def _ref(text: str) -> int | str | None:
+    if text == "latest":
+        return None
+    digits = text[1:] if re.fullmatch(r"v\d+", text) else text
+    if re.fullmatch(r"\d{1,18}", digits, re.ASCII):
+        return int(digits)
+    return check_tag(text)
+
+
+def check_glob(pattern: str) -> str:
+    """Return the glob if `matches` takes little time for it, whoever made it."""
     if len(pattern) > LONGEST or pattern.count("*") > MOST_STARS:
         raise ConfigError(
             f"{_short(pattern)} has {len(pattern)} characters and {pattern.count('*')} stars; a glob has at"
@@ -187,15 +240,6 @@ def _name_problem(name: str) -> str:
     if any(part in ("", ".", "..") or part != part.strip() for part in name.split("/")):
         return "has a part that is empty, '.', '..', or begins or ends with a space"
     return ""
-
-
-def _word(text: object, what: str) -> str:
-    if not isinstance(text, str) or not _WORD.fullmatch(text):
-        raise ConfigError(
-            f"{what}={_short(str(text))}: a {what} begins with a letter, followed by at most 99 letters,"
-            " digits, '.', '-' or '_'."
-        )
-    return text
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from kindler.errors import ConfigError
-from kindler.store.catalog import Catalog
 from kindler.store.store import Store
 from kindler.store.tables import splits as _splits
 from kindler.store.versions import Address
@@ -55,15 +54,10 @@ class Split:
 
 
 class Splits:
-    """The splits of a store.
+    """The splits of a store."""
 
-    Args:
-        store: The store, whose connections are used; or its URL.
-    """
-
-    def __init__(self, store: Store | str) -> None:
-        self._catalog = Catalog(store) if isinstance(store, str) else store.catalog
-        self._is_owner = isinstance(store, str)
+    def __init__(self, store: Store) -> None:
+        self._database = store.catalog.database
 
     def put(self, split: Split) -> None:
         """Divide an alias's requests; servers notice within `--refresh-s`. Without shares, the split ends."""
@@ -71,7 +65,7 @@ class Splits:
         own = [_splits.c[column] == value for column, value in row.items()]
         shares = {"canary": split.canary, "shadow": split.shadow}
         rules = {what: [(n, float(share)) for n, share in by.items()] for what, by in shares.items()}
-        with self._catalog.database.writing() as connection:
+        with self._database.writing() as connection:
             connection.execute(_splits.delete().where(*own))
             if split.canary or split.shadow:
                 connection.execute(_splits.insert().values(**row, rules=json.dumps(rules)))
@@ -81,15 +75,7 @@ class Splits:
         query = sa.select(_splits).order_by(_splits.c.bucket, _splits.c.name, _splits.c.alias)
         if address is not None:
             query = query.where(_splits.c.bucket == address.bucket, _splits.c.name == address.name)
-        with self._catalog.database.reading() as connection:
-            rows = connection.execute(query).all()
-        rules = [json.loads(row.rules) for row in rows]
         return [
-            Split(row.bucket, row.name, row.alias, dict(rule["canary"]), dict(rule["shadow"]))
-            for row, rule in zip(rows, rules, strict=True)
+            Split(row.bucket, row.name, row.alias, **{k: dict(v) for k, v in json.loads(row.rules).items()})
+            for row in self._database.rows(query)
         ]
-
-    def close(self) -> None:
-        """Close the connections, unless they are the store's."""
-        if self._is_owner:
-            self._catalog.database.close()

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import difflib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from kindler.errors import ConfigError, DamagedError, MissingExtraError, NotFoundError, StoreError
+from kindler.errors import DamagedError, NotFoundError, StoreError
+from kindler.registry import imported
 from kindler.store import urls
 from kindler.store.blobs import Blobs, open_blobs
 from kindler.store.files import sha256_of, staging_folder, sweep_staging, user_folder
-from kindler.store.names import check_path, check_tag, is_hidden, literal_prefix, matches
-from kindler.store.selectors import Selector
+from kindler.store.names import Selector, check_path, check_tag
 from kindler.store.versions import Address, File, Version, check_files
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _SWEPT_AT_ONCE = 200
 _SHOWN = 20  # versions and tags in an error
 _COMPARED = 50  # names that a misspelled one is compared with
-_PAGE = 100  # fetched beyond those that are asked for, as some may not be listed
-T = TypeVar("T")
+_SUGGESTIONS, _SUGGESTIONS_S = 20, 10.0  # so many for misspelled names in so many seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +79,21 @@ class Verified:
 class Store:
     """Named, versioned files.
 
-    Make one with `Store.open`. Any number of processes and threads may use the same store. The catalog has
-    `versions(address)`, `history(address)`, `tags(address)`, `all_tags(bucket, shelf)` and `buckets()`.
+    Make one with `Store.open`. Any number of processes and threads may use the same store. Of the catalog it
+    has `newest(bucket, shelf, pattern)`, `names(bucket, shelf, pattern)`, `versions(address)`,
+    `history(address)`, `drop(address, number)`, `tags(address)`, `tag(version, tag)`, `untag(address, tag)`,
+    `all_tags(bucket, shelf)` and `buckets()`.
     """
 
     def __init__(self, url: str, catalog: Catalog, blobs: Blobs) -> None:
         self.url = url
         self.blobs = blobs
         self.catalog = catalog
-        self.versions, self.history = catalog.versions, catalog.history
-        self.tags, self.all_tags, self.buckets = catalog.tags, catalog.all_tags, catalog.buckets
-        self._suggestions = Suggestions()
+        self.newest, self.names, self.buckets = catalog.newest, catalog.names, catalog.buckets
+        self.versions, self.history, self.drop = catalog.versions, catalog.history, catalog.drop
+        self.tag, self.untag = catalog.tag, catalog.untag
+        self.tags, self.all_tags = catalog.tags, catalog.all_tags
+        self._suggested: deque[float] = deque(maxlen=_SUGGESTIONS)
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> Store:
@@ -106,12 +109,9 @@ class Store:
             StoreError: The database cannot be reached.
         """
         known = urls.default_url(os.environ) if url is None else os.fspath(url)
-        try:
-            from kindler.store.catalog import Catalog
-        except ModuleNotFoundError as exc:
-            if (exc.name or "").partition(".")[0] != "sqlalchemy":
-                raise
-            raise MissingExtraError(what="the store", package="sqlalchemy", extra="store") from exc
+        imported("sqlalchemy", what="the store", package="sqlalchemy", extra="store")
+        from kindler.store.catalog import Catalog
+
         catalog = Catalog(known)
         blobs = catalog.blobs
         if blobs == urls.RELATIVE:
@@ -155,7 +155,7 @@ class Store:
         kind: str,
         meta: Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
-        tags: Sequence[str] = (),
+        tags: str | Sequence[str] | None = None,
         shared: Sequence[File] = (),
         after: int | None = None,
         grows: Version | None = None,
@@ -168,7 +168,7 @@ class Store:
             kind: What will read it.
             meta: What the reader must know.
             attributes: What the user wants to remember.
-            tags: Tags that move to it, in the same moment.
+            tags: A tag, or several, that move to it in the same moment.
             shared: Files whose blobs are in the store already.
             after: The number that the newest version must have (0: there must be none).
             grows: The version with the number `after`, if this one has all its files and more: the catalog
@@ -178,10 +178,7 @@ class Store:
             OvertakenError: The newest version is not `after`.
             StoreError: A shared blob is gone.
         """
-        from kindler.store.catalog import LackingBlobs
-
-        for tag in tags:
-            check_tag(tag)
+        moved = [check_tag(tag) for tag in ([tags] if isinstance(tags, str) else tags or ())]
         ours = {} if folder is None else _files_in(folder)
         draft = Version.draft(
             address, kind=kind, files=[*shared, *ours], meta=meta or {}, attributes=attributes or {}
@@ -199,13 +196,7 @@ class Store:
             self.blobs.put(sources[sha256], sha256)
             return True
 
-        try:
-            return self.catalog.publish(draft, has=has, tags=tags, after=after, grows=grows)
-        except LackingBlobs as exc:
-            raise StoreError(
-                f"{address.name!r} cannot be published: {exc}.\n"
-                "Hint: sweep with a longer grace_s, and do not drop a version while it is copied."
-            ) from None
+        return self.catalog.publish(draft, has=has, tags=moved, after=after, grows=grows)
 
     def find(self, bucket: str, shelf: str, selector: Selector) -> Version:
         """The version that a selector means.
@@ -222,54 +213,6 @@ class Store:
         """The same, or None where there is none."""
         return self.catalog.find(Address(bucket, shelf, selector.name), selector)
 
-    def newest(
-        self,
-        bucket: str,
-        shelf: str,
-        pattern: str = "**",
-        *,
-        hidden: bool = True,
-        kind: str | None = None,
-        after: str = "",
-        limit: int | None = None,
-    ) -> list[Version]:
-        """The newest version of each name that a glob matches, by name; see `Shelf.list`."""
-        prefix = literal_prefix(pattern)
-        return _paged(
-            lambda last, count: self.catalog.newest(bucket, shelf, prefix, after=last, limit=count),
-            lambda one: _listed(one.name, pattern, hidden=hidden) and kind in (None, one.kind),
-            lambda one: one.name,
-            after,
-            limit,
-        )
-
-    def names(
-        self,
-        bucket: str,
-        shelf: str,
-        pattern: str = "**",
-        *,
-        hidden: bool = True,
-        after: str = "",
-        limit: int | None = None,
-    ) -> list[str]:
-        """The names alone, which takes less time."""
-        prefix = literal_prefix(pattern)
-        return _paged(
-            lambda last, count: self.catalog.names(bucket, shelf, prefix, after=last, limit=count),
-            lambda one: _listed(one, pattern, hidden=hidden),
-            str,
-            after,
-            limit,
-        )
-
-    def drop(self, address: Address, number: int | None = None) -> list[int]:
-        """Delete a name with all its versions, or one of them; returns their numbers.
-
-        Bytes that nothing needs any more go with the next `sweep`.
-        """
-        return self.catalog.drop(address, number)
-
     def forget(self, address: Address) -> None:
         """Delete a name as if it had never been: with its bytes, and with the memory of its numbers.
 
@@ -279,25 +222,6 @@ class Store:
         self.catalog.drop(address, forget=True)
         with self.catalog.unneeded(hashes) as debris:
             self.blobs.remove(debris)
-
-    def tag(self, version: Version, tag: str) -> None:
-        """Move a tag to a version.
-
-        Raises:
-            NotFoundError: The version was dropped.
-        """
-        if not self.catalog.move_tag(version, check_tag(tag)):
-            raise NotFoundError(what="version", name=str(version))
-
-    def untag(self, address: Address, tag: str) -> None:
-        """Remove a tag.
-
-        Raises:
-            NotFoundError: There is none of that name.
-        """
-        if not self.catalog.remove_tag(address, tag):
-            there = sorted(self.catalog.tags(address))
-            raise NotFoundError(what=f"tag of {address.name!r}", name=tag, available=there)
 
     @contextmanager
     def files(self, version: Version) -> Iterator[Path]:
@@ -382,93 +306,34 @@ class Store:
 
     def _missing(self, address: Address, selector: Selector) -> NotFoundError:
         what = address.shelf.removesuffix("s")
-        if not self._suggestions.may_look():
-            return NotFoundError(what=f"{what} in the bucket {address.bucket!r}:", name=str(selector))
-        known = [] if selector.is_bare else self.catalog.numbers(address, _SHOWN)
+        nowhere = f"{what} in the bucket {address.bucket!r}:"
+        # Looking for what might have been meant costs many times what finding a name does: a client that
+        # misspells all the time must not keep the others waiting.
+        now = time.monotonic()
+        if len(self._suggested) == _SUGGESTIONS and now - self._suggested[0] < _SUGGESTIONS_S:
+            return NotFoundError(what=nowhere, name=str(selector))
+        self._suggested.append(now)
+        known = [] if selector.is_bare else self.history(address, _SHOWN)
         if known:
-            there = [f"{address.name}@{number}" for number in known]
+            there = [f"{address.name}@{number}" for number, _ in known]
             there += [f"{address.name}@{tag}" for tag in sorted(self.tags(address))[:_SHOWN]]
             return NotFoundError(what=f"version of the {what}", name=str(selector), available=there)
         near = difflib.get_close_matches(address.name, self._similar(address), n=3)
-        return NotFoundError(
-            what=f"{what} in the bucket {address.bucket!r}:", name=address.name, available=near
-        )
+        return NotFoundError(what=nowhere, name=address.name, available=near)
 
     def _similar(self, address: Address) -> list[str]:
         """Names that might have been meant: all of a small store, and of a large one those that begin alike.
 
         Never many: whoever asks for names that there are not must not keep others waiting.
         """
-        names = self.catalog.names(address.bucket, address.shelf, limit=_COMPARED + 1)
+        names = self.names(address.bucket, address.shelf, limit=_COMPARED + 1)
         if len(names) <= _COMPARED:
             return names
         for length in (len(address.name) - 1, len(address.name) // 2, 1):
-            prefix = address.name[: max(1, length)]
-            names = self.catalog.names(address.bucket, address.shelf, prefix, limit=_COMPARED)
-            if names:
+            pattern = f"{address.name[: max(1, length)]}**"
+            if names := self.names(address.bucket, address.shelf, pattern, limit=_COMPARED):
                 break
         return names
-
-
-class Suggestions:
-    """Allows a few looks at once, and then some a second.
-
-    Looking for what might have been meant by a name costs many times what finding one does. A person never
-    asks that often; a client that does must not keep the others waiting.
-    """
-
-    def __init__(
-        self, *, at_once: int = 20, per_second: float = 2.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._at_once, self._per_second, self._clock = at_once, per_second, clock
-        self._left, self._since = float(at_once), clock()
-        self._lock = threading.Lock()
-
-    def may_look(self) -> bool:
-        """Whether one more may be made now; it counts if so.
-
-        >>> now = [0.0]
-        >>> some = Suggestions(at_once=1, per_second=2.0, clock=lambda: now[0])
-        >>> some.may_look(), some.may_look()
-        (True, False)
-        >>> now[0] = 0.5
-        >>> some.may_look()
-        True
-        """
-        with self._lock:
-            now = self._clock()
-            self._left = min(self._at_once, self._left + (now - self._since) * self._per_second)
-            self._since = now
-            if self._left < 1:
-                return False
-            self._left -= 1
-            return True
-
-
-def _listed(name: str, pattern: str, *, hidden: bool) -> bool:
-    return (hidden or not is_hidden(name)) and matches(pattern, name)
-
-
-def _paged(
-    fetch: Callable[[str, int | None], list[T]],
-    keep: Callable[[T], bool],
-    name: Callable[[T], str],
-    after: str,
-    limit: int | None,
-) -> list[T]:
-    """The first `limit` that are kept, fetched in pieces: a page of a large store takes little time."""
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit={limit}: must be at least 1.")
-    if limit is None:
-        return [one for one in fetch(after, None) if keep(one)]
-    items: list[T] = []
-    count = _PAGE + limit
-    while True:
-        some = fetch(after, count)
-        items += [one for one in some if keep(one)]
-        if len(items) >= limit or len(some) < count:
-            return items[:limit]
-        after, count = name(some[-1]), 4 * count
 
 
 def _files_in(folder: Path) -> dict[File, Path]:

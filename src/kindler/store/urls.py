@@ -24,17 +24,11 @@ _FORMS = "a folder, sqlite:///file?blobs=URL, postgresql://user@host/db?blobs=UR
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the two halves of a store are.
+    """Where the two halves of a store are."""
 
-    Attributes:
-        catalog: A URL for SQLAlchemy.
-        blobs: A file://, s3:// or memory:// URL; None if the catalog records it.
-        new_blobs: Where they go if the catalog is new and `blobs` is None.
-    """
-
-    catalog: str
-    blobs: str | None = None
-    new_blobs: str | None = None
+    catalog: str  # for SQLAlchemy
+    blobs: str | None = None  # a file://, s3:// or memory:// URL; None if the catalog records it
+    new_blobs: str | None = None  # where they go if the catalog is new and `blobs` is None
 
 
 def default_url(environ: Mapping[str, str]) -> str:
@@ -46,11 +40,7 @@ def default_url(environ: Mapping[str, str]) -> str:
 
 
 def parse(url: str) -> Place:
-    """Parse the URL.
-
-    Raises:
-        ConfigError: The scheme is unknown, or the location is invalid.
-    """
+    """The places that a store's URL names."""
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme == "file":
         folder = folder_of(url)

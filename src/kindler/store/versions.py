@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -48,13 +48,9 @@ class File:
 
 
 def check_files(files: Sequence[File]) -> None:
-    """Check that the files of a version can share one folder.
+    """Check that the files of a version can share one folder: none would overwrite another.
 
-    They also come from foreign archives and catalogs. With a duplicate path the second file would overwrite
-    the first.
-
-    Raises:
-        ConfigError: Two paths are equal, or one is within another.
+    They also come from foreign archives and catalogs.
     """
     paths = {file.path for file in files}
     if len(paths) != len(files):
@@ -123,18 +119,12 @@ class Version:
         meta: Mapping[str, Any],
         attributes: Mapping[str, Any],
     ) -> Version:
-        """A version without a number, before it is published.
-
-        Raises:
-            ConfigError: `meta` or `attributes` is not JSON, or the files cannot share a folder.
-        """
+        """A version without a number, before it is published."""
         check_files(files)
         # The same for the same content, whatever its name.
         content = as_json([kind, sorted([file.path, file.sha256] for file in files), meta])
         return Version(
-            bucket=address.bucket,
-            shelf=address.shelf,
-            name=address.name,
+            **asdict(address),
             number=0,
             kind=kind,
             created=datetime.now(timezone.utc),
@@ -146,16 +136,16 @@ class Version:
         )
 
 
-def as_json(value: Any, what: str = "meta and attributes") -> str:
-    """Canonical JSON.
+class OvertakenError(Exception):
+    """The newest version is another one than the publisher took it to be."""
 
-    Raises:
-        ConfigError: A value is not a JSON value.
-    """
+
+def as_json(value: Any) -> str:
+    """Canonical JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError) as exc:
-        raise ConfigError(f"{what} must be JSON values: {exc}.") from exc
+        raise ConfigError(f"meta and attributes must be JSON values: {exc}.") from exc
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,6 @@ from kindler.store import archive
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
-    """The model in an archive; MLflow's name for what loads one."""
     with archive.reading(_scratch, Path(path)) as (version, folder):
         config = dict(model_config or {})
         if config.get("keras_backend") and "keras" not in sys.modules:
@@ -37,15 +36,7 @@ class PyfuncModel:
         self._predictor = predictor
 
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """One array, or several by name.
-
-        Args:
-            data: A pandas DataFrame, an array, a list, or arrays by name.
-            params: `{"method": "predict_proba"}` calls another method than `predict`, if the model has it.
-
-        Raises:
-            DataError: The model does not take that.
-        """
+        """One array, or several by name; `params={"method": "predict_proba"}` calls another method."""
         return self._predictor(data, method=str((params or {}).get("method", "predict")))
 
 

@@ -1,30 +1,37 @@
 """`MLflowLogger`: logs `fit` as an MLflow run, from the driver; see `train/driver_callbacks.py`.
 
 An unusable server is an error before workers start. After that, no problem with it stops the training: a
-thread writes the metrics (`run.Journal`), and a warning says what could not be written.
+thread writes the metrics (`Journal`), and a warning says what could not be written.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import MissingExtraError, TrackingError, first_line
-from kindler.tracking.run import Journal, TrackedRun
+from kindler.errors import TrackingError, first_line
+from kindler.registry import imported
 from kindler.train.callbacks import DriverCallback, RunStatus
 
+_log = logging.getLogger(__name__)
+
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-_LONGEST_TAG = 5000
+_NOT_METRICS = {"epoch", "steps", "num_samples", "val_num_samples"}
+_PARAMS_AT_ONCE = 100
+_LONGEST_PARAM, _LONGEST_TAG = 500, 5000
 _FLUSH_S = {"finished": 30.0, "failed": 10.0, "killed": 5.0}
 # Defaults, unless the user set them: MLflow would retry an unreachable server for minutes.
 _TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
@@ -81,7 +88,7 @@ class MLflowLogger(DriverCallback):
         self.model_options = dict(model_options or {})
         self.model_uri: str | None = None
         self._initial_run = run_id
-        self._run: TrackedRun | None = None
+        self._run: _TrackedRun | None = None
         self._rejected: str | None = None
 
     def on_run_begin(self, params: Mapping[str, Any]) -> None:
@@ -107,7 +114,7 @@ class MLflowLogger(DriverCallback):
             hint = "is the tracking server running, and is tracking_uri (or MLFLOW_TRACKING_URI) correct?"
             if isinstance(exc, ImportError):
                 hint = "a database or a folder as tracking_uri needs the full package: pip install mlflow."
-            reason = _first(exc).replace(uri, _bare(uri))
+            reason = first_line(exc, 500).replace(uri, _bare(uri))
             raise TrackingError(
                 f"MLflow at {_bare(uri)} cannot be used: {reason}\nHint: {hint}", uri=_bare(uri)
             ) from exc
@@ -150,7 +157,7 @@ class MLflowLogger(DriverCallback):
         try:
             self._complete(run, status, error, estimator)
         except Exception as exc:  # noqa: BLE001  the trained model must not be lost over this
-            warnings.warn(f"MLflow run {run.id} is incomplete: {_first(exc)}", stacklevel=2)
+            warnings.warn(f"MLflow run {run.id} is incomplete: {first_line(exc, 500)}", stacklevel=2)
 
     def _write(self, entry: Callable[[], None]) -> None:
         """Queue an entry; one that the server rejects would be rejected again, so it is dropped."""
@@ -161,12 +168,12 @@ class MLflowLogger(DriverCallback):
             except _library().exceptions.MlflowException as exc:
                 if not 400 <= exc.get_http_status_code() < 429:
                     raise
-                self._rejected = self._rejected or _first(exc)
+                self._rejected = self._rejected or first_line(exc, 500)
 
         self._journal.add(unless_rejected)
 
     def _complete(
-        self, run: TrackedRun, status: RunStatus, error: BaseException | None, estimator: Any
+        self, run: _TrackedRun, status: RunStatus, error: BaseException | None, estimator: Any
     ) -> None:
         with _short_timeouts():
             try:
@@ -180,7 +187,7 @@ class MLflowLogger(DriverCallback):
             finally:
                 run.end(_STATUS[status])
 
-    def _logged(self, run: TrackedRun, estimator: Any) -> str:
+    def _logged(self, run: _TrackedRun, estimator: Any) -> str:
         from kindler.models.kind import known_only
         from kindler.models.registry import MODEL_KINDS
         from kindler.store import Address, Store
@@ -205,12 +212,12 @@ class MLflowLogger(DriverCallback):
             finally:
                 store.close()
 
-    def _opened(self, mlflow: Any, uri: str) -> TrackedRun:
+    def _opened(self, mlflow: Any, uri: str) -> _TrackedRun:
         client = mlflow.MlflowClient(tracking_uri=uri)
         active = mlflow.active_run() if self._initial_run is None and self.tracking_uri is None else None
         known = self._initial_run or (active.info.run_id if active is not None else None)
         if known is not None:
-            run = TrackedRun(client, client.get_run(known), owned=active is None)
+            run = _TrackedRun(client, client.get_run(known), owned=active is None)
             if run.owned:
                 client.update_run(known, status="RUNNING")
             return run
@@ -221,17 +228,123 @@ class MLflowLogger(DriverCallback):
         # MLflow's own tags: user, source and so on.
         context = import_module("mlflow.tracking.context.registry").resolve_tags()
         new_run = client.create_run(experiment_id, tags=context, run_name=self.run_name)
-        return TrackedRun(client, new_run, owned=True)
+        return _TrackedRun(client, new_run, owned=True)
+
+
+class _TrackedRun:
+    """One MLflow run; `owned` if its final status is set here."""
+
+    def __init__(self, client: Any, run: Any, *, owned: bool) -> None:
+        self._client = client
+        self._entities = import_module("mlflow.entities")
+        self.id = str(run.info.run_id)
+        self.owned = owned
+        self._experiment_id = run.info.experiment_id
+        self._params = set(run.data.params)
+        losses = client.get_metric_history(self.id, "loss") if run.data.metrics else []
+        self._epoch = max((metric.step for metric in losses), default=0)
+
+    def log_params(self, facts: Mapping[str, Any]) -> None:
+        """Log new parameters; MLflow does not allow changing one."""
+        new = [
+            self._entities.Param(_key(name), str(value)[:_LONGEST_PARAM])
+            for name, value in facts.items()
+            if name not in self._params
+        ]
+        for first in range(0, len(new), _PARAMS_AT_ONCE):
+            self._client.log_batch(self.id, params=new[first : first + _PARAMS_AT_ONCE])
+        self._params |= set(facts)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        entries = [self._entities.RunTag(_key(name), str(value)) for name, value in tags.items()]
+        self._client.log_batch(self.id, tags=entries)
+
+    def log_metrics(self, row: Mapping[str, Any], timestamp: int) -> None:
+        """Log the metrics of an epoch, with the epoch as the step, once."""
+        epoch = int(row["epoch"])
+        if epoch <= self._epoch:
+            return
+        metrics = [
+            self._entities.Metric(_key(name), float(value), timestamp, epoch)
+            for name, value in row.items()
+            if name not in _NOT_METRICS and isinstance(value, int | float)
+        ]
+        self._client.log_batch(self.id, metrics=metrics)
+        self._epoch = epoch
+
+    def log_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._client.log_dict(self.id, {"epochs": [dict(row) for row in rows]}, "history.json")
+
+    def log_model(self, name: str, write: Callable[..., Path], registered: str | None) -> str:
+        """Log the model that `write` writes to a folder, with fields of its `MLmodel`; returns its URI."""
+        client = self._client
+        model = client.create_logged_model(self._experiment_id, name=name, source_run_id=self.id)
+        try:
+            folder = write(run_id=self.id, model_id=model.model_id)
+            client.log_model_artifacts(model.model_id, str(folder))
+        except BaseException:
+            client.finalize_logged_model(model.model_id, "FAILED")
+            raise
+        client.finalize_logged_model(model.model_id, "READY")
+        client.log_outputs(self.id, [self._entities.LoggedModelOutput(model.model_id, step=self._epoch)])
+        uri = f"models:/{model.model_id}"
+        if registered is not None:
+            if not client.search_registered_models(f"name = '{registered}'"):
+                client.create_registered_model(registered)
+            client.create_model_version(registered, uri, run_id=self.id, model_id=model.model_id)
+        return uri
+
+    def end(self, status: str) -> None:
+        if self.owned:
+            self._client.set_terminated(self.id, status)
+
+
+class Journal:
+    """Writes entries in order on a thread of its own, so that the caller never waits.
+
+    If the server `name` cannot be reached, entries are kept and retried with the next one, with a single
+    warning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entries: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._closing = self._warned = False
+        # A daemon: a server that does not answer must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="kindler-journal", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: Callable[[], None]) -> None:
+        """Queue an entry behind the others."""
+        self._entries.append(entry)
+        self._wake.set()
+
+    def close(self, timeout_s: float) -> int:
+        """Wait until all entries are written or the timeout is over; returns how many are left."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        return len(self._entries)
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            self._wake.wait()  # after a failure, until a new entry arrives
+            self._wake.clear()
+            last = self._closing
+            try:
+                while self._entries:
+                    self._entries[0]()
+                    self._entries.popleft()
+            except Exception as exc:  # noqa: BLE001  whatever it is, the run must go on
+                if not self._warned:
+                    _log.warning("cannot write to %s; training continues: %s", self._name, first_line(exc))
+                self._warned = True
 
 
 def _library() -> Any:
-    try:
-        import_module("mlflow.exceptions")
-        return import_module("mlflow")
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "mlflow":
-            raise
-        raise MissingExtraError(what="MLflowLogger", package="mlflow", extra="mlflow") from exc
+    return imported("mlflow", what="MLflowLogger", package="mlflow", extra="mlflow")
 
 
 @contextmanager
@@ -248,7 +361,7 @@ def _short_timeouts() -> Iterator[None]:
 
 def _system(facts: Mapping[str, Any]) -> dict[str, str]:
     packages = {"kindler", str(facts.get("framework", "")), str(facts.get("backend", ""))} - {""}
-    versions = {f"kindler.version.{name}": _version(name) for name in sorted(packages)}
+    versions = {f"kindler.version.{name}": package_version(name) for name in sorted(packages)}
     return {
         "kindler.host": socket.gethostname(),
         "kindler.platform": platform.platform(),
@@ -258,7 +371,7 @@ def _system(facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -271,5 +384,6 @@ def _bare(uri: str) -> str:
     return f"{scheme}{parted}{rest.rpartition('@')[2]}" if parted else uri
 
 
-def _first(error: BaseException) -> str:
-    return first_line(error, 500)
+def _key(name: str) -> str:
+    """A name that MLflow accepts: letters, digits, `_ - . : /` and spaces."""
+    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name)[:250]

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from kindler.models.loaded import load
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Signature, example
 from kindler.store import Store, Version, archive
+from kindler.tracking.logger import package_version
 
 _LOADER = "kindler.tracking.loader"
 
@@ -32,23 +32,9 @@ _LOADER = "kindler.tracking.loader"
 def write(
     store: Store, version: Version, path: str | os.PathLike[str], *, trusted: bool = False, **fields: Any
 ) -> Path:
-    """Write a version to a folder as an MLflow model.
+    """Write a version to a new folder as an MLflow model, with `fields` of its `MLmodel` (`run_id`, ...).
 
     The model is loaded once, so that its signature is what it says itself.
-
-    Args:
-        store: Where it is.
-        version: Which.
-        path: The folder, which must not exist.
-        trusted: Allow what runs code when it is loaded; who loads the folder must too.
-        **fields: Fields of the `MLmodel` file, such as `run_id`.
-
-    Returns:
-        The folder.
-
-    Raises:
-        AlreadyExistsError: The folder is there.
-        UntrustedError: Loading the model could run code, and `trusted` was not given.
     """
     folder = Path(path)
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
@@ -56,6 +42,7 @@ def write(
     loaded = load(store, version, trusted=trusted)
     packages = loaded.kind.requirements(version.meta)
     wanted = ["kindler", "numpy", "pandas", "pyarrow", "orjson", *packages]
+    installed = [(name, package_version(name)) for name in wanted]
     config: dict[str, Any] = {"trusted": False}  # what may be changed when it is loaded, and nothing else
     if "keras" in packages:  # the backend that the model was just loaded with
         config["keras_backend"] = str(sys.modules["keras"].backend.backend())
@@ -71,27 +58,16 @@ def write(
                 data_path=str(packed),
                 mlflow_model=Model(**fields),
                 signature=_signature(loaded.predictor),
-                pip_requirements=[f"{name}=={_version(name)}" for name in wanted if _version(name)],
+                # Without what says where a build is from: no index has `2.13.0+cpu` for others.
+                pip_requirements=[f"{name}=={found.partition('+')[0]}" for name, found in installed if found],
                 model_config=config,
                 metadata={"kindler": {"name": version.name, "version": version.number, "kind": version.kind}},
             )
     return folder
 
 
-def _version(package: str) -> str | None:
-    """Without what says where a build is from: no index has `2.13.0+cpu` for others."""
-    try:
-        return metadata.version(package).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _signature(predictor: Predictor) -> ModelSignature | None:
-    """The signature; None for a model that does not say what it takes before it is called.
-
-    A model with one input takes arrays, or a table of its width; one with several takes them by name. A model
-    that was trained on columns of a table takes those.
-    """
+    """The signature; None for a model that does not say what it takes before it is called."""
     inputs = _inputs(predictor.signature)
     if inputs is None:
         return None

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kindler.tracking.run import Journal
+from kindler.tracking.logger import Journal
 
 
 def test_entries_are_written_in_order_and_all_before_it_is_closed() -> None:

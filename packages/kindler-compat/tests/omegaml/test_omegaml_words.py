@@ -20,7 +20,7 @@ from kindler.compat.omegaml import Omega, virtualobj
 from kindler.errors import ConfigError, NotFoundError, TaskCancelledError, UntrustedError
 from kindler.runtime.calls import Call, MapReduce, TaskHandle
 from kindler.runtime.messages import Report, TaskSettings
-from kindler.shelves.datasets.expressions import parse_expression
+from kindler.shelves.expressions import parse_expression
 
 FRAME = pd.DataFrame({"a": range(10), "b": [float(i) for i in range(10)], "c": list("abcdefghij")})
 

@@ -20,14 +20,12 @@ from kindler.errors import ConfigError
 from kindler.models.function import PLAIN
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime.messages import TaskSettings
-from kindler.shelves import models
+from kindler.shelves import datasets, models
 from kindler.shelves import shelf as shelves
-from kindler.shelves.datasets import shelf as datasets
-from kindler.shelves.datasets.expressions import parse_expression
+from kindler.shelves.expressions import parse_expression
 from kindler.shelves.shelf import Shelf
-from kindler.store import Store, Version
-from kindler.store.catalog import OvertakenError
-from kindler.store.selectors import parse
+from kindler.store import OvertakenError, Store, Version
+from kindler.store.names import parse_selector
 
 __all__ = ["Datasets", "Models", "Omega", "SavedModel", "Scripts", "virtualobj"]
 
@@ -134,7 +132,7 @@ class _Trusting(Shelf):
         if to is None:
             return super().promote(name, bucket=bucket, tag=tag)
         shelf = getattr(to, self.shelf) if isinstance(to, Omega) else to
-        there = asname or parse(name).name
+        there = asname or parse_selector(name).name
         if shelf.shelf != self.shelf:
             raise ConfigError(f"{name!r} is one of the {self.shelf}, and {shelf!r} has others.")
         if shelf.store.url == self.store.url:

@@ -1,24 +1,99 @@
-"""The shelf of datasets: tables, arrays, records, values, and functions that make them."""
+"""The shelf of datasets: tables, arrays, records, values, and functions that make them.
+
+Most kinds consist of parts, so that rows can be appended without writing again what is there. A part is one
+file, `part-00000.suffix` and on, in the order of the rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.function import FunctionKind
-from kindler.models.kind import Handler, known_only
-from kindler.shelves.datasets.appendable import Parts, renumber, renumbered
-from kindler.shelves.shelf import Shelf, listed
-from kindler.store import Address, Version
-from kindler.store.selectors import parse
+from kindler.models.kind import Handler
+from kindler.shelves.shelf import Shelf
+from kindler.store import Address, OvertakenError, Version
+from kindler.store.names import Selector
 
 Mode = Literal["fail", "replace", "append"]
 
 _MODES = ("fail", "replace", "append")
 _TRIES = 1000
+
+
+class Handle:
+    """A dataset that is read when it is asked for. Its files stay until it is closed, or no longer used.
+
+    Attributes:
+        version: The version that it reads.
+        files: The files, checked; to read, not to write. Paths are good as long as the handle is.
+    """
+
+    version: Any = None
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._finalizer: Callable[[], object] = lambda: None
+
+    def _hold(self, version: Version, resources: ExitStack) -> Handle:
+        self.version = version
+        self._finalizer = weakref.finalize(self, resources.close)
+        return self
+
+    @property
+    def value(self) -> Any:
+        """All of it, as what was put."""
+        raise NotImplementedError
+
+    def iterate(self, chunksize: int = 65_536) -> Iterator[Any]:
+        """The same, in pieces of `chunksize` rows."""
+        if chunksize < 1:
+            raise ConfigError(f"chunksize={chunksize}: must be at least 1.")
+        return self._chunks(chunksize)
+
+    def _chunks(self, size: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._finalizer()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<handle of {self.version}>"
+
+
+class PartsHandler(Handler):
+    """A kind whose datasets have parts; `write` makes the one that `part_name(0, suffix)` names."""
+
+    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """What `read` must know of both, one after the other; a DataError if they do not fit together."""
+        raise NotImplementedError
+
+    def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
+        """The object in the form in which it can follow what is there."""
+        return obj
+
+    def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> Handle:
+        """Look into the files; reading comes later."""
+        raise NotImplementedError
+
+    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+        return self.open(folder, meta, **options).value
 
 
 class Datasets(Shelf):
@@ -43,33 +118,26 @@ class Datasets(Shelf):
         trusted: bool = False,
         **options: Any,
     ) -> Version:
-        """Store a dataset.
+        """Store a dataset; arguments that are not listed here are those of `Shelf.put`.
 
         Args:
             obj: The data; or a `Path` of a file of it.
-            name: The name, without a version.
             mode: What to do if the name is there: "fail", "replace" (a new version without the old rows) or
                 "append" (a new version with them; what is there is not written again). Earlier versions stay.
-            attributes: What to remember of it; anything that JSON has.
-            tag: A tag, or several, that move to the new version.
-            kind: What to store it as, where several kinds could.
-            trusted: Allow functions and objects that can only be pickled. The reader must too.
-            **options: What only some kinds know.
 
         Raises:
             AlreadyExistsError: The name is there, and `mode` is "fail".
             DataError: A value that cannot be stored, or rows that do not fit those that are there.
         """
-        return self._put(
-            obj, name, mode=mode, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options
-        )
+        known = {"attributes": attributes, "tag": tag, "kind": kind, "trusted": trusted}
+        return self._put(obj, name, mode, **known, **options)
 
     def _put(
         self,
         obj: Any,
         name: str,
-        *,
         mode: Mode,
+        *,
         attributes: Mapping[str, Any] | None = None,
         tag: str | Sequence[str] | None = None,
         kind: str | None = None,
@@ -78,13 +146,10 @@ class Datasets(Shelf):
         **options: Any,
     ) -> Version:
         """See `put`; with `replaces`, raises OvertakenError unless that is the newest version (0: none)."""
-        from kindler.store.catalog import OvertakenError
-
         if mode not in _MODES:
             raise ConfigError(f"mode={mode!r}: there are {', '.join(_MODES)}.")
         address = self._address(name)
-        handler = self._kinds.taking(obj, self.shelf, kind)
-        known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
+        handler = self._handler(obj, kind, options)
         latest = None if mode == "replace" else self._latest(address, mode)
         if latest is not None:
             obj = _appendable(handler, latest).fitted(obj, latest.meta)
@@ -96,11 +161,9 @@ class Datasets(Shelf):
                 if latest is not None:
                     first = len(latest.files)
                     joined = _appendable(handler, latest).joined(latest.meta, meta)
-                    renumber(folder, first)
-                    shared = [
-                        *latest.files,
-                        *(replace(f, path=renumbered(f.path, first + i)) for i, f in enumerate(files)),
-                    ]
+                    _renumber(folder, first)
+                    ours = (replace(f, path=_renumbered(f.path, first + i)) for i, f in enumerate(files))
+                    shared = [*latest.files, *ours]
                 try:
                     return self.store.publish(
                         address,
@@ -108,7 +171,7 @@ class Datasets(Shelf):
                         kind=handler.kind,
                         meta=joined,
                         attributes=attributes,
-                        tags=listed(tag),
+                        tags=tag,
                         shared=shared,
                         after=replaces if mode == "replace" else 0 if latest is None else latest.number,
                         grows=latest,
@@ -125,42 +188,36 @@ class Datasets(Shelf):
         *,
         version: int | str | None = None,
         trusted: bool = False,
-        local: Any = None,
+        local: str | os.PathLike[str] | None = None,
         lazy: bool = False,
         **options: Any,
     ) -> Any:
-        """Read a dataset.
+        """Read a dataset; arguments that are not listed here are those of `Shelf.get`.
 
         Args:
-            name: The name, which may say which version.
-            version: A number or a tag, instead.
             trusted: Allow what runs code that was stored: functions and pickles.
-            local: Copy the version's files into this folder, which must not be there, and return the folder.
             lazy: Read nothing yet: a handle with `value`, `iterate(chunksize)`, `files` and a length.
             **options: For tables `columns`, a list of names; `filter`, a pyarrow expression or a dict such as
                 `{"x__gt": 3}`, or such keywords; `as_`, "pandas", "arrow" or "spark" if not as it was put;
                 and `spark`, the session for the last. For a virtual dataset the function's arguments.
-
-        Raises:
-            NotFoundError: There is no such name or version.
-            UntrustedError: Reading it would run code, and `trusted` was not given.
-            DamagedError: The stored bytes are not those that were stored.
         """
         stored = self.metadata(name, version=version)
+        if local is not None:
+            return self._read(stored, trusted, local, {})
         handler = self._kinds.handler(stored.kind)
-        elsewhere = handler.read_blobs(stored, self.store, options) if local is None else None
+        elsewhere = handler.read_blobs(stored, self.store, options)
         if elsewhere is not None:
             return elsewhere
-        if isinstance(handler, FunctionKind) and local is None and not lazy:
-            return super().get(str(stored), trusted=trusted)(**options)
+        if isinstance(handler, FunctionKind) and not lazy:
+            return self._read(stored, trusted, None, {})(**options)
         if not lazy:
-            return super().get(str(stored), trusted=trusted, local=local, **options)
-        if not isinstance(handler, Parts):
+            return self._read(stored, trusted, None, options)
+        if not isinstance(handler, PartsHandler):
             raise ConfigError(f"{name!r} is of kind {stored.kind!r}, which is read at once.")
         self._check_get(handler, options)
         with ExitStack() as resources:
             folder = resources.enter_context(self.store.files(stored))
-            return handler.open(folder, stored.meta, **options).hold(stored, resources.pop_all())
+            return handler.open(folder, stored.meta, **options)._hold(stored, resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
         """A dataset in pieces of `chunksize` rows, as what was put; `options` as in `get`."""
@@ -168,7 +225,7 @@ class Datasets(Shelf):
             yield from handle.iterate(chunksize)
 
     def _latest(self, address: Address, mode: Mode = "append") -> Version | None:
-        latest = self.store.seek(self.bucket, self.shelf, parse(address.name))
+        latest = self.store.seek(self.bucket, self.shelf, Selector(address.name))
         if mode == "fail" and latest is not None:
             raise AlreadyExistsError(
                 f"the dataset {address.name!r} already exists.\nHint: mode='replace' makes a new version of"
@@ -178,9 +235,32 @@ class Datasets(Shelf):
         return latest
 
 
-def _appendable(handler: Handler, latest: Version) -> Parts:
+def _appendable(handler: Handler, latest: Version) -> PartsHandler:
     if handler.kind != latest.kind:
         raise ConfigError(f"{latest.name!r} is of kind {latest.kind!r}, and this of kind {handler.kind!r}.")
-    if not isinstance(handler, Parts):
+    if not isinstance(handler, PartsHandler):
         raise ConfigError(f"nothing can be appended to {latest.name!r}, which is of kind {latest.kind!r}.")
     return handler
+
+
+def part_name(number: int, suffix: str) -> str:
+    """The file of a part."""
+    return f"part-{number:05d}{suffix}"
+
+
+def parts_in(folder: Path) -> list[Path]:
+    """The parts in a folder, in order."""
+    return sorted(folder.glob("part-*"), key=lambda path: int(path.name.split(".")[0].removeprefix("part-")))
+
+
+def _renumbered(path: str, number: int) -> str:
+    return part_name(number, path[path.index(".") :])
+
+
+def _renumber(folder: Path, first: int) -> None:
+    """Let the parts begin with this number."""
+    parts = parts_in(folder)
+    # Away first: a new name may be the old one of another.
+    aside = [path.rename(folder / f"aside-{i}") for i, path in enumerate(parts)]
+    for i, (path, part) in enumerate(zip(aside, parts, strict=True)):
+        path.rename(folder / _renumbered(part.name, first + i))

@@ -24,27 +24,16 @@ _OPERATIONS = ("iterchunks", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A dataset, and which part of it.
+    """A dataset, and which part of it."""
 
-    Attributes:
-        name: Its name, which may say which version.
-        columns: What stood in brackets; None if there were none.
-        arguments: What stood in braces.
-        operation: "iterchunks", "rows" or None.
-        options: What the operation was given.
-    """
-
-    name: str
-    columns: str | None = None
-    arguments: dict[str, str] = field(default_factory=dict)
-    operation: str | None = None
+    name: str  # may say which version
+    columns: str | None = None  # what stood in brackets
+    arguments: dict[str, str] = field(default_factory=dict)  # what stood in braces
+    operation: str | None = None  # "iterchunks" or "rows"
     options: dict[str, int] = field(default_factory=dict)
 
     def chosen(self, available: Sequence[str]) -> list[str] | None:
         """The columns that are meant, in the order in which they were named; None for all.
-
-        Raises:
-            ConfigError: One of them is not there.
 
         >>> parse_expression("iris[b:]").chosen(["a", "b", "c"])
         ['b', 'c']
@@ -78,9 +67,6 @@ class Expression:
 
 def parse_expression(text: str) -> Expression:
     """Read a name and what follows it.
-
-    Raises:
-        ConfigError: It cannot be read.
 
     >>> parse_expression("iris@prod[a]#rows:start=2,end=4")
     Expression(name='iris@prod', columns='a', arguments={}, operation='rows', options={'start': 2, 'end': 4})

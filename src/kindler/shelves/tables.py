@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from kindler.errors import ConfigError, DataError
-from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
-from kindler.shelves.filters import expression
+from kindler.errors import ConfigError, DataError, first_line
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
 from kindler.store import File, Store, Version
 
 _FORMS = ("pandas", "arrow", "spark")
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": lambda field, value: field == value if value is not None else field.is_null(nan_is_null=True),
+    "ne": lambda field, value: field != value if value is not None else ~field.is_null(nan_is_null=True),
+    "lt": operator.lt,
+    "lte": operator.le,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "in": lambda field, value: field.isin(list(value)),
+    "between": lambda field, value: (field >= value[0]) & (field <= value[1]),
+    "isnull": lambda field, value: field.is_null(nan_is_null=True) == bool(value),
+    "startswith": pc.starts_with,
+    "endswith": pc.ends_with,
+    "contains": pc.match_substring,
+}
 
 
-class ParquetHandler(Parts):
+class ParquetHandler(PartsHandler):
     """pandas DataFrames and Series, Arrow tables, and Spark DataFrames."""
 
     kind: ClassVar[str] = "parquet"
@@ -110,16 +126,10 @@ class ParquetHandler(Parts):
         spark: Any = None,
         **conditions: Any,
     ) -> _Tables:
-        schema = schema_of(meta)
-        return _Tables(
-            parts_in(folder),
-            schema,
-            form=_wanted(meta, as_, spark),
-            series=meta.get("made_from") == "series" and as_ is None,
-            columns=_chosen(schema, columns),
-            condition=expression(schema, filter, conditions),
-            rows=sum(meta["rows"]),
-        )
+        schema, form = schema_of(meta), _wanted(meta, as_, spark)
+        series = meta.get("made_from") == "series" and as_ is None
+        scan = {"columns": _chosen(schema, columns), "filter": expression(schema, filter, conditions)}
+        return _Tables(parts_in(folder), schema, sum(meta["rows"]), form, series, scan)
 
 
 class _Tables(Handle):
@@ -127,34 +137,29 @@ class _Tables(Handle):
         self,
         files: Sequence[Path],
         schema: pa.Schema,
-        *,
+        rows: int,
         form: str,
         series: bool,
-        columns: list[str] | None,
-        condition: Any,
-        rows: int,
+        scan: dict[str, Any],
     ) -> None:
         super().__init__(files)
-        self._rows = rows
         self._dataset = ds.dataset([str(path) for path in files], schema=schema, format="parquet")
-        self._form = form
-        self._series = series
-        self._asked: dict[str, Any] = {"columns": columns, "filter": condition}
+        self._rows, self._form, self._series, self._scan = rows, form, series, scan
 
     def __len__(self) -> int:
         """Rows, after the filter."""
-        condition = self._asked["filter"]
+        condition = self._scan["filter"]
         return self._rows if condition is None else int(self._dataset.count_rows(filter=condition))
 
     @property
     def value(self) -> Any:
         # In the order of the rows, which a scan of many files keeps.
-        return self._formed(self._dataset.to_table(**self._asked))
+        return self._formed(self._dataset.to_table(**self._scan))
 
     def _chunks(self, size: int) -> Iterator[Any]:
         pieces: list[pa.Table] = []
         count = 0
-        for batch in self._dataset.to_batches(**self._asked, batch_size=size):
+        for batch in self._dataset.to_batches(**self._scan, batch_size=size):
             table = pa.Table.from_batches([batch])
             while count + table.num_rows >= size:
                 whole = pa.concat_tables([*pieces, table.slice(0, size - count)])
@@ -244,3 +249,50 @@ def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | Non
 
 def _shown(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def expression(schema: pa.Schema, filter_: Any, named: Mapping[str, Any]) -> pc.Expression | None:
+    """One expression, which reading pushes down, of another one or of conditions such as `{"x__gt": 3}`, and
+    of more conditions; None for all rows."""
+    conditions = [_condition(schema, key, value) for key, value in named.items()]
+    if isinstance(filter_, Mapping):
+        conditions += [_condition(schema, str(key), value) for key, value in filter_.items()]
+    elif isinstance(filter_, pc.Expression):
+        conditions.append(_tried(schema, lambda: filter_, f"filter={filter_}"))
+    elif filter_ is not None:
+        raise ConfigError(
+            f"filter={filter_!r} is a {type(filter_).__name__}.\n"
+            "Hint: a pyarrow expression, or a dict such as {'x__gt': 3}."
+        )
+    return reduce(operator.and_, conditions) if conditions else None
+
+
+def _condition(schema: pa.Schema, key: str, value: Any) -> pc.Expression:
+    column, _, name = key.rpartition("__")
+    if key in schema.names:
+        column, name = key, "eq"
+    if column not in schema.names:
+        raise ConfigError(
+            f"{key!r}: there is no column {column or key!r}; there are {', '.join(schema.names)}."
+        )
+    if name not in _OPERATORS:
+        raise ConfigError(f"{key!r}: there is no operator {name!r}; there are {', '.join(_OPERATORS)}.")
+    shown = f"{key}={value!r}: the column {column!r} is {schema.field(column).type}"
+    if name == "between" and not (isinstance(value, Sequence) and len(value) == 2):
+        raise ConfigError(f"{shown}; between needs two values, the least and the greatest.")
+    if name == "in" and isinstance(value, str | bytes):
+        raise ConfigError(f"{shown}; in needs a list of values.")
+    return _tried(schema, lambda: _OPERATORS[name](pc.field(column), value), shown)
+
+
+def _tried(schema: pa.Schema, make: Callable[[], pc.Expression], shown: str) -> pc.Expression:
+    """A condition that such a table can be asked for: tried on none of its rows."""
+    try:
+        condition = make()
+        schema.empty_table().filter(condition)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+        raise ConfigError(
+            f"{shown}, and cannot be compared so: {first_line(exc)}.\nHint: a condition is a column, an"
+            " operator and a value of the column's type, such as {'x__gt': 3} or {'name__in': ['a', 'b']}."
+        ) from exc
+    return condition

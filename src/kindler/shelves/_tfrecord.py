@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,15 +11,16 @@ import pyarrow as pa
 
 from kindler import tfrecord
 from kindler.data.tfrecord import records
-from kindler.errors import ConfigError, MissingExtraError
-from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
+from kindler.errors import ConfigError
+from kindler.registry import imported
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
 from kindler_tfrecord import framed
 
 _FORMS = ("examples", "arrow", "tf.data")
 _EXAMPLE = "tensorflow.core.example.example_pb2"
 
 
-class TfrecordHandler(Parts):
+class TfrecordHandler(PartsHandler):
     """One `tf.train.Example`, or a list of them; and TFRecord files by their path."""
 
     kind: ClassVar[str] = "tfrecord"
@@ -57,8 +57,7 @@ class TfrecordHandler(Parts):
 class _Records(Handle):
     def __init__(self, files: Sequence[Path], meta: Mapping[str, Any], form: str) -> None:
         super().__init__(files)
-        self._meta = meta
-        self._form = form
+        self._meta, self._form = meta, form
 
     def __len__(self) -> int:
         return sum(self._meta["rows"])
@@ -75,8 +74,7 @@ class _Records(Handle):
 
     def _chunks(self, size: int) -> Iterator[Any]:
         if self._form == "arrow":
-            batches = tfrecord.iter_batches([str(path) for path in self.files])
-            for batch in batches:
+            for batch in tfrecord.iter_batches([str(path) for path in self.files]):
                 for at in range(0, batch.num_rows, size):
                     yield pa.Table.from_batches([batch.slice(at, size)])
             return
@@ -101,11 +99,5 @@ def _examples(obj: Any) -> list[Any]:
 
 
 def _tensorflow() -> Any:
-    try:
-        return importlib.import_module("tensorflow")
-    except ModuleNotFoundError as exc:
-        if exc.name != "tensorflow":
-            raise
-        raise MissingExtraError(
-            what="reading tf.train.Example records", package="tensorflow", extra="tensorflow"
-        ) from exc
+    what = "reading tf.train.Example records"
+    return imported("tensorflow", what=what, package="tensorflow", extra="tensorflow")

@@ -11,13 +11,13 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 from kindler.models.kind import Handler
-from kindler.shelves.datasets.appendable import Handle, Parts, part_name, parts_in
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
 
 Array = np.ndarray[Any, Any]
 _JSON = "value.json"
 
 
-class NumpyHandler(Parts):
+class NumpyHandler(PartsHandler):
     """Arrays of any dtype but objects, and any shape; what is appended follows along the first axis."""
 
     kind: ClassVar[str] = "numpy"
@@ -49,7 +49,7 @@ class NumpyHandler(Parts):
         return _Arrays(parts_in(folder), meta, read, lambda arrays: arrays[0])
 
 
-class ArraysHandler(Parts):
+class ArraysHandler(PartsHandler):
     """Dicts and tuples of arrays, as `fit` takes them; what is appended follows along the first axes."""
 
     kind: ClassVar[str] = "arrays"
@@ -118,14 +118,8 @@ class JsonHandler(Handler):
 
 
 class _Arrays(Handle):
-    """Parts of one or several arrays each.
-
-    Args:
-        files: The parts.
-        meta: What the handler wrote.
-        read: The arrays of a part; with the mode "r", from the file as they are used.
-        form: The arrays as what was put.
-    """
+    """Parts of one or several arrays: `read` loads those of a part, with "r" as they are used; `form` makes
+    of them what was put."""
 
     def __init__(
         self,
@@ -168,11 +162,7 @@ def _concatenated(parts: Sequence[Sequence[Array]]) -> list[Array]:
 
 
 def _storable(array: Array) -> tuple[Array, str | None]:
-    """The array as a file can have it, and the name of its dtype if that is none of numpy's own.
-
-    Raises:
-        DataError: It holds Python objects.
-    """
+    """The array as a file can have it, and the name of its dtype if that is none of numpy's own."""
     if array.dtype.hasobject:
         raise DataError(
             f"an array of {array.dtype} holds Python objects, which a file of numbers cannot.\n"

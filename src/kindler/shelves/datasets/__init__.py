@@ -1,1 +1,0 @@
-"""Kinds of datasets, one a module, and the shelf that they stand on."""
