@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from kindler import Omega
 from kindler.cli import main
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store import tables
+from kindler.store.keys import Keys
 
 NAMES = 5_000
 
@@ -101,7 +104,9 @@ def test_a_misspelled_name_of_a_large_store_still_gets_a_hint(om: Omega) -> None
         om.models.metadata("m/00012x")
 
 
-def test_many_misspelled_names_cost_as_little_as_names_that_are_there(tmp_path: Path) -> None:
+def test_many_misspelled_names_cost_as_little_as_names_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     om = Omega(tmp_path / "store")
     om.models.put(os.path.basename, "first")
     told = []
@@ -111,6 +116,30 @@ def test_many_misspelled_names_cost_as_little_as_names_that_are_there(tmp_path: 
         told.append(found["statements"])
     assert told[0] > 1  # the first were told what they may have meant
     assert told[-1] == 1
+    later = time.monotonic() + 60.0
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=lambda: later))
+    with pytest.raises(NotFoundError, match="first"):
+        om.models.metadata("firs")
+    om.close()
+
+
+def test_a_key_is_found_by_its_id_without_reading_the_others(tmp_path: Path) -> None:
+    om = Omega(tmp_path / "store")
+    keys = Keys(om.store)
+    key, token = keys.add(["read", "predict"], note="mine", buckets=["live"], names={"models": ["team/**"]})
+    others = [
+        {"id": f"k{i}", "sha256": "", "scopes": "read", "note": "", "created": f"{i:06}"}
+        for i in range(2_000)
+    ]
+    with om.store.catalog.database.writing() as connection:
+        connection.execute(tables.keys.insert(), others)
+    with counted(om) as found:
+        again, none = keys.find(key.id), keys.find("unknown")
+    assert (again, none) == (key, None)
+    assert again is not None
+    assert again.is_of(token)
+    assert found["statements"] == 2
+    assert found["steps"] < 2  # of 1000; all 2,000 keys would take dozens
     om.close()
 
 

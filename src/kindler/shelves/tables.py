@@ -70,23 +70,18 @@ class ParquetHandler(PartsHandler):
 
     def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
         """Let Spark's tasks read, if a frame of Spark's is wanted."""
-        conditions = dict(options)
-        columns, filter_, as_, spark = (
-            conditions.pop(name, None) for name in ("columns", "filter", "as_", "spark")
-        )
-        if _wanted(version.meta, as_, spark) != "spark":
+        if _wanted(version.meta, options.get("as_"), options.get("spark")) != "spark":
             return None
         from kindler.spark.store_frames import read_blobs
 
-        schema = schema_of(version.meta)
-        names = _chosen(schema, columns)
+        schema, columns, condition = _asked(version.meta, **options)
         return read_blobs(
-            spark,
+            options.get("spark"),
             store.blobs.url,
             [file.sha256 for file in version.files],
             schema=schema,
-            columns=schema.names if names is None else names,
-            filter=expression(schema, filter_, conditions),
+            columns=schema.names if columns is None else columns,
+            filter=condition,
         )
 
     def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
@@ -115,36 +110,21 @@ class ParquetHandler(PartsHandler):
             )
         return {**old, "rows": [*old["rows"], *new["rows"]]}
 
-    def open(
-        self,
-        folder: Path,
-        meta: Mapping[str, Any],
-        *,
-        columns: Sequence[str] | None = None,
-        filter: Any = None,  # noqa: A002
-        as_: str | None = None,
-        spark: Any = None,
-        **conditions: Any,
-    ) -> _Tables:
-        schema, form = schema_of(meta), _wanted(meta, as_, spark)
-        series = meta.get("made_from") == "series" and as_ is None
-        scan = {"columns": _chosen(schema, columns), "filter": expression(schema, filter, conditions)}
-        return _Tables(parts_in(folder), schema, sum(meta["rows"]), form, series, scan)
+    def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Tables:
+        form = _wanted(meta, options.get("as_"), options.get("spark"))
+        return _Tables(parts_in(folder), meta, form, options)
 
 
 class _Tables(Handle):
     def __init__(
-        self,
-        files: Sequence[Path],
-        schema: pa.Schema,
-        rows: int,
-        form: str,
-        series: bool,
-        scan: dict[str, Any],
+        self, files: Sequence[Path], meta: Mapping[str, Any], form: str, options: Mapping[str, Any]
     ) -> None:
         super().__init__(files)
+        schema, columns, condition = _asked(meta, **options)
+        self._scan: dict[str, Any] = {"columns": columns, "filter": condition}
+        self._rows, self._form = sum(meta["rows"]), form
+        self._is_series = meta["made_from"] == "series" and options.get("as_") is None
         self._dataset = ds.dataset([str(path) for path in files], schema=schema, format="parquet")
-        self._rows, self._form, self._series, self._scan = rows, form, series, scan
 
     def __len__(self) -> int:
         """Rows, after the filter."""
@@ -174,7 +154,7 @@ class _Tables(Handle):
         if self._form == "arrow":
             return table
         frame = table.to_pandas()
-        return frame.iloc[:, 0] if self._series else frame
+        return frame.iloc[:, 0] if self._is_series else frame
 
 
 def described(schema: pa.Schema, form: str, rows: Sequence[int]) -> dict[str, Any]:
@@ -231,9 +211,21 @@ def _wanted(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
     return as_ or ("spark" if spark is not None else "pandas" if made_from == "series" else made_from)
 
 
-def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | None:
+def _asked(
+    meta: Mapping[str, Any],
+    /,
+    *,
+    columns: Sequence[str] | None = None,
+    filter: Any = None,  # noqa: A002
+    as_: str | None = None,
+    spark: Any = None,
+    **conditions: Any,
+) -> tuple[pa.Schema, list[str] | None, pc.Expression | None]:
+    """The schema of a table, and the columns and rows that options of `get` ask for."""
+    schema = schema_of(meta)
+    condition = expression(schema, filter, conditions)
     if columns is None:
-        return None
+        return schema, None, condition
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
     missing = [name for name in columns if name not in schema.names]
@@ -241,10 +233,9 @@ def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> list[str] | Non
         raise ConfigError(f"columns={list(columns)}: {missing} are not among {schema.names}.")
     pandas = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
     # A pandas frame keeps its index, as it does when columns of it are taken.
-    index = [
-        name for name in pandas.get("index_columns", ()) if isinstance(name, str) and name not in columns
-    ]
-    return [*columns, *(name for name in index if name in schema.names)]
+    index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
+    kept = [name for name in index if name not in columns and name in schema.names]
+    return schema, [*columns, *kept], condition
 
 
 def _shown(schema: pa.Schema) -> str:

@@ -25,8 +25,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from kindler.errors import ConfigError, NotFoundError, StoreError
 from kindler.store import tables as t
 from kindler.store import urls
+from kindler.store._database import Database
 from kindler.store._migration import upgrade
-from kindler.store.database import Database
 from kindler.store.names import Selector, check_tag, is_hidden, literal_prefix, matches
 from kindler.store.versions import Address, File, OvertakenError, Version
 

@@ -63,9 +63,9 @@ class Key:
         """Whether it has a scope."""
         return scope in self.scopes or "admin" in self.scopes
 
-    def is_over(self, now: datetime | None = None) -> bool:
+    def is_over(self) -> bool:
         """Whether it has expired."""
-        return self.expires is not None and self.expires <= (now or datetime.now(timezone.utc))
+        return self.expires is not None and self.expires <= datetime.now(timezone.utc)
 
     def is_of(self, token: str) -> bool:
         """Whether it is the key that a client sent; takes the same time whatever that is."""
