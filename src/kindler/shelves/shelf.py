@@ -347,7 +347,8 @@ class Shelf:
             ConfigError: It is not such a file, or is of another shelf.
             DamagedError: A file in it is not what the archive says.
         """
-        with archive.reading(self.store.stage, Path(path)) as (record, folder):
+        with self.store.stage() as folder:
+            record = archive.extract(Path(path), folder)
             if record.shelf != self.shelf:
                 raise ConfigError(f"{path} holds one of the {record.shelf}, and these are the {self.shelf}.")
             self._kinds.handler(record.kind)

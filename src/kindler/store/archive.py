@@ -10,8 +10,6 @@ import json
 import lzma
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from kindler.errors import ConfigError, DamagedError
@@ -52,21 +50,19 @@ def write(store: Store, version: Version, path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-@contextmanager
-def reading(stage: Callable[[], AbstractContextManager[Path]], path: Path) -> Iterator[tuple[Version, Path]]:
-    """The version of an archive, without a number, and its files in a folder that `stage` makes, verified."""
-    with stage() as folder:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                record = _record(archive, path)
-                for file in record.files:
-                    _extract(archive, file, folder)
-        except (ConfigError, DamagedError):
-            raise
-        except _MALFORMED as exc:
-            reason = f"{type(exc).__name__}: {exc}"
-            raise ConfigError(f"{path} is not a complete archive of a store: {reason}.") from exc
-        yield record, folder
+def extract(path: Path, folder: Path) -> Version:
+    """The version of an archive, without a number; its files are verified, in an empty folder."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            record = _record(archive, path)
+            for file in record.files:
+                _extract(archive, file, folder)
+            return record
+    except (ConfigError, DamagedError):
+        raise
+    except _MALFORMED as exc:
+        reason = f"{type(exc).__name__}: {exc}"
+        raise ConfigError(f"{path} is not a complete archive of a store: {reason}.") from exc
 
 
 def _record(archive: zipfile.ZipFile, path: Path) -> Version:

@@ -31,27 +31,16 @@ _PREFIX = "kdl"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is known of a key.
-
-    Attributes:
-        id: Its name; not a secret.
-        scopes: What it allows: "read", "predict", "write", "admin". The last allows everything.
-        note: What it is for.
-        created: When it was made.
-        expires: When it expires; None for never.
-        sha256: The hash of its secret part.
-        buckets: The only buckets that it is for; empty for all.
-        names: For each shelf, globs of the only names that it is for. If it is empty, all names of all
-            shelves; else none of the shelves that it lacks.
-    """
+    """What is known of a key; its id is not a secret."""
 
     id: str
     scopes: tuple[str, ...]
     note: str
     created: datetime
-    expires: datetime | None
+    expires: datetime | None  # None for never
     sha256: str
-    buckets: tuple[str, ...] = ()
+    buckets: tuple[str, ...] = ()  # the only ones that it is for; empty for all
+    # Globs of the only names that it is for, by shelf: if there are any, none of the shelves that are lacking.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -60,11 +49,9 @@ class Key:
         return bool(self.buckets or self.names)
 
     def allows(self, scope: str) -> bool:
-        """Whether it has a scope."""
         return scope in self.scopes or "admin" in self.scopes
 
     def is_over(self) -> bool:
-        """Whether it has expired."""
         return self.expires is not None and self.expires <= datetime.now(timezone.utc)
 
     def is_of(self, token: str) -> bool:

@@ -75,17 +75,11 @@ def is_hidden(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A name, and one of its versions.
-
-    Attributes:
-        name: The name.
-        ref: A version's number, a tag, or None for the newest.
-        back: How many versions before that one.
-    """
+    """A name, and one of its versions."""
 
     name: str
-    ref: int | str | None = None
-    back: int = 0
+    ref: int | str | None = None  # a version's number, a tag, or None for the newest
+    back: int = 0  # how many versions before that one
 
     @property
     def is_bare(self) -> bool:

@@ -20,14 +20,9 @@ from kindler.store.versions import Address
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the requests of an alias of a model are divided.
+    """How the requests of an alias of a model are divided: versions, and the share of each.
 
-    Attributes:
-        bucket: The model's bucket.
-        name: The model.
-        alias: The alias; what the canaries leave goes to the version that it points to.
-        canary: Numbers of versions, and the share of requests that each answers.
-        shadow: Numbers of versions, and the share of requests that is mirrored to each.
+    What the canaries leave goes to the version that the alias points to.
 
     >>> Split("default", "net", "prod", canary={4: 0.7, 5: 0.6})
     Traceback (most recent call last):

@@ -50,27 +50,16 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A blob that is gone, or is not what was stored.
-
-    Attributes:
-        sha256: Its hash.
-        problem: What is wrong.
-        versions: Some of the versions that need it, such as "default/models/net@3".
-    """
+    """A blob that is gone, or is not what was stored."""
 
     sha256: str
     problem: str
-    versions: tuple[str, ...]
+    versions: tuple[str, ...]  # some of those that need it, such as "default/models/net@3"
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification found.
-
-    Attributes:
-        blobs: How many blobs were read.
-        damaged: Those that are not what was stored.
-    """
+    """How many blobs a verification has read, and which are not what was stored."""
 
     blobs: int
     damaged: tuple[Damage, ...]

@@ -29,17 +29,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a version.
+    """A file of a version."""
 
-    Attributes:
-        path: Its relative path, with `/`.
-        sha256: The hash of its content.
-        size: Its size in bytes.
-    """
-
-    path: str
+    path: str  # relative, with `/`
     sha256: str
-    size: int
+    size: int  # in bytes
 
     def __post_init__(self) -> None:
         check_path(self.path)

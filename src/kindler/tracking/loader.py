@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from kindler.store import archive
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyfuncModel:
-    with archive.reading(_scratch, Path(path)) as (version, folder):
+    with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
+        folder = Path(scratch)
+        version = archive.extract(Path(path), folder)
         config = dict(model_config or {})
         if config.get("keras_backend") and "keras" not in sys.modules:
             os.environ.setdefault("KERAS_BACKEND", str(config["keras_backend"]))
@@ -38,9 +39,3 @@ class PyfuncModel:
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         """One array, or several by name; `params={"method": "predict_proba"}` calls another method."""
         return self._predictor(data, method=str((params or {}).get("method", "predict")))
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
-        yield Path(folder)
