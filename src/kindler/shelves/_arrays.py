@@ -36,7 +36,7 @@ class NumpyHandler(PartsHandler):
         np.save(folder / part_name(0, ".npy"), storable, allow_pickle=False)
         return {"rows": [len(array) if array.ndim else 0], "shape": array.shape, "foreign": foreign}
 
-    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         before, after = list(old["shape"]), list(new["shape"])
         if not before or before[1:] != after[1:] or old["foreign"] != new["foreign"]:
             raise DataError(f"rows of shape {after[1:]} cannot follow an array of shape {before}.")
@@ -73,7 +73,7 @@ class ArraysHandler(PartsHandler):
             "rows": [lengths.pop() if len(lengths) == 1 else None],
         }
 
-    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         same = all(old[key] == new[key] for key in ("names", "tuple", "foreign"))
         rows = [list(shape[1:]) for shape in old["shapes"]] == [list(shape[1:]) for shape in new["shapes"]]
         if not same or not rows or None in (*old["rows"], *new["rows"]):

@@ -43,7 +43,7 @@ class TfrecordHandler(PartsHandler):
                 rows += 1
         return {"rows": [rows], "single": not isinstance(obj, Path | list | tuple)}
 
-    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return {"rows": [*old["rows"], *new["rows"]], "single": False}
 
     def open(

@@ -80,11 +80,11 @@ class Handle:
 class PartsHandler(Handler):
     """A kind whose datasets have parts; `write` makes the one that `part_name(0, suffix)` names."""
 
-    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        """What `read` must know of both, one after the other; a DataError if they do not fit together."""
+    def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """The metadata of both, one after the other; a DataError if they do not fit together."""
         raise NotImplementedError
 
-    def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
+    def conform(self, obj: Any, old: Mapping[str, Any]) -> Any:
         """The object in the form in which it can follow what is there."""
         return obj
 
@@ -152,7 +152,7 @@ class Datasets(Shelf):
         handler = self._handler(obj, kind, options)
         latest = None if mode == "replace" else self._latest(address, mode)
         if latest is not None:
-            obj = _appendable(handler, latest).fitted(obj, latest.meta)
+            obj = _appendable(handler, latest).conform(obj, latest.meta)
         with self.store.stage() as folder:
             elsewhere = handler.write_blobs(obj, self.store)
             files, meta = elsewhere or ((), handler.write(obj, folder, trusted=trusted, **options))
@@ -160,7 +160,7 @@ class Datasets(Shelf):
                 shared, joined = list(files), meta
                 if latest is not None:
                     first = len(latest.files)
-                    joined = _appendable(handler, latest).joined(latest.meta, meta)
+                    joined = _appendable(handler, latest).append_meta(latest.meta, meta)
                     _renumber(folder, first)
                     ours = (replace(f, path=_renumbered(f.path, first + i)) for i, f in enumerate(files))
                     shared = [*latest.files, *ours]

@@ -56,7 +56,7 @@ class ParquetHandler(PartsHandler):
             pq.write_table(table, folder / part_name(0, ".parquet"), compression="zstd")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise DataError(f"the table has something that Parquet has not: {exc}") from exc
-        return described(table.schema, form, [table.num_rows])
+        return table_meta(table.schema, form, [table.num_rows])
 
     def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
         """Let Spark's tasks write, if it is Spark's."""
@@ -66,15 +66,15 @@ class ParquetHandler(PartsHandler):
 
         schema, parts = write_blobs(obj, store.blobs.url)
         files = [File(part_name(i, ".parquet"), sha256, size) for i, (sha256, size, _) in enumerate(parts)]
-        return files, described(schema, "spark", [rows for _, _, rows in parts])
+        return files, table_meta(schema, "spark", [rows for _, _, rows in parts])
 
     def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
         """Let Spark's tasks read, if a frame of Spark's is wanted."""
-        if _wanted(version.meta, options.get("as_"), options.get("spark")) != "spark":
+        if _result_form(version.meta, options.get("as_"), options.get("spark")) != "spark":
             return None
         from kindler.spark.store_frames import read_blobs
 
-        schema, columns, condition = _asked(version.meta, **options)
+        schema, columns, condition = _selection(version.meta, **options)
         return read_blobs(
             options.get("spark"),
             store.blobs.url,
@@ -84,7 +84,7 @@ class ParquetHandler(PartsHandler):
             filter=condition,
         )
 
-    def fitted(self, obj: Any, old: Mapping[str, Any]) -> Any:
+    def conform(self, obj: Any, old: Mapping[str, Any]) -> Any:
         if _form(obj) == "spark":
             return obj
         schema, table = schema_of(old), _table(obj)
@@ -102,7 +102,7 @@ class ParquetHandler(PartsHandler):
                 ) from exc
         return table.cast(schema.with_metadata(table.schema.metadata))
 
-    def joined(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         before, after = schema_of(old), schema_of(new)
         if before.names != after.names or before.types != after.types:
             raise DataError(
@@ -111,7 +111,7 @@ class ParquetHandler(PartsHandler):
         return {**old, "rows": [*old["rows"], *new["rows"]]}
 
     def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Tables:
-        form = _wanted(meta, options.get("as_"), options.get("spark"))
+        form = _result_form(meta, options.get("as_"), options.get("spark"))
         return _Tables(parts_in(folder), meta, form, options)
 
 
@@ -120,7 +120,7 @@ class _Tables(Handle):
         self, files: Sequence[Path], meta: Mapping[str, Any], form: str, options: Mapping[str, Any]
     ) -> None:
         super().__init__(files)
-        schema, columns, condition = _asked(meta, **options)
+        schema, columns, condition = _selection(meta, **options)
         self._scan: dict[str, Any] = {"columns": columns, "filter": condition}
         self._rows, self._form = sum(meta["rows"]), form
         self._is_series = meta["made_from"] == "series" and options.get("as_") is None
@@ -157,19 +157,19 @@ class _Tables(Handle):
         return frame.iloc[:, 0] if self._is_series else frame
 
 
-def described(schema: pa.Schema, form: str, rows: Sequence[int]) -> dict[str, Any]:
+def table_meta(schema: pa.Schema, form: str, rows: Sequence[int]) -> dict[str, Any]:
     """What reading must know: the schema, what it was made from, and the rows of each part."""
     packed = base64.b64encode(schema.serialize().to_pybytes()).decode()
     return {"schema": packed, "made_from": form, "rows": list(rows), "columns": schema.names}
 
 
 def schema_of(meta: Mapping[str, Any]) -> pa.Schema:
-    """The schema of a stored table, of what `described` told of it."""
+    """The schema of a stored table."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(meta["schema"])))
 
 
 def _form(obj: Any) -> str:
-    """What it is, found without loading anything."""
+    """What a table is made of. Loads nothing."""
     pandas, sql = sys.modules.get("pandas"), sys.modules.get("pyspark.sql")
     if pandas is not None and isinstance(obj, pandas.Series):
         return "series"
@@ -202,7 +202,7 @@ def _table(obj: Any) -> pa.Table:
     return table
 
 
-def _wanted(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
+def _result_form(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
     if as_ not in (None, *_FORMS):
         raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
     if spark is not None and as_ not in (None, "spark"):
@@ -211,7 +211,7 @@ def _wanted(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
     return as_ or ("spark" if spark is not None else "pandas" if made_from == "series" else made_from)
 
 
-def _asked(
+def _selection(
     meta: Mapping[str, Any],
     /,
     *,
@@ -277,7 +277,7 @@ def _condition(schema: pa.Schema, key: str, value: Any) -> pc.Expression:
 
 
 def _tried(schema: pa.Schema, make: Callable[[], pc.Expression], shown: str) -> pc.Expression:
-    """A condition that such a table can be asked for: tried on none of its rows."""
+    """The condition, after a trial on no rows."""
     try:
         condition = make()
         schema.empty_table().filter(condition)

@@ -40,7 +40,7 @@ class Key:
     expires: datetime | None  # None for never
     sha256: str
     buckets: tuple[str, ...] = ()  # the only ones that it is for; empty for all
-    # Globs of the only names that it is for, by shelf: if there are any, none of the shelves that are lacking.
+    # Globs of the only names that it is for, by shelf; if there are any, shelves without are closed to it.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property

@@ -155,7 +155,17 @@ class MLflowLogger(DriverCallback):
         if self._rejected is not None:
             warnings.warn(f"MLflow rejected some entries of run {run.id}: {self._rejected}", stacklevel=2)
         try:
-            self._complete(run, status, error, estimator)
+            with _short_timeouts():
+                try:
+                    if error is not None:
+                        message = str(error) or type(error).__qualname__
+                        run.set_tags({"kindler.error": message[:_LONGEST_TAG]})
+                    if status == "finished":
+                        run.log_history(estimator.history)
+                        if self.log_model:
+                            self.model_uri = self._logged(run, estimator)
+                finally:
+                    run.end(_STATUS[status])
         except Exception as exc:  # noqa: BLE001  the trained model must not be lost over this
             warnings.warn(f"MLflow run {run.id} is incomplete: {first_line(exc, 500)}", stacklevel=2)
 
@@ -171,21 +181,6 @@ class MLflowLogger(DriverCallback):
                 self._rejected = self._rejected or first_line(exc, 500)
 
         self._journal.add(unless_rejected)
-
-    def _complete(
-        self, run: _TrackedRun, status: RunStatus, error: BaseException | None, estimator: Any
-    ) -> None:
-        with _short_timeouts():
-            try:
-                if error is not None:
-                    message = str(error) or type(error).__qualname__
-                    run.set_tags({"kindler.error": message[:_LONGEST_TAG]})
-                if status == "finished":
-                    run.log_history(estimator.history)
-                    if self.log_model:
-                        self.model_uri = self._logged(run, estimator)
-            finally:
-                run.end(_STATUS[status])
 
     def _logged(self, run: _TrackedRun, estimator: Any) -> str:
         from kindler.models.kind import known_only
