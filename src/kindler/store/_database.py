@@ -19,7 +19,6 @@ from kindler.errors import StoreError
 from kindler.registry import imported
 
 _PATIENCE_S = 60.0
-_WRITES = "kindler_writes"
 
 
 class Database:
@@ -46,15 +45,19 @@ class Database:
         # and for SQLite none is begun.
         alone = {} if is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._reader = self._engine.execution_options(**alone)
-        self._writer = self._engine.execution_options(**{_WRITES: True})
 
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """A connection that only reads."""
         return self._transaction(self._reader)
 
-    def writing(self) -> AbstractContextManager[sa.Connection]:
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
         """A transaction that may write; undone if the block raises."""
-        return self._transaction(self._writer)
+        with self._transaction(self._engine) as connection:
+            if self.dialect == "sqlite":
+                # One that reads first and writes later would fail where another has written in between.
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
 
     def rows(self, query: sa.Select[Any]) -> Sequence[Any]:
         with self.reading() as connection:
@@ -142,16 +145,13 @@ def _engine(url: sa.URL, path: Path | None) -> sa.Engine:
         engine = sa.create_engine(url, connect_args=settings, poolclass=StaticPool)
     elif _is_read_only(path):
         # Each time anew, as it may have to be opened in another way.
-        engine = sa.create_engine(url, creator=lambda: _connect_to_read(path), poolclass=NullPool)
-        event.listen(engine, "begin", _begin)
-        return engine
+        return sa.create_engine(url, creator=lambda: _connect_to_read(path), poolclass=NullPool)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.touch(mode=0o666, exist_ok=False)  # as the umask says: SQLite would let no group write
         engine = sa.create_engine(url, connect_args=settings)
     event.listen(engine, "connect", _prepare)
-    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -169,7 +169,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # `_begin` says when a transaction begins, and of which kind
+    connection.isolation_level = None  # `writing` says when a transaction begins, and of which kind
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -182,9 +182,3 @@ def _prepare(connection: Any, _: Any) -> None:
             time.sleep(0.01)
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA foreign_keys=ON")
-
-
-def _begin(connection: sa.Connection) -> None:
-    # A transaction that reads first and writes later would fail where another has written in between.
-    if connection.get_execution_options().get(_WRITES):
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
