@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -108,30 +109,21 @@ class Keys:
         now = datetime.now(timezone.utc)
         name = secrets.token_hex(4)
         token = f"{_PREFIX}_{name}_{secrets.token_urlsafe(32)}"
-        key = Key(
-            name,
-            tuple(scope for scope in SCOPES if scope in scopes),
-            note,
-            now,
-            None if days is None else now + timedelta(days=days),
-            _hashed(token),
-            tuple(check_bucket(bucket) for bucket in buckets),
-            globs,
-        )
-        # Limits are JSON, which earlier versions take for unknown scopes: to them, the key allows nothing.
-        limits = {"scopes": key.scopes, "buckets": key.buckets, "names": key.names}
+        allowed = [scope for scope in SCOPES if scope in scopes]
+        limits = {"scopes": allowed, "buckets": [check_bucket(bucket) for bucket in buckets], "names": globs}
         row = {
-            "id": key.id,
-            "sha256": key.sha256,
-            "scopes": json.dumps(limits) if key.is_limited else " ".join(key.scopes),
-            "note": key.note,
-            "created": key.created.isoformat(),
-            "expires": key.expires and key.expires.isoformat(),
+            "id": name,
+            "sha256": _hashed(token),
+            # Limits are JSON, which earlier versions take for unknown scopes: to them, it allows nothing.
+            "scopes": json.dumps(limits) if buckets or globs else " ".join(allowed),
+            "note": note,
+            "created": now.isoformat(),
+            "expires": None if days is None else (now + timedelta(days=days)).isoformat(),
         }
         with self._database.writing() as connection:
             connection.execute(_state.update().values(protected=1))
             connection.execute(_keys.insert().values(**row))
-        return key, token
+        return _read(SimpleNamespace(**row)), token
 
     def find(self, name: str) -> Key | None:
         """The key with an id, read by itself; None if there is none."""
