@@ -95,5 +95,7 @@ class Models(Shelf):
             AlreadyExistsError: The folder is there.
             MissingExtraError: mlflow is not installed.
         """
-        written: Path = _FORMS.load("mlflow")(self.store, self.metadata(name), path, trusted=trusted)
-        return written
+        write, version, folder = _FORMS.load("mlflow"), self.metadata(name), Path(path)
+        with self.store.files(version) as files:
+            write(version, files, folder, trusted=trusted)
+        return folder

@@ -325,8 +325,9 @@ class Shelf:
         Returns:
             The path.
         """
-        target = Path(path)
-        archive.write(self.store, self.metadata(name), target)
+        version, target = self.metadata(name), Path(path)
+        with self.store.files(version) as folder:
+            archive.write(version, folder, target)
         return target
 
     def import_(

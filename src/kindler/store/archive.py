@@ -14,7 +14,6 @@ from pathlib import Path
 
 from kindler.errors import ConfigError, DamagedError
 from kindler.store.files import copy_hashed
-from kindler.store.store import Store
 from kindler.store.versions import Address, File, Version, as_json
 
 _FORMAT = 1
@@ -35,13 +34,13 @@ _MALFORMED = (
 )
 
 
-def write(store: Store, version: Version, path: Path) -> None:
-    """Write a version to a file, which appears once it is complete."""
+def write(version: Version, folder: Path, path: Path) -> None:
+    """Write a version, whose files are in a folder, to a file, which appears once it is complete."""
     record = {key: getattr(version, key) for key in _FIELDS}
     record |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with store.files(version) as folder, zipfile.ZipFile(unfinished, "w") as archive:
+        with zipfile.ZipFile(unfinished, "w") as archive:
             archive.writestr(_RECORD, as_json(record))
             for file in version.files:
                 archive.write(folder / file.path, f"files/{file.path}")

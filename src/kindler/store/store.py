@@ -22,9 +22,9 @@ from kindler.errors import DamagedError, NotFoundError, StoreError
 from kindler.registry import imported
 from kindler.store import urls
 from kindler.store.blobs import Blobs, open_blobs
-from kindler.store.files import sha256_of, staging_folder, sweep_staging, user_folder
+from kindler.store.files import staging_folder, sweep_staging, user_folder
 from kindler.store.names import Selector, check_path, check_tag
-from kindler.store.versions import Address, File, Version, check_files
+from kindler.store.versions import Address, File, Version, check_files, files_in
 
 if TYPE_CHECKING:
     from kindler.store.catalog import Catalog
@@ -168,7 +168,7 @@ class Store:
             StoreError: A shared blob is gone.
         """
         moved = [check_tag(tag) for tag in ([tags] if isinstance(tags, str) else tags or ())]
-        ours = {} if folder is None else _files_in(folder)
+        ours = {} if folder is None else files_in(folder)
         draft = Version.draft(
             address, kind=kind, files=[*shared, *ours], meta=meta or {}, attributes=attributes or {}
         )
@@ -323,14 +323,3 @@ class Store:
             if names := self.names(address.bucket, address.shelf, pattern, limit=_COMPARED):
                 break
         return names
-
-
-def _files_in(folder: Path) -> dict[File, Path]:
-    files: dict[File, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise StoreError(f"{path} is a symbolic link; only regular files can be stored.")
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
-            files[File(name, sha256_of(path), path.stat().st_size)] = path
-    return files

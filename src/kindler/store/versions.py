@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, StoreError
 from kindler.html import card
+from kindler.store.files import sha256_of
 from kindler.store.names import check_bucket, check_name, check_path
 
 
@@ -39,6 +41,18 @@ class File:
         check_path(self.path)
         if len(self.sha256) != 64 or not set(self.sha256) <= set("0123456789abcdef"):
             raise ConfigError(f"{self.sha256!r} is not a SHA-256.")
+
+
+def files_in(folder: Path) -> dict[File, Path]:
+    """The files of a folder as a version has them, and where they are."""
+    files: dict[File, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise StoreError(f"{path} is a symbolic link; only regular files can be stored.")
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            files[File(name, sha256_of(path), path.stat().st_size)] = path
+    return files
 
 
 def check_files(files: Sequence[File]) -> None:

@@ -185,27 +185,28 @@ class MLflowLogger(DriverCallback):
     def _logged(self, run: _TrackedRun, estimator: Any) -> str:
         from kindler.models.kind import known_only
         from kindler.models.registry import MODEL_KINDS
-        from kindler.store import Address, Store
+        from kindler.store import Address, Version
+        from kindler.store.versions import files_in
         from kindler.tracking import models
 
         options = dict(self.model_options)
-        with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as folder:
-            store = Store.open(Path(folder) / "store")
-            try:
-                trusted = options.pop("trusted", False) is True
-                kind = MODEL_KINDS.taking(estimator, "models", options.pop("kind", None))
-                known_only(options, kind.put_options, what="model_options")
-                with store.stage() as staged:
-                    meta = kind.write(estimator, staged, trusted=trusted, **options)
-                    address = Address("default", "models", "model")
-                    version = store.publish(address, staged, kind=kind.kind, meta=meta)
+        trusted = options.pop("trusted", False) is True
+        kind = MODEL_KINDS.taking(estimator, "models", options.pop("kind", None))
+        known_only(options, kind.put_options, what="model_options")
+        with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
+            files, folder = Path(scratch) / "files", Path(scratch) / "model"
+            files.mkdir()
+            meta = kind.write(estimator, files, trusted=trusted, **options)
+            address = Address("default", "models", "model")
+            version = Version.draft(
+                address, kind=kind.kind, files=list(files_in(files)), meta=meta, attributes={}
+            )
 
-                def write(**fields: Any) -> Path:
-                    return models.write(store, version, Path(folder) / "model", trusted=trusted, **fields)
+            def write(**fields: Any) -> Path:
+                models.write(version, files, folder, trusted=trusted, **fields)
+                return folder
 
-                return run.log_model(self.model_name, write, self.registered_model)
-            finally:
-                store.close()
+            return run.log_model(self.model_name, write, self.registered_model)
 
     def _opened(self, mlflow: Any, uri: str) -> _TrackedRun:
         client = mlflow.MlflowClient(tracking_uri=uri)

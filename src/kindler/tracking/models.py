@@ -5,7 +5,6 @@ All kinds are written alike: the archive that the store exports, and `kindler.tr
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import warnings
@@ -20,26 +19,23 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import TensorSpec as MlflowTensor
 
 from kindler.errors import AlreadyExistsError
-from kindler.models.loaded import load
+from kindler.models.loaded import load_files
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Signature, example
-from kindler.store import Store, Version, archive
+from kindler.store import Version, archive
 from kindler.tracking.logger import package_version
 
 _LOADER = "kindler.tracking.loader"
 
 
-def write(
-    store: Store, version: Version, path: str | os.PathLike[str], *, trusted: bool = False, **fields: Any
-) -> Path:
+def write(version: Version, files: Path, folder: Path, *, trusted: bool, **fields: Any) -> None:
     """Write a version to a new folder as an MLflow model, with `fields` of its `MLmodel` (`run_id`, ...).
 
     The model is loaded once, so that its signature is what it says itself.
     """
-    folder = Path(path)
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise AlreadyExistsError(f"{str(folder)!r} already exists.", name=str(folder))
-    loaded = load(store, version, trusted=trusted)
+    loaded = load_files(version.kind, files, version.meta, trusted=trusted)
     packages = loaded.kind.requirements(version.meta)
     wanted = ["kindler", "numpy", "pandas", "pyarrow", "orjson", *packages]
     installed = [(name, package_version(name)) for name in wanted]
@@ -48,7 +44,7 @@ def write(
         config["keras_backend"] = str(sys.modules["keras"].backend.backend())
     with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
         packed = Path(scratch) / "model.zip"
-        archive.write(store, version, packed)
+        archive.write(version, files, packed)
         with warnings.catch_warnings():
             # MLflow wants an example to find the signature by; the model has told it.
             warnings.filterwarnings("ignore", r".*An input example was not provided", UserWarning)
@@ -63,7 +59,6 @@ def write(
                 model_config=config,
                 metadata={"kindler": {"name": version.name, "version": version.number, "kind": version.kind}},
             )
-    return folder
 
 
 def _signature(predictor: Predictor) -> ModelSignature | None:
