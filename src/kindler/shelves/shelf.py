@@ -184,8 +184,7 @@ class Shelf:
             NotFoundError: There is no such name.
         """
         address = self._address(name)
-        self.metadata(address.name)
-        return self.store.versions(address)
+        return self.store.versions(address) or [self.metadata(address.name)]  # which raises, with a hint
 
     def drop(self, name: str, *, version: int | str | None = None, force: bool = False) -> builtins.list[int]:
         """Delete a name with all its versions and tags, or the one version that it says.
