@@ -129,8 +129,9 @@ class Datasets(Shelf):
             AlreadyExistsError: The name is there, and `mode` is "fail".
             DataError: A value that cannot be stored, or rows that do not fit those that are there.
         """
-        known = {"attributes": attributes, "tag": tag, "kind": kind, "trusted": trusted}
-        return self._put(obj, name, mode, **known, **options)
+        return self._put(
+            obj, name, mode, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options
+        )
 
     def _put(
         self,
