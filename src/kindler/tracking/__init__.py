@@ -2,3 +2,13 @@
 
 Parts that need mlflow load with the first use of it.
 """
+
+from importlib import metadata
+
+
+def package_version(package: str) -> str:
+    """The installed version of a distribution; empty if there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -18,12 +18,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kindler.errors import TrackingError, first_line
 from kindler.registry import imported
+from kindler.tracking import package_version
 from kindler.train.callbacks import DriverCallback, RunStatus
 
 _log = logging.getLogger(__name__)
@@ -365,13 +366,6 @@ def _system(facts: Mapping[str, Any]) -> dict[str, str]:
         "kindler.cpus": str(os.cpu_count()),
         **{name: version for name, version in versions.items() if version},
     }
-
-
-def package_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _bare(uri: str) -> str:

@@ -23,7 +23,7 @@ from kindler.models.loaded import load_files
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Array, Signature, example
 from kindler.store import Version, archive
-from kindler.tracking.logger import package_version
+from kindler.tracking import package_version
 
 _LOADER = "kindler.tracking.loader"
 
