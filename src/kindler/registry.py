@@ -103,12 +103,13 @@ class Registry(Generic[S]):
         return self._plugins[name]
 
 
-def imported(module: str, *, what: str, package: str, extra: str) -> Any:
-    """A module of another package, or one that imports that package.
+def imported(module: str, *, what: str, extra: str, package: str | None = None) -> Any:
+    """A module of another package, or one that imports `package`.
 
     Raises:
         MissingExtraError: The package is not installed.
     """
+    package = module.partition(".")[0] if package is None else package
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as exc:

@@ -23,7 +23,7 @@ from sklearn.preprocessing import OneHotEncoder
 from kindler import Omega
 from kindler.errors import DataError
 from kindler.models.loaded import load, wrap
-from kindler.models.row_independence import free_rows
+from kindler.models.predictor import free_rows
 from kindler.serve.model_process import warmed
 from tests.serve.served import linear, serving
 

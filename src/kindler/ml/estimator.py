@@ -19,7 +19,7 @@ from kindler.estimator.estimator import Estimator
 from kindler.ml.model import KindlerModel
 from kindler.ml.params import FitParams
 from kindler.ml.persistence import SavedStage, is_trusted, read_recipe, write_recipe
-from kindler.models.framework import FrameworkKind
+from kindler.models.estimator import FrameworkKind
 from kindler.models.registry import MODEL_KINDS
 from kindler.spark.frames import column
 

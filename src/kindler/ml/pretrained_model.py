@@ -28,7 +28,7 @@ from kindler.ml.model import KindlerModel
 from kindler.ml.params import PredictParams, declared
 from kindler.ml.persistence import SavedStage, is_trusted
 from kindler.ml.scoring import ModelFiles, Scorer, as_vectors
-from kindler.models.framework import FrameworkKind
+from kindler.models.estimator import FrameworkKind
 from kindler.models.loaded import LoadedModel, load_files
 from kindler.models.registry import MODEL_KINDS
 from kindler.spark.frames import arrow_types, collected, refuse_ambiguous

@@ -1,43 +1,111 @@
-"""Kindler's estimators: the trained model as its framework is stored, with its history and what it read.
+"""Kindler's estimators, and the kinds of models that they hold and train.
 
-Read again, an estimator predicts as it did, and a compiled Keras model can be trained on. PyTorch's
-optimizer, loss and metrics are code: whoever wants to train on gives them to `get`.
+A stored estimator is its trained model as the framework is stored, with its history and what it read. Read
+again, it predicts as it did, and a compiled Keras model can be trained on. PyTorch's optimizer, loss and
+metrics are code: whoever wants to train on gives them to `get`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import contextlib
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
 
 from kindler import sandbox
+from kindler.data.preparation import Preparation
+from kindler.data.ragged import Ragged
 from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
-from kindler.models.framework import FrameworkKind, fitted
-from kindler.models.kind import ModelKind, confined, known_only, require_trust
+from kindler.models.kind import (
+    Data,
+    LoadedModel,
+    Meta,
+    ModelKind,
+    Reader,
+    Trained,
+    confined,
+    known_only,
+    require_trust,
+)
 from kindler.models.predictor import Predictor
-from kindler.models.prepared import PREPARATION, PreparedPredictor, arguments_of, by_value
 from kindler.models.registry import MODEL_KINDS
-from kindler.models.signature import Arrays, Signature, TensorSpec
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
 
-if TYPE_CHECKING:
-    from kindler.models.loaded import LoadedModel
+_MODEL, _PREPARATION = "model", "preparation.pickle"
+# What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
+_MAKING = (
+    *("workers", "engine", "device", "seed", "model_dir", "log_dir"),
+    *("metrics", "config", "keras_backend", "optimizer", "loss"),
+)
 
-_MODEL = "model"
+
+class FrameworkKind(ModelKind):
+    """A kind whose models an estimator can hold and train.
+
+    Attributes:
+        to_predict: Options of `write` that leave out what only training needs.
+    """
+
+    to_predict: ClassVar[Mapping[str, Any]] = {}
+
+    def estimator(self, **options: Any) -> Estimator:
+        """Make an estimator of a model of this kind, by one of `Estimator`'s constructors."""
+        raise NotImplementedError
+
+    def named_predictor(self, model: Any, inputs: str, names: Sequence[str]) -> Predictor | None:
+        """The model ready to predict, where an estimator calls it with inputs of these names."""
+        return None
+
+    def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
+        """What trains an estimator's model, as JSON that is read without trust; None if there is more."""
+        return None
+
+    def training_options(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `estimator` that `describe_training` returned; they may come from anybody."""
+        return {}
+
+    def fit_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a fit, with objects for what is sent by name."""
+        return options
+
+    def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
+        """The history of the fit becomes an attribute of the version."""
+        options = self.fit_options(options)
+        estimator, history = _fitted(lambda **making: self.estimator(model=read(), **making), data, options)
+        return estimator.get_model(), {"history": list(history)}
+
+
+def _fitted(make: Callable[..., Estimator], data: Data, options: Mapping[str, Any]) -> tuple[Estimator, Any]:
+    """Make an estimator with its share of the options and fit it. One process, unless more are asked for."""
+    making = {name: value for name, value in options.items() if name in _MAKING}
+    rest = {name: value for name, value in options.items() if name not in _MAKING}
+    estimator = make(**{"workers": 1, "engine": "local", **making})
+    return estimator, estimator.fit(data[0] if len(data) == 1 else data, **{"verbose": 0, **rest})
+
+
+def matrix(data: Any) -> Any:
+    """Tables as matrices; anything else as it is."""
+    module = type(data).__module__.partition(".")[0]
+    if module == "pyarrow":
+        return data.to_pandas().to_numpy()
+    return data.to_numpy() if module == "pandas" else data
 
 
 class EstimatorKind(ModelKind):
     """`kindler.Estimator` objects. `get` takes the arguments of `Estimator.from_torch` or `from_keras`."""
 
-    kind: ClassVar[str] = "estimator"
-    put_options: ClassVar[frozenset[str]] = frozenset({"init", "example", "training"})
-    takes_any: ClassVar[bool] = True
-    verbs: ClassVar[tuple[str, ...] | None] = ("predict", "score")
+    kind = "estimator"
+    put_options = frozenset({"init", "example", "training"})
+    takes_any = True
+    verbs = ("predict", "score")
     _inside: FrameworkKind | None = None  # the kind of the model, once it was settled
 
     def can(self, obj: Any) -> bool:
@@ -65,11 +133,11 @@ class EstimatorKind(ModelKind):
         if obj._live.is_untrained:
             meta["untrained"] = True
         if obj.preparation.active:
-            (folder / PREPARATION).write_bytes(by_value(obj.preparation))
-            meta["preparation"] = PREPARATION
+            (folder / _PREPARATION).write_bytes(_with_code(obj.preparation))
+            meta["preparation"] = _PREPARATION
         return meta
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         inner = _inner(meta)
         if meta.get("untrained"):
             warn_caller(
@@ -84,20 +152,22 @@ class EstimatorKind(ModelKind):
                 what="a stored estimator with a transform",
                 reason="its transform, collate or padding is code, stored as a pickle",
             )
-            path = confined(folder, meta["preparation"])
-            options = {**arguments_of(cloudpickle.loads(path.read_bytes())), **options}
+            stored = cloudpickle.loads(confined(folder, meta["preparation"]).read_bytes())
+            # The arguments of the constructors that make it; `text` is the framework's own.
+            names = {field.name for field in fields(Preparation)} - {"text"}
+            options = {**{name: getattr(stored, name) for name in names}, **options}
         if (style := meta.get("inputs")) is not None:
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
 
-    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+    def settle(self, device: str, meta: Meta) -> None:
         self._inside = _inner(meta)
         self._inside.settle(device, meta.get("model_meta", {}))
         self.device = self._inside.device
 
-    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+    def device_bytes(self, meta: Meta) -> int:
         return 0 if self._inside is None else self._inside.device_bytes(meta.get("model_meta", {}))
 
     def predictor(self, model: Any) -> Predictor:
@@ -109,15 +179,13 @@ class EstimatorKind(ModelKind):
         by_name = kind.named_predictor(trained, str(model.inputs), names) if names else None
         inner = by_name or kind.predictor(trained)
         if model.preparation.active:
-            return PreparedPredictor(inner, model)
-        features, layout = names, known["layout"] or {}
-        if known["stack_features"] and len(features) > 1 and len(inner.signature.inputs) == 1:
-            return _Renamed(inner, replace(inner.signature, columns=tuple(features)))
-        if len(features) != len(inner.signature.inputs):
+            return _Prepared(inner, model)
+        layout, takes = known["layout"] or {}, inner.signature.inputs
+        if known["stack_features"] and len(names) > 1 and len(takes) == 1:
+            return _Renamed(inner, replace(inner.signature, columns=tuple(names)))
+        if len(names) != len(takes):
             return inner
-        inputs = tuple(
-            _spec(name, spec, layout) for name, spec in zip(features, inner.signature.inputs, strict=True)
-        )
+        inputs = tuple(_renamed(spec, name, layout) for name, spec in zip(names, takes, strict=True))
         return _Renamed(inner, replace(inner.signature, inputs=inputs))
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
@@ -137,29 +205,21 @@ class EstimatorKind(ModelKind):
         outputs = {key: value for key, value in scored.items() if key != name}
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
-    def train(
-        self,
-        read: Callable[..., Any],
-        meta: Mapping[str, Any],
-        verb: str,
-        data: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> tuple[Any, dict[str, Any]]:
-        estimator, _ = fitted(read, data, _inner(meta).fit_options(options))
-        return estimator, {}
+    def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
+        return _fitted(read, data, _inner(meta).fit_options(options))[0], {}
 
     def to_predict(self, obj: Any) -> dict[str, Any]:
         """The options of `write` that leave out what only training needs."""
         return dict(_checked(MODEL_KINDS.kind_of(obj._storable())).to_predict)
 
-    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def put_again(self, meta: Meta) -> dict[str, Any]:
         return _inner(meta).put_again(meta["model_meta"])
 
-    def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    def requirements(self, meta: Meta) -> tuple[str, ...]:
         return _inner(meta).requirements(meta["model_meta"])
 
 
-def _inner(meta: Mapping[str, Any]) -> FrameworkKind:
+def _inner(meta: Meta) -> FrameworkKind:
     """The kind of the model inside; `meta` may name any."""
     return _checked(MODEL_KINDS.model_kind(str(meta["model_kind"])))
 
@@ -170,27 +230,100 @@ def _checked(inner: ModelKind) -> FrameworkKind:
     return inner
 
 
-def _spec(name: str, known: TensorSpec, layout: Any) -> TensorSpec:
-    if name not in layout:
-        return replace(known, name=name)
-    dtype, shape = layout[name]
-    if dtype in ("str", "bytes"):
-        dtype = "object"
-    sizes = tuple(None if size is None else int(size) for size in shape)
-    return replace(known, name=name, dtype=known.dtype or str(dtype), shape=known.shape or (None, *sizes))
+def _with_code(preparation: Preparation) -> bytes:
+    """The user's functions with their code, so that whoever reads them need not have the modules."""
+    modules = {_module_of(function) for function in preparation.functions.values()} - {"__main__"}
+    with contextlib.ExitStack() as stack:
+        for module in (sys.modules.get(name) for name in modules):
+            if module is not None and not _installed(module):
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        packed: bytes = cloudpickle.dumps(preparation)
+    return packed
 
 
-class _Renamed(Predictor):
-    """The same model with other names for its inputs, in the same order."""
+def _module_of(function: Any) -> str:
+    function = getattr(function, "function", function)  # of `batched`
+    function = getattr(function, "func", function)  # of a partial
+    return getattr(function, "__module__", None) or type(function).__module__
+
+
+def _installed(module: Any) -> bool:
+    """Whether a module is part of Python, of a package that was installed, or of Kindler."""
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == "kindler":
+        return True
+    folders = {sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")}
+    return any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+class _Wrapped(Predictor):
+    """A model whose inputs have other names, or other forms, than those that it takes itself."""
 
     def __init__(self, inner: Predictor, signature: Signature) -> None:
-        self._inner = inner
-        self.signature = signature
-        self.methods = inner.methods
-        self.size = inner.size
-        self.joins = inner.joins
-        self.steady = inner.steady
+        self._inner, self.signature = inner, signature
+        self.methods, self.size, self.joins = inner.methods, inner.size, inner.joins
+
+
+class _Renamed(_Wrapped):
+    """The same inputs, in the same order."""
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
         pairs = zip(self._inner.signature.inputs, self.signature.inputs, strict=True)
         return self._inner.call({own.name: inputs[spec.name] for own, spec in pairs}, method)
+
+
+class _Prepared(_Wrapped):
+    """The columns of the data, before the estimator does something to them: text and lists, too."""
+
+    def __init__(self, inner: Predictor, estimator: Estimator) -> None:
+        self._preparer, self._layout = estimator.preparer(), estimator.signature["layout"] or {}
+        inputs = tuple(
+            _column(name, self._layout[name]) if self._layout.get(name) else TensorSpec(name, binary=True)
+            for name in self._preparer.names
+        )
+        super().__init__(inner, Signature(inputs, inner.signature.outputs))
+        # What a row is padded to, and what collate does, may depend on the other rows of a call.
+        if estimator.preparation.collate is not None or estimator.preparation.pad is not None:
+            self.joins = False
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        raw = {name: self._raw(name, array) for name, array in inputs.items()}
+        made = self._preparer(raw, rows=rows_of(inputs), where=lambda row: row).features
+        if self._inner.by_name:
+            return self._inner.call(made, method)
+        takes = self._inner.signature.inputs
+        if len(takes) != len(made):
+            raise ConfigError(
+                f"the transform makes the inputs {list(made)}, and the model takes"
+                f" {[spec.name for spec in takes]}."
+            )
+        named = {spec.name: array for spec, array in zip(takes, made.values(), strict=True)}
+        return self._inner.call(fit(self._inner.signature, named), method)
+
+    def _raw(self, name: str, array: Array) -> Any:
+        """A column as a spool would have it."""
+        kind, shape = self._layout.get(name) or (None, None)
+        if array.dtype.kind in "OUS":
+            values = array.tolist()
+            return [v.encode() if isinstance(v, str) else v for v in values] if kind == "bytes" else values
+        if shape and shape[0] is None:
+            offsets = np.arange(len(array) + 1, dtype=np.int64) * array.shape[1]
+            flat = array.reshape(-1, *array.shape[2:])
+            return Ragged(flat, offsets, kind=flat.dtype.name, inner=flat.shape[1:])
+        return array
+
+
+def _column(name: str, layout: tuple[str, Sequence[int | None]]) -> TensorSpec:
+    """A column as the layout of the training data has it."""
+    kind, shape = layout
+    dtype = "object" if kind in ("str", "bytes") else str(kind)
+    return TensorSpec(name, dtype, (None, *(n if n is None else int(n) for n in shape)), kind == "bytes")
+
+
+def _renamed(spec: TensorSpec, name: str, layout: Mapping[str, Any]) -> TensorSpec:
+    """An input of a model under the name of its column, with what the model itself does not say."""
+    if name not in layout:
+        return replace(spec, name=name)
+    column = _column(name, layout[name])
+    return replace(spec, name=name, dtype=spec.dtype or column.dtype, shape=spec.shape or column.shape)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kindler.errors import ConfigError, DataError
-from kindler.models.kind import ModelKind, confined
-from kindler.models.predictor import Predictor
-from kindler.models.row_independence import free_rows, tried
-from kindler.models.signature import Array, Arrays, Signature, example
+from kindler.models.kind import Meta, ModelKind, confined
+from kindler.models.predictor import Predictor, free_rows, is_per_row
+from kindler.models.signature import Array, Arrays, example
 
 
 class FileKind(ModelKind):
@@ -25,14 +24,14 @@ class FileKind(ModelKind):
 
     suffix: ClassVar[str]
 
-    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
         """The file to load, looked through whoever stored it."""
         path = confined(folder, meta["file"])
         if path.suffix.lower() != self.suffix:
             raise ConfigError(f"{path.name!r} is not a {self.suffix} file; models of kind {self.kind!r} are.")
         return path
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         """Load it with its runtime: a `Predictor`, which is called with data."""
         return self.opened(self.located(folder, meta, trusted=trusted))
 
@@ -53,68 +52,55 @@ class FileKind(ModelKind):
         shutil.copyfile(path, folder / path.name)
 
 
-class DeclaredRows:
-    """Calls a model with the numbers of rows that it declares.
+class FilePredictor(Predictor):
+    """A model that is called with the numbers of rows that it declares.
 
     One that was made for one number of rows is called with that many each time: the last call is filled up
     with the last row, and what comes of that is cut off. This needs outputs that declare as many rows and,
     for more than one row at a time, a trial that shows that these are the rows of the inputs.
-
-    Args:
-        run: The model.
-        signature: What it takes and gives.
-        inputs: The declared shape of each input; a free length is None or a name. None if it is not known.
-        outputs: The same of the outputs.
-
-    Attributes:
-        joins: See `Predictor`.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Arrays], Arrays],
-        signature: Signature,
-        inputs: Sequence[Sequence[Any] | None],
-        outputs: Sequence[Sequence[Any] | None],
+    _rows: int | None = None  # that it takes at a time
+    _fills = False
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Compute with as many rows as the model takes."""
+        raise NotImplementedError
+
+    def declare(
+        self, inputs: Sequence[Sequence[Any] | None], outputs: Sequence[Sequence[Any] | None]
     ) -> None:
-        self._run = run
+        """Take the declared shapes, in which a free length is None or a name; the model must be ready."""
         fixed = {shape[0] for shape in inputs if shape and isinstance(shape[0], int)}
-        self._size: int | None = fixed.pop() if len(fixed) == 1 else None
-        self.joins: bool | None
-        if self._size is None:
+        if len(fixed) != 1:
             self.joins = None if free_rows(inputs, outputs) else False
             return
-        self._fills = all(shape and shape[0] == self._size for shape in outputs)
-        self.joins = self._fills and self._size == 1
-        if self._fills and self._size > 1:
-            self._fills = self._is_per_row(signature)
+        self._rows = fixed.pop()
+        self._fills = all(shape and shape[0] == self._rows for shape in outputs)
+        self.joins = self._fills and self._rows == 1
+        if self._fills and self._rows > 1:
+            rows = example(self.signature, rows=3)
+            try:
+                self._fills = (
+                    rows is not None and is_per_row(lambda some: self.call(some, "predict"), rows) is True
+                )
+            except Exception:  # noqa: BLE001 - it does not take what was made up, so nothing is known
+                self._fills = False
 
-    def call(self, inputs: Arrays) -> Arrays:
-        """The outputs for any number of rows.
-
-        Raises:
-            DataError: the model takes one number of rows only, and these are not as many.
-        """
-        rows, size = len(next(iter(inputs.values()))), self._size
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        rows, size = len(next(iter(inputs.values()))), self._rows
         if size is None or rows == size:
-            return self._run(inputs)
+            return self.run(inputs)
         if not self._fills:
             raise DataError(
                 f"the model takes {size} rows at a time, and the request has {rows};"
                 " its outputs do not have a row for each of them, so they cannot be cut.",
             )
         pieces = [
-            self._run({name: _filled(array[first : first + size], size) for name, array in inputs.items()})
+            self.run({name: _filled(array[first : first + size], size) for name, array in inputs.items()})
             for first in range(0, rows, size)
         ]
         return {name: np.concatenate([piece[name] for piece in pieces])[:rows] for name in pieces[0]}
-
-    def _is_per_row(self, signature: Signature) -> bool:
-        rows = example(signature, rows=3)
-        try:
-            return rows is not None and tried(self.call, rows, 1).per_row is True
-        except Exception:  # noqa: BLE001 - it does not take what was made up, so nothing is known
-            return False
 
 
 def _filled(array: Array, size: int) -> Array:

@@ -1,46 +1,52 @@
-"""Models of Hugging Face's transformers: what `save_pretrained` writes, read by `from_pretrained`.
+"""Models of Hugging Face's packages: transformers, and peft's adapters over them or over PyTorch modules.
 
-Weights are safetensors and the configuration is JSON, so reading runs no code of the files. The class is one
-of the transformers package; any other is given by the reader, or imported by its name if the store is
-trusted. Entries of the configuration that name code elsewhere are left out.
+A model of transformers is what `save_pretrained` writes, read by `from_pretrained`. Weights are safetensors
+and the configuration is JSON, so reading runs no code of the files. The class is one of the transformers
+package; any other is given by the reader, or imported by its name if the store is trusted. Entries of the
+configuration that name code elsewhere are left out.
+
+A model of peft is its base model as its own kind stores it, and the adapters beside it, as safetensors and
+JSON. A reader makes the base, wraps it with the adapters that the JSON says, and puts the numbers in. Entries
+of an adapter's configuration that could load code or files need trust.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.models.kind import confined, imported, known_only, require_trust
+from kindler.models.kind import LoadedModel, Meta, confined, known_only, require_trust
 from kindler.models.predictor import Predictor
-from kindler.models.torch import TorchKind, class_of
-from kindler.models.torch_predictor import NamedTorchPredictor
+from kindler.models.safety import objects_in
+from kindler.models.torch import (
+    Classes,
+    NamedTorchPredictor,
+    TorchKind,
+    TorchPredictor,
+    class_of,
+    load_weights,
+    save_weights,
+)
+from kindler.models.torch_recipe import difference, restore_flags, state_recipe
+from kindler.registry import imported
 
-if TYPE_CHECKING:
-    from kindler.models.loaded import LoadedModel
-
-_CONFIG = "config.json"
-_GENERATION = "generation_config.json"
-_INDEX = ".index.json"
-_ADAPTER = "adapter_config.json"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_INDEX, _ADAPTER = ".index.json", "adapter_config.json"
 # What would be downloaded, or imported from packages that the file names.
 _CODE = (
-    "auto_map",
-    "custom_pipelines",
-    "custom_generate",
-    "attn_implementation",
-    "experts_implementation",
-    "quantization_config",
-    "trust_remote_code",
-    "use_pretrained_backbone",
-    "use_timm_backbone",
+    *("auto_map", "custom_pipelines", "custom_generate", "attn_implementation", "experts_implementation"),
+    *("quantization_config", "trust_remote_code", "use_pretrained_backbone", "use_timm_backbone"),
     "use_kernels",
 )
 # Entries of such names are files, folders or names on a hub if they are text, and sizes if they are numbers.
@@ -48,13 +54,30 @@ _PLACES = ("path", "file", "url", "repo", "hub", "remote", "weights", "backbone"
 _OWN_NAME = "name_or_path"  # where it came from; nobody reads that
 _PLAIN: tuple[Any, ...] = (None, False, "", "eager", "sdpa", [], {})
 
+_BASE, _ADAPTERS = "base", "adapters.safetensors"
+_ADAPTER_TYPES = ("LORA", "IA3", "LOHA", "LOKR")
+# What says how adapters compute. Others name modules, tokenizers or other models that would be loaded.
+_HARMLESS = """
+    alpha alpha_pattern base_model_name_or_path bias decompose_both decompose_factor ensure_weight_tying
+    exclude_modules fan_in_fan_out feedforward_modules inference_mode init_ia3_weights init_lora_weights
+    init_weights layers_pattern layers_to_transform lora_alpha lora_bias lora_dropout module_dropout
+    modules_to_save peft_type peft_version r rank_dropout rank_dropout_scale rank_pattern revision
+    target_modules target_parameters task_type trainable_token_indices use_dora use_effective_conv2d
+    use_rslora
+"""
+# What wrapping a model changes, and its defaults.
+_PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None, "modules_to_save": None}
+_HINT = (
+    "Hint: kind='pickle' with trusted=True stores any model; merge_and_unload() makes one without adapters."
+)
+
 
 class HuggingFaceKind(TorchKind):
     """`PreTrainedModel` objects. `classes` are those that the model may be of, besides transformers' own."""
 
-    kind: ClassVar[str] = "huggingface"
-    put_options: ClassVar[frozenset[str]] = frozenset()
-    packages: ClassVar[tuple[str, ...]] = ("transformers", "torch", "safetensors")
+    kind = "huggingface"
+    put_options = frozenset[str]()
+    packages = ("transformers", "torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, _transformers().PreTrainedModel)
@@ -78,23 +101,16 @@ class HuggingFaceKind(TorchKind):
         facts = {"form": "pretrained", "class": f"{cls.__module__}:{cls.__qualname__}"}
         return {**facts, "training": obj.training, "dtype": str(obj.dtype).removeprefix("torch.")}
 
-    def read(
-        self,
-        folder: Path,
-        meta: Mapping[str, Any],
-        *,
-        trusted: bool,
-        classes: Sequence[type[torch.nn.Module]] = (),
-        **options: Any,
-    ) -> Any:
-        cls: Any = _class(str(meta["class"]), classes, trusted=trusted)
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
+        cls = _class(str(meta["class"]), classes, trusted=trusted)
         config = _configuration(folder, trusted=trusted)
+        dtype = getattr(torch, str(meta.get("dtype")), None)
         try:
             with _without_bars():
                 model = cls.from_pretrained(
                     folder,
                     config=cls.config_class.from_dict(config),
-                    dtype=_dtype(meta.get("dtype")),
+                    dtype=dtype if isinstance(dtype, torch.dtype) else torch.float32,
                     local_files_only=True,
                     use_safetensors=True,
                 )
@@ -117,24 +133,24 @@ class HuggingFaceKind(TorchKind):
             return NamedTorchPredictor(loaded.model, "kwargs", tuple(map(str, x)))(x)
         return loaded.predictor(x)
 
-    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def put_again(self, meta: Meta) -> dict[str, Any]:
         return {}
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """The library shows progress of each file it reads and writes."""
-    said = imported("transformers.utils.logging", what="a model", package="transformers", extra="huggingface")
-    shown = said.is_progress_bar_enabled()
-    said.disable_progress_bar()
+    bars = imported("transformers.utils.logging", what="a model", extra="huggingface")
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            said.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
-def _class(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> Any:
+def _class(path: str, classes: Classes, *, trusted: bool) -> Any:
     library = _transformers()
     module, _, name = path.partition(":")
     own = getattr(library, name, None) if module.startswith("transformers.") and name.isidentifier() else None
@@ -152,7 +168,8 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
     if trusted:
         return config
     other = _json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
-    named = sorted({*_naming(config), *_naming(other)})
+    parts = [*objects_in(config), *objects_in(other)]
+    named = sorted({key for part in parts for key, value in part.items() if _names_something(key, value)})
     if (folder / _ADAPTER).exists():
         named.append(_ADAPTER)
     if named:
@@ -162,33 +179,7 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
             reason=f"its configuration has {', '.join(named[:5])}, which may name code or files that would be"
             " loaded",
         )
-    _check_indexes(folder)
-    return config
-
-
-def _naming(config: Any) -> Iterator[str]:
-    """Entries, at any depth, that name code, or something elsewhere."""
-    left = [config]
-    while left:
-        value = left.pop()
-        if isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            left += value.values()
-            yield from (str(key) for key, inside in value.items() if _names_something(str(key), inside))
-
-
-def _names_something(key: str, value: Any) -> bool:
-    name = key.lstrip("_").lower()
-    if value in _PLAIN or name == _OWN_NAME:
-        return False
-    text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
-    return name.startswith(_CODE) or (text and any(word in name for word in _PLACES))
-
-
-def _check_indexes(folder: Path) -> None:
-    """Weights in several files are files of the version."""
-    for path in folder.rglob(f"*{_INDEX}"):
+    for path in folder.rglob(f"*{_INDEX}"):  # weights in several files are files of the version
         index = _json(path)
         files = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(files, dict):
@@ -198,6 +189,16 @@ def _check_indexes(folder: Path) -> None:
     for path in folder.rglob("*"):
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"the version's file {path.name!r} leads elsewhere.")
+    return config
+
+
+def _names_something(key: str, value: Any) -> bool:
+    """Whether an entry names code, or something elsewhere."""
+    name = key.lstrip("_").lower()
+    if value in _PLAIN or name == _OWN_NAME:
+        return False
+    text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
+    return name.startswith(_CODE) or (text and any(word in name for word in _PLACES))
 
 
 def _json(path: Path) -> Any:
@@ -207,11 +208,192 @@ def _json(path: Path) -> Any:
         raise ConfigError(f"{path.name} cannot be read: {exc}") from exc
 
 
-def _dtype(name: Any) -> torch.dtype:
-    found = getattr(torch, str(name), None)
-    return found if isinstance(found, torch.dtype) else torch.float32
-
-
 def _transformers() -> Any:
-    what = "a model of Hugging Face"
-    return imported("transformers", what=what, package="transformers", extra="huggingface")
+    return imported("transformers", what="a model of Hugging Face", extra="huggingface")
+
+
+class PeftKind(TorchKind):
+    """`PeftModel` objects whose adapters are LoRA or one of its kin, over models of transformers or PyTorch.
+
+    `init` and `classes` are those of the base model; see `TorchKind`.
+    """
+
+    kind = "peft"
+    put_options = frozenset({"init"})
+    packages = ("peft", "torch", "safetensors")
+
+    def can(self, obj: Any) -> bool:
+        return isinstance(obj, _peft().PeftModel)
+
+    def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        types = {str(_plain(config.peft_type)) for config in obj.peft_config.values()}
+        if other := sorted(types - {*_ADAPTER_TYPES}):
+            raise ConfigError(
+                f"adapters of the type {other[0]} cannot be stored, only {_ADAPTER_TYPES}.\n{_HINT}"
+            )
+        recipe = {
+            "form": "peft",
+            "adapters": {name: _described(config) for name, config in obj.peft_config.items()},
+            "active": [*obj.active_adapters],
+            "disabled": any(getattr(part, "disable_adapters", False) is True for part in obj.modules()),
+            "merged": sorted({name for part in obj.modules() for name in _merged(part)}),
+            **state_recipe(obj),
+        }
+        if recipe["merged"]:
+            obj = copy.deepcopy(obj)  # the user's stays as it is
+            obj.unmerge_adapter()
+        base = _without_adapters(obj)
+        kind = _base_kind(base)
+        (folder / _BASE).mkdir()
+        meta = kind.write(base, folder / _BASE, trusted=trusted, **options)
+        recipe["base"] = {"kind": kind.kind, "meta": meta}
+        own = {id(tensor) for tensor in base.state_dict(keep_vars=True).values()}
+        state = obj.state_dict(keep_vars=True)
+        state = {name: tensor for name, tensor in state.items() if id(tensor) not in own}
+        _check_same(obj, base, recipe, state)
+        save_weights(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, folder / _ADAPTERS
+        )
+        return recipe
+
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
+        for config in meta["adapters"].values():
+            named = sorted(set(config) - {*_HARMLESS.split()})
+            if named or config.get("peft_type") not in _ADAPTER_TYPES:
+                shown = named or config.get("peft_type")
+                require_trust(
+                    trusted,
+                    what="a model of peft",
+                    reason=f"its adapters are configured with {shown}, which may name code or files to load",
+                )
+        stored = meta["base"]
+        kind = _BASE_KINDS[str(stored["kind"])]
+        base = kind.read(folder / _BASE, stored["meta"], trusted=trusted, classes=classes)
+        state = load_weights(folder / _ADAPTERS)
+        try:
+            model = _wrapped(base, meta, state)
+        except Exception as exc:  # of peft: it says why
+            raise ConfigError(f"the stored model of peft cannot be made again: {exc}") from exc
+        if meta["merged"]:
+            model.merge_adapter(adapter_names=list(meta["merged"]))
+        return model
+
+    def estimator(self, **options: Any) -> Estimator:
+        return _base_kind(options["model"].get_base_model()).estimator(**options)
+
+    def predictor(self, model: Any) -> Predictor:
+        base = model.get_base_model()
+        kind = _base_kind(base)
+        if kind.kind == "huggingface":
+            return kind.predictor(model)
+        return TorchPredictor(model, self.device or "cpu", inputs_of=base)
+
+    def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
+        return _base_kind(loaded.model.get_base_model()).call(loaded, verb, *data, **options)
+
+    def put_again(self, meta: Meta) -> dict[str, Any]:
+        return _BASE_KINDS[str(meta["base"]["kind"])].put_again(meta["base"]["meta"])
+
+
+_BASE_KINDS: Mapping[str, TorchKind] = {"huggingface": HuggingFaceKind(), "torch": TorchKind()}
+
+
+def _base_kind(base: Any) -> TorchKind:
+    return next(kind for kind in _BASE_KINDS.values() if kind.can(base))
+
+
+def _wrapped(base: torch.nn.Module, recipe: Mapping[str, Any], state: Mapping[str, torch.Tensor]) -> Any:
+    """The base with its adapters; the numbers of the adapters are those of `state`."""
+    # Their first numbers come from the file, and some take long to find.
+    configs = {name: _config(config) for name, config in recipe["adapters"].items()}
+    first, *others = configs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a model that had adapters before
+        # Without numbers: all of them come from the file, and no more memory is taken than that has.
+        model = _peft().get_peft_model(base, configs[first], adapter_name=first, low_cpu_mem_usage=True)
+        for name in others:
+            model.add_adapter(name, configs[name], low_cpu_mem_usage=True)
+    for name, config in recipe["adapters"].items():
+        for key, usual in _PUT_BACK.items():
+            if hasattr(model.peft_config[name], key):
+                setattr(model.peft_config[name], key, copy.deepcopy(config.get(key, usual)))
+    found = model.load_state_dict(state, strict=False, assign=True)
+    lacking = [name for name, tensor in model.state_dict().items() if tensor.is_meta and name not in state]
+    if lacking or found.unexpected_keys:
+        raise ConfigError(f"the weights {(lacking or found.unexpected_keys)[:5]} do not belong together.")
+    model.base_model.set_adapter(recipe["active"])
+    if recipe["disabled"]:
+        model.base_model.disable_adapter_layers()
+    restore_flags(model, recipe)
+    return model
+
+
+def _check_same(
+    model: Any, base: torch.nn.Module, recipe: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
+    """Wrap the base as a reader will, without numbers, and compare; changes `base`."""
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    try:
+        again = _wrapped(base, recipe, empty)
+        differ = difference(model, again) or ([] if type(again) is type(model) else [type(again).__name__])
+    except Exception as exc:  # of peft: it says why
+        raise ConfigError(
+            f"the model, wrapped again with its adapters, is another one: {exc}\n{_HINT}"
+        ) from exc
+    if differ:
+        raise ConfigError(f"the model, wrapped again with its adapters, differs: {differ[:5]}.\n{_HINT}")
+
+
+def _without_adapters(model: Any) -> torch.nn.Module:
+    """The base model, of the same tensors; the model itself is not changed."""
+    tensors = [*model.parameters(), *model.buffers()]
+    # Not by unload(), which takes the modules that were trained beside the adapters for those of the base.
+    base: torch.nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).get_base_model()
+    wrappers = (
+        _peft(".tuners.tuners_utils").BaseTunerLayer,
+        _peft(".utils.other").AuxiliaryTrainingWrapper,
+    )
+    while found := next(((name, m) for name, m in base.named_modules() if isinstance(m, wrappers)), None):
+        name, wrapper = found
+        layer: Any = getattr(wrapper, "token_adapter", wrapper)  # of single tokens, which are trained alone
+        inner = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.original_module
+        if not name:
+            base = inner
+            break
+        holder, _, leaf = name.rpartition(".")
+        setattr(base.get_submodule(holder), leaf, inner)
+    for name in ("peft_config", "_hf_peft_config_loaded"):  # which would say that it still has adapters
+        vars(base).pop(name, None)
+    return base
+
+
+def _described(config: Any) -> dict[str, Any]:
+    """The entries of a configuration that are not its class's own, as JSON has them."""
+    usual, recipe = type(config)().to_dict(), config.to_dict()
+    differ = [name for name, value in recipe.items() if name == "peft_type" or value != usual.get(name)]
+    return {name: _plain(recipe[name]) for name in differ}
+
+
+def _config(recipe: Mapping[str, Any]) -> Any:
+    fields = copy.deepcopy(dict(recipe))
+    if recipe["peft_type"] == "LORA":
+        fields["init_lora_weights"] = False
+    kind = _peft().PeftType(fields.pop("peft_type"))
+    return _peft(".mapping").PEFT_TYPE_TO_CONFIG_MAPPING[kind](**fields)
+
+
+def _merged(part: torch.nn.Module) -> list[str]:
+    found = getattr(part, "merged_adapters", None)
+    return found if isinstance(found, list) else []
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _peft(module: str = "") -> Any:
+    return imported(f"peft{module}", what="a model of peft", extra="peft")

@@ -6,18 +6,22 @@ command line need of a model; all of them use the one table in `registry.py`.
 
 from __future__ import annotations
 
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.predictor import Predictor
-from kindler.registry import imported as imported
 from kindler.store import File, Store, Version
 from kindler.store.names import check_path
 
-if TYPE_CHECKING:
-    from kindler.models.loaded import LoadedModel
+Meta: TypeAlias = Mapping[str, Any]
+Reader: TypeAlias = Callable[..., Any]
+Data: TypeAlias = tuple[Any, ...]
+Trained: TypeAlias = tuple[Any, dict[str, Any]]
 
 
 class Handler:
@@ -45,7 +49,7 @@ class Handler:
         """Write the object's files into an empty folder; returns what `read` must know, as JSON has it."""
         raise NotImplementedError
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         """Read the object again. The folder is gone afterwards, and nothing in it may be changed.
 
         Files and `meta` may come from anybody who can write to the store: unless `trusted`, refuse with
@@ -86,7 +90,7 @@ class ModelKind(Handler):
         """
         raise NotImplementedError
 
-    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+    def settle(self, device: str, meta: Meta) -> None:
         """Choose where the models compute that this object reads: "auto", "cpu" or "cuda".
 
         Comes before `read`. The process sees one GPU at most, and chooses once for all of its models.
@@ -99,11 +103,11 @@ class ModelKind(Handler):
             raise ConfigError(f"device 'cuda' was asked for; {problem}")
         self.device = "cpu" if device == "cpu" or problem is not None else "cuda"
 
-    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+    def gpu_problem(self, meta: Meta) -> str | None:
         """Why its models cannot compute on a GPU that this process sees; None if they can."""
         return f"models of kind {self.kind!r} compute on the CPU."
 
-    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+    def device_bytes(self, meta: Meta) -> int:
         """What this process has of its GPU's memory, as the framework counts it; 0 where it does not."""
         return 0
 
@@ -119,14 +123,7 @@ class ModelKind(Handler):
         known_only(options, frozenset(), what=f"{verb} of kind {self.kind!r}")
         return loaded.predictor(*data, method=verb)
 
-    def train(
-        self,
-        read: Callable[..., Any],
-        meta: Mapping[str, Any],
-        verb: str,
-        data: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> tuple[Any, dict[str, Any]]:
+    def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
         """Train a model.
 
         Args:
@@ -144,40 +141,64 @@ class ModelKind(Handler):
         """
         raise ConfigError(f"models of kind {self.kind!r} cannot be trained by the runtime.")
 
-    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def put_again(self, meta: Meta) -> dict[str, Any]:
         """The arguments that `put` needs to store a trained model as its earlier version was stored."""
         return {}
 
-    def requirements(self, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    def requirements(self, meta: Meta) -> tuple[str, ...]:
         """The distributions that a stored model is read with; asked after it was loaded."""
         return self.packages
+
+
+class LoadedModel:
+    """A model in memory.
+
+    Attributes:
+        kind: What its kind can do.
+        model: The model, as `read` of its kind returned it.
+    """
+
+    def __init__(self, kind: ModelKind, model: Any) -> None:
+        self.kind, self.model = kind, model
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The model, ready to predict. Made on first use: a verb of the model's own needs none."""
+        return self.kind.predictor(self.model)
+
+    def call(self, verb: str, /, *data: Any, **options: Any) -> Any:
+        """Run a verb of the runtime.
+
+        Raises:
+            ConfigError: Models of this kind do not have it.
+        """
+        verbs = self.kind.verbs
+        if verbs is not None and verb not in verbs:
+            raise ConfigError(
+                f"models of kind {self.kind.kind!r} have no {verb}; they have {', '.join(verbs)}."
+            )
+        return self.kind.call(self, verb, *data, **options)
 
 
 class OwnMethods(ModelKind):
     """A kind whose models have the verbs as methods, `fit` and `partial_fit` among them."""
 
-    verbs: ClassVar[tuple[str, ...] | None] = (
-        "predict",
-        "predict_proba",
-        "decision_function",
-        "score",
-        "transform",
-    )
+    verbs = ("predict", "predict_proba", "decision_function", "score", "transform")
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         return _method(loaded.model, verb)(*data, **options)
 
-    def train(
-        self,
-        read: Callable[..., Any],
-        meta: Mapping[str, Any],
-        verb: str,
-        data: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> tuple[Any, dict[str, Any]]:
+    def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
         model = read()
         _method(model, verb)(*data, **options)
         return model, {}
+
+
+def _method(model: Any, verb: str) -> Any:
+    method = getattr(model, verb, None)
+    if not callable(method):
+        raise ConfigError(f"a {type(model).__qualname__} has no {verb}.")
+    return method
 
 
 def confined(folder: Path, name: object) -> Path:
@@ -188,24 +209,36 @@ def confined(folder: Path, name: object) -> Path:
     return path
 
 
-def known_only(given: Mapping[str, Any], known: frozenset[str], *, what: str) -> dict[str, Any]:
-    """The arguments, if all are known."""
-    unknown = sorted(set(given) - known)
+def known_only(options: Mapping[str, Any], known: frozenset[str], *, what: str) -> None:
+    """Reject options that are not known."""
+    unknown = sorted(set(options) - known)
     if unknown:
         supported = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
         raise ConfigError(f"{what}: unexpected option {', '.join(unknown)}; {supported}.")
-    return dict(given)
+
+
+def import_path(obj: Any) -> str | None:
+    """Where others can import a function or class, as "module:name"; None if they cannot."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if module in (None, "__main__", "builtins") or name is None or "<" in name:
+        return None
+    there: Any = sys.modules.get(module)
+    for part in name.split("."):
+        there = getattr(there, part, None)
+    return f"{module}:{name}" if there is obj else None
+
+
+def import_object(path: str, *, what: str) -> Any:
+    """What `import_path` named; runs the code of its module."""
+    try:
+        return pkgutil.resolve_name(path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # code of the module's: it may also call sys.exit
+        raise ConfigError(f"{what} {path!r} cannot be imported here: {exc!r}.") from exc
 
 
 def require_trust(trusted: bool, *, what: str, reason: str) -> None:
     """Refuse what could run the code of others, unless the caller trusts it."""
     if not trusted:
         raise UntrustedError(what=what, reason=reason)
-
-
-def _method(model: Any, verb: str) -> Callable[..., Any]:
-    method = getattr(model, verb, None)
-    if not callable(method):
-        raise ConfigError(f"a {type(model).__qualname__} has no {verb}.")
-    found: Callable[..., Any] = method
-    return found

@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kindler import sandbox
 from kindler.engine.fork_server import Recipe
-from kindler.errors import ConfigError
 from kindler.frameworks.keras import backends
-from kindler.models.kind import ModelKind
-from kindler.models.predictor import Predictor
+from kindler.models.kind import LoadedModel
 from kindler.models.registry import MODEL_KINDS
 from kindler.store import Store, Version
 
-
-class LoadedModel:
-    """A model in memory.
-
-    Attributes:
-        kind: What its kind can do.
-        model: The model, as `read` of its kind returned it.
-    """
-
-    def __init__(self, kind: ModelKind, model: Any) -> None:
-        self.kind = kind
-        self.model = model
-
-    @cached_property
-    def predictor(self) -> Predictor:
-        """The model, ready to predict. Made on first use: a verb of the model's own needs none."""
-        return self.kind.predictor(self.model)
-
-    def call(self, verb: str, /, *data: Any, **options: Any) -> Any:
-        """Run a verb of the runtime.
-
-        Raises:
-            ConfigError: Models of this kind do not have it.
-        """
-        verbs = self.kind.verbs
-        if verbs is not None and verb not in verbs:
-            raise ConfigError(
-                f"models of kind {self.kind.kind!r} have no {verb}; they have {', '.join(verbs)}."
-            )
-        return self.kind.call(self, verb, *data, **options)
+__all__ = ["LoadedModel", "load", "load_files", "process_recipe", "wrap"]
 
 
 def load(store: Store, version: Version, *, trusted: bool, device: str | None = None) -> LoadedModel:
@@ -76,13 +44,10 @@ def wrap(model: Any) -> LoadedModel:
 def process_recipe(
     version: Version, *, sandboxed: bool, idle_s: float, environment: Mapping[str, str] | None = None
 ) -> Recipe:
-    """What a process for a stored model is forked from.
+    """What a process for a stored model is forked from; the kind of the model decides what it imports ahead.
 
-    Args:
-        version: The model; its kind, or that of the model in an estimator, decides what is imported ahead.
-        sandboxed: Whether it is sandboxed, and so must not know this process's environment.
-        idle_s: Seconds without a child after which its fork server ends.
-        environment: Variables that must be set before anything is imported.
+    A sandboxed one must not know this process's environment. Its fork server ends after `idle_s` seconds
+    without a child.
     """
     row = MODEL_KINDS.row(version.kind, version.meta)
     variables = dict(environment or {})

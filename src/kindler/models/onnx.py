@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from kindler.errors import ConfigError, first_line
-from kindler.models.files import DeclaredRows, FileKind
-from kindler.models.kind import confined, imported, require_trust
+from kindler.models.files import FileKind, FilePredictor
+from kindler.models.kind import Meta, confined, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
 from kindler.models.signature import Arrays, Signature, TensorSpec
+from kindler.registry import imported
 
 _log = logging.getLogger("kindler.models")
 _DTYPES = {
@@ -23,21 +23,19 @@ _DTYPES = {
     "string": "object",
     **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-
-
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
 class OnnxKind(FileKind):
     """`.onnx` files, and `onnx.ModelProto` objects."""
 
-    kind: ClassVar[str] = "onnx"
-    suffix: ClassVar[str] = ".onnx"
-    packages: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+    kind = "onnx"
+    suffix = ".onnx"
+    packages = ("onnxruntime",)
     _file_bytes = 0
     _must = False  # whether a GPU was insisted on
 
-    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
         """Tensors that lie outside must lie in files of the version."""
         path = super().located(folder, meta, trusted=trusted)
         for name in _check(path, trusted=trusted):
@@ -57,11 +55,11 @@ class OnnxKind(FileKind):
             self.device = "cpu"
         return model
 
-    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+    def settle(self, device: str, meta: Meta) -> None:
         super().settle(device, meta)
         self._must = device == "cuda"
 
-    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
+    def gpu_problem(self, meta: Meta) -> str | None:
         there = _runtime().get_available_providers()
         if _CUDA in there:
             return None
@@ -70,7 +68,7 @@ class OnnxKind(FileKind):
             "Hint: pip install onnxruntime-gpu, instead of onnxruntime."
         )
 
-    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+    def device_bytes(self, meta: Meta) -> int:
         """onnxruntime tells nobody; its weights are those of the file."""
         return self._file_bytes if self.device == "cuda" else 0
 
@@ -111,12 +109,10 @@ def _check(path: Path, *, trusted: bool) -> list[str]:
     return [name for name in named if name not in outside]
 
 
-class OnnxModel(Predictor):
-    """A session of onnxruntime, which any number of threads may use. Not steady: it may have loops.
+class OnnxModel(FilePredictor):
+    """A session of onnxruntime, which any number of threads may use.
 
-    Args:
-        path: The file.
-        device: "cpu" or "cuda"; None takes whatever providers onnxruntime has.
+    Without a device it takes whatever providers onnxruntime has.
     """
 
     def __init__(self, path: Path, device: str | None = None) -> None:
@@ -130,21 +126,15 @@ class OnnxModel(Predictor):
         nodes, outputs = self._session.get_inputs(), self._session.get_outputs()
         self.signature = Signature(_specs(nodes), _specs(outputs))
         self.size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
-        self._rows = DeclaredRows(
-            self._run, self.signature, [node.shape for node in nodes], [node.shape for node in outputs]
-        )
-        self.joins = self._rows.joins
+        self.declare([node.shape for node in nodes], [node.shape for node in outputs])
 
-    def call(self, inputs: Arrays, method: str) -> Arrays:
-        return self._rows.call(inputs)
-
-    def _run(self, inputs: Arrays) -> Arrays:
+    def run(self, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in self.signature.outputs]
         return dict(zip(names, self._session.run(names, inputs), strict=True))
 
 
 def _runtime() -> Any:
-    return imported("onnxruntime", what="an ONNX model", package="onnxruntime", extra="onnx")
+    return imported("onnxruntime", what="an ONNX model", extra="onnx")
 
 
 def _providers(runtime: Any, device: str | None) -> list[Any]:

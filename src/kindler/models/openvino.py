@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.models.files import DeclaredRows, FileKind
-from kindler.models.kind import confined, imported
+from kindler.models.files import FileKind, FilePredictor
+from kindler.models.kind import Meta, confined
 from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature, TensorSpec
+from kindler.registry import imported
 
 _FILE = "model.xml"
 
@@ -22,11 +22,11 @@ _FILE = "model.xml"
 class OpenvinoKind(FileKind):
     """`.xml` files with their weights, and `openvino.Model` objects."""
 
-    kind: ClassVar[str] = "openvino"
-    suffix: ClassVar[str] = ".xml"
-    packages: ClassVar[tuple[str, ...]] = ("openvino",)
+    kind = "openvino"
+    suffix = ".xml"
+    packages = ("openvino",)
 
-    def located(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool) -> Path:
+    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
         """OpenVINO reads the weights beside it, and nothing else."""
         path = super().located(folder, meta, trusted=trusted)
         confined(folder, path.with_suffix(".bin").relative_to(folder).as_posix())
@@ -53,11 +53,11 @@ class OpenvinoKind(FileKind):
         return {"file": obj.name}
 
 
-class OpenvinoModel(Predictor):
-    """A compiled model; its requests are used one at a time. Not steady: it may have loops."""
+class OpenvinoModel(FilePredictor):
+    """A compiled model; its requests are used one at a time."""
 
     def __init__(self, path: Path) -> None:
-        imported("openvino", what="an OpenVINO model", package="openvino", extra="openvino")
+        imported("openvino", what="an OpenVINO model", extra="openvino")
         from kindler.frameworks.openvino.graph import SETTINGS, cause, core, shape_of
 
         try:
@@ -69,18 +69,9 @@ class OpenvinoModel(Predictor):
         self._lock = threading.Lock()
         self.signature = Signature(_specs(compiled.inputs, "input"), _specs(compiled.outputs, "output"))
         self.size = path.with_suffix(".bin").stat().st_size
-        self._rows = DeclaredRows(
-            self._run,
-            self.signature,
-            list(map(shape_of, compiled.inputs)),
-            list(map(shape_of, compiled.outputs)),
-        )
-        self.joins = self._rows.joins
+        self.declare([*map(shape_of, compiled.inputs)], [*map(shape_of, compiled.outputs)])
 
-    def call(self, inputs: Arrays, method: str) -> Arrays:
-        return self._rows.call(inputs)
-
-    def _run(self, inputs: Arrays) -> Arrays:
+    def run(self, inputs: Arrays) -> Arrays:
         with self._lock:
             found = self._request.infer({i: inputs[s.name] for i, s in enumerate(self.signature.inputs)})
             return {spec.name: np.array(found[i]) for i, spec in enumerate(self.signature.outputs)}

@@ -1,19 +1,33 @@
 """A model that is ready to predict, whatever its kind: arrays by name in, arrays by name out.
 
 The server, the command line and MLflow call it with arrays that fit its signature; people call it with data.
+
+Rows of several requests may share a call only if every row's outputs are its own. Shapes alone cannot show
+that: an output without rows may be as long as the batch by chance, and a softmax over the batch has the right
+shape. So `is_per_row` tries a model. What it does only for values that were not tried stays unknown; the
+switch that turns batching off per model is for those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.models.signature import DEFAULT_SIGNATURE, Arrays, Signature, TensorSpec, fit, from_columns
+from kindler.models.signature import (
+    DEFAULT_SIGNATURE,
+    Array,
+    Arrays,
+    Signature,
+    TensorSpec,
+    fit,
+    from_columns,
+)
 
 METHODS = ("predict", "predict_proba", "transform", "decision_function")
+_CLOSE, _NEAR_ZERO = 1e-3, 1e-5  # calls of different sizes differ in their last bits
 
 
 class Predictor:
@@ -25,8 +39,6 @@ class Predictor:
         size: The bytes it takes in memory, as far as is known.
         joins: Whether rows of several requests may share a call. False: what the model declares of its
             outputs speaks against it. None: that has to be tried. True: each row is computed alone anyway.
-        steady: Whether all of it is known code whose time depends on shapes alone, so that calls that were
-            short stay short. Only such a model may be called on the event loop.
         by_name: Whether `call` takes inputs of other names than those of `signature`, too.
     """
 
@@ -34,7 +46,6 @@ class Predictor:
     methods: tuple[str, ...] = ("predict",)
     size: int = 0
     joins: bool | None = None
-    steady: bool = False
     by_name: bool = False
 
     @property
@@ -68,12 +79,10 @@ class Predictor:
 
     def _inputs(self, data: Any) -> Arrays:
         if type(data).__module__.partition(".")[0] in ("pandas", "pyarrow"):
-            from kindler.models.arrow_columns import (
-                as_table,
-                columns_of,
-            )  # pyarrow loads with the first table
+            from kindler.models import arrow_columns  # pyarrow loads with the first table
 
-            return fit(self.signature, from_columns(self.signature, columns_of(as_table(data))))
+            columns = arrow_columns.columns_of(arrow_columns.as_table(data))
+            return fit(self.signature, from_columns(self.signature, columns))
         names = self.signature.names
         if isinstance(data, tuple) and len(data) == len(names):
             data = dict(zip(names, data, strict=True))
@@ -120,3 +129,58 @@ def plain(outputs: Any) -> Any:
     if hasattr(outputs, "detach"):
         return outputs.detach().cpu().numpy()
     return outputs.numpy() if hasattr(outputs, "numpy") and not isinstance(outputs, np.ndarray) else outputs
+
+
+def free_rows(inputs: Iterable[Sequence[Any] | None], outputs: Iterable[Sequence[Any] | None]) -> bool:
+    """Whether a model declares the same free first dimension for all its inputs and outputs.
+
+    A free length is None or a name; a shape that is not known is None.
+
+    >>> free_rows([["n", 3]], [["n", 2], ["n"]]), free_rows([["n", 3]], [[4]]), free_rows([[None]], [[]])
+    (True, False, False)
+    """
+    firsts = [shape[0] if shape else 0 for shape in (*inputs, *outputs)]
+    return bool(firsts) and not any(isinstance(n, int) for n in firsts) and len(set(firsts)) == 1
+
+
+def is_per_row(call: Callable[[Arrays], Arrays], rows: Arrays) -> bool | None:
+    """Whether every row's outputs are its own; None if these rows cannot tell.
+
+    The first row and the others are computed apart, together, and together in the opposite order, and must
+    come out the same each time.
+    """
+    count = len(next(iter(rows.values())))
+    first = call({name: array[:1] for name, array in rows.items()})
+    others = call({name: array[1:] for name, array in rows.items()})
+    if not _has_rows(first, 1) or not _has_rows(others, count - 1) or first.keys() != others.keys():
+        return False
+    if all(np.array_equal(array, array[::-1]) for array in rows.values()):
+        return None
+    apart = {name: np.concatenate([first[name], others[name]]) for name in first}
+    try:
+        together = call(rows)
+        turned = call({name: np.ascontiguousarray(array[::-1]) for name, array in rows.items()})
+    except Exception:  # noqa: BLE001 - it takes the rows apart and not together: that is the answer
+        return False
+    turned = {name: array[::-1] for name, array in turned.items() if array.ndim}
+    if not (_all_same(apart, together) and _all_same(apart, turned)):
+        return False
+    finite = all(array.dtype.kind not in "fc" or np.isfinite(array).all() for array in apart.values())
+    return True if finite else None  # NaN is equal to NaN whatever it comes from
+
+
+def _has_rows(outputs: Arrays, rows: int) -> bool:
+    return all(array.ndim and len(array) == rows for array in outputs.values())
+
+
+def _all_same(left: Arrays, right: Arrays) -> bool:
+    return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
+
+
+def _same(left: Array, right: Array) -> bool:
+    if left.shape != right.shape:
+        return False
+    if left.dtype.kind not in "fc" or right.dtype.kind not in "fc":
+        return bool(np.array_equal(left, right))
+    largest = float(np.max(np.abs(left), initial=0.0, where=np.isfinite(left)))
+    return bool(np.allclose(left, right, rtol=_CLOSE, atol=_NEAR_ZERO * largest, equal_nan=True))

@@ -40,8 +40,8 @@ class Row:
         target: Where its code is, as "module:attribute".
         shelves: The shelves that take it.
         loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
-        package: The distribution that the code imports, as Python names it.
-        extra: The pip extra of kindler that brings the package.
+        extra: The pip extra of kindler that brings what the code imports.
+        package: That package, if it is not the one of `loaded`.
         suffixes: Files that are taken as they are.
         holds: A folder that holds this file is taken as it is.
         family: What it computes with, if kinds share that; models of one family may share a process.
@@ -72,7 +72,8 @@ class Row:
     @property
     def spec(self) -> Spec:
         """The row as `Registry` has it."""
-        return Spec(name=self.name, target=self.target, package=self.package, extra=self.extra)
+        package = self.package or ("".join(self.loaded[:1]).partition(".")[0] if self.extra else "")
+        return Spec(name=self.name, target=self.target, package=package, extra=self.extra)
 
     def may_take(self, obj: Any) -> bool:
         """Whether it is worth asking the code."""
@@ -92,8 +93,7 @@ class Kinds:
         """Find what stores an object."""
         if isinstance(obj, Path) and not obj.exists():
             raise ConfigError(f"there is nothing at {str(obj)!r}.")
-        handlers = self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind)
-        for handler in handlers:
+        for handler in self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind):
             if handler.can(obj):
                 return handler
         shown = f"the path {str(obj)!r}" if isinstance(obj, Path) else f"a {type(obj).__qualname__}"
@@ -104,14 +104,28 @@ class Kinds:
             " pickled."
         )
 
+    def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
+        rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
+        yield from (self.handler(row.name) for row in rows if not row.takes_any)
+        if shelf == _MODELS and not isinstance(obj, _CERTAIN):
+            yield from _plugins_for(obj)
+        yield from (self.handler(row.name) for row in rows if row.takes_any)
+
+    def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
+        own = next((row for row in self.rows if row.name == kind and shelf in row.shelves), None)
+        if own is None and kind not in self._names(shelf):
+            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
+        return [self.handler(kind)] if own is None or own.may_take(obj) else []
+
+    def _names(self, shelf: str) -> list[str]:
+        own = [row.name for row in self.rows if shelf in row.shelves]
+        return [*own, *(name for name in _plugin_names() if name not in own)] if shelf == _MODELS else own
+
     def handler(self, kind: str) -> Handler:
         """What reads and writes a kind."""
-        if kind not in self._registry.names:
-            other = _load(kind)
-            if other is not None:
-                return other
-        made: Handler = self._registry.load(kind)()
-        return made
+        other = None if kind in self._registry.names else _plugin(kind)
+        handler: Handler = other or self._registry.load(kind)()
+        return handler
 
     def model_kind(self, kind: str) -> ModelKind:
         """The same of a kind of models."""
@@ -123,13 +137,15 @@ class Kinds:
 
     def family(self, kind: str, meta: Mapping[str, Any]) -> str:
         """What a stored model computes with. Loads nothing."""
-        return self.row(kind, meta).family or _inside(kind, meta)
+        row = self.row(kind, meta)
+        return row.family or row.name
 
     def row(self, kind: str, meta: Mapping[str, Any]) -> Row:
         """The row of a stored model, or of the model in an estimator. Loads nothing."""
-        inside = _inside(kind, meta)
-        own = next((row for row in self.rows if row.name == inside), None)
-        return own or _row_of_others(inside) or Row(inside, "", gpus=True)
+        if kind == "estimator":  # whatever else has such metadata is what its own kind says
+            kind = str(meta.get("model_kind", kind))
+        own = next((row for row in self.rows if row.name == kind), None)
+        return own or _plugin_row(kind) or Row(kind, "", gpus=True)
 
     def sandboxed(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
         """Whether a model of a stranger is read and called by a sandboxed process; the kind of what is inside
@@ -147,35 +163,19 @@ class Kinds:
             )
         return lacking is None
 
-    def _asked(self, obj: Any, shelf: str) -> Iterator[Handler]:
-        rows = [row for row in self.rows if shelf in row.shelves and row.may_take(obj)]
-        yield from (self.handler(row.name) for row in rows if not row.takes_any)
-        if shelf == _MODELS and not isinstance(obj, _CERTAIN):
-            yield from _of_others(obj)
-        yield from (self.handler(row.name) for row in rows if row.takes_any)
 
-    def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
-        rows = {row.name: row for row in self.rows if shelf in row.shelves}
-        if kind not in rows and kind not in self._names(shelf):
-            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
-        return [self.handler(kind)] if kind not in rows or rows[kind].may_take(obj) else []
-
-    def _names(self, shelf: str) -> list[str]:
-        own = [row.name for row in self.rows if shelf in row.shelves]
-        return [*own, *(name for name in _names_of_others() if name not in own)] if shelf == _MODELS else own
+def _checked(handler: Handler) -> ModelKind:
+    if not isinstance(handler, ModelKind):
+        raise ConfigError(f"kind {handler.kind!r} is not a kind of models.")
+    return handler
 
 
-def _inside(kind: str, meta: Mapping[str, Any]) -> str:
-    """The kind of the model in an estimator. Whatever else has such metadata is what its own kind says."""
-    return str(meta.get("model_kind", kind)) if kind == "estimator" else kind
-
-
-def _names_of_others() -> list[str]:
+def _plugin_names() -> list[str]:
     return sorted({entry.name for group in (GROUP, ROWS) for entry in entry_points(group=group)})
 
 
 @cache
-def _row_of_others(kind: str) -> Row | None:
+def _plugin_row(kind: str) -> Row | None:
     for entry in entry_points(group=ROWS, name=kind):
         row = entry.load()
         if isinstance(row, Row) and row.name == kind:
@@ -186,12 +186,12 @@ def _row_of_others(kind: str) -> Row | None:
     return None
 
 
-def _of_others(obj: Any) -> Iterator[ModelKind]:
+def _plugins_for(obj: Any) -> Iterator[ModelKind]:
     """Kinds of other packages that may take an object. What cannot be loaded is left out, with a warning."""
-    for name in _names_of_others():
+    for name in _plugin_names():
         try:
-            row = _row_of_others(name)
-            kind = _load(name) if row is None or row.may_take(obj) else None
+            row = _plugin_row(name)
+            kind = _plugin(name) if row is None or row.may_take(obj) else None
         except ConfigError as exc:
             _log.warning("%s", exc)
             continue
@@ -199,12 +199,11 @@ def _of_others(obj: Any) -> Iterator[ModelKind]:
             yield kind
 
 
-def _load(kind: str) -> ModelKind | None:
+def _plugin(kind: str) -> ModelKind | None:
     """The kind of another package; None if no installed package has it."""
-    row = _row_of_others(kind)
+    row = _plugin_row(kind)
     if row is not None:
-        made: ModelKind = Registry("kind", [row.spec]).load(kind)()
-        return made
+        return _checked(Registry("kind", [row.spec]).load(kind)())
     for entry in entry_points(group=GROUP, name=kind):
         try:
             cls = entry.load()
@@ -221,12 +220,6 @@ def _load(kind: str) -> ModelKind | None:
     return None
 
 
-def _checked(found: Handler) -> ModelKind:
-    if not isinstance(found, ModelKind):
-        raise ConfigError(f"kind {found.kind!r} is not a kind of models.")
-    return found
-
-
 _ANYWHERE = (_MODELS, "datasets", "scripts")
 
 MODEL_KINDS = Kinds(
@@ -236,7 +229,6 @@ MODEL_KINDS = Kinds(
             "keras",
             "kindler.models.keras:KerasKind",
             loaded=("keras",),
-            package="keras",
             extra="keras",
             suffixes=(".keras",),
             family="keras",
@@ -248,7 +240,6 @@ MODEL_KINDS = Kinds(
             "tf_keras",
             "kindler.models.keras:TfKerasKind",
             loaded=("tf_keras",),
-            package="tf_keras",
             extra="tf-keras",
             suffixes=(".keras",),
             family="keras",
@@ -258,18 +249,16 @@ MODEL_KINDS = Kinds(
         ),
         Row(
             "peft",
-            "kindler.models.peft:PeftKind",
+            "kindler.models.huggingface:PeftKind",
             loaded=("peft",),
-            package="peft",
             extra="peft",
-            preload=("kindler.models.peft", "peft"),
+            preload=("kindler.models.huggingface", "peft"),
             threads=True,
         ),
         Row(
             "huggingface",
             "kindler.models.huggingface:HuggingFaceKind",
             loaded=("transformers.modeling_utils",),
-            package="transformers",
             extra="huggingface",
             preload=("kindler.models.huggingface", "transformers.modeling_utils"),
             threads=True,
@@ -278,7 +267,6 @@ MODEL_KINDS = Kinds(
             "torch",
             "kindler.models.torch:TorchKind",
             loaded=("torch",),
-            package="torch",
             extra="torch",
             suffixes=(".pt2",),
             preload=("kindler.models.torch", "safetensors.torch"),
@@ -319,10 +307,10 @@ MODEL_KINDS = Kinds(
             preload=("kindler.models.openvino",),
             threads=True,
         ),
-        Row("function", "kindler.models.function:FunctionKind", _ANYWHERE, takes_any=True),
+        Row("function", "kindler.models.code:FunctionKind", _ANYWHERE, takes_any=True),
         Row(
             "pickle",
-            "kindler.models.pickle:PickleKind",
+            "kindler.models.code:PickleKind",
             _ANYWHERE,
             suffixes=(".pt", ".pth", ".pkl", ".joblib"),
             takes_any=True,

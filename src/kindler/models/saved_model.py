@@ -6,22 +6,22 @@ import importlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from kindler.errors import ConfigError
 from kindler.frameworks.keras import backends
-from kindler.models.kind import ModelKind, imported, require_trust
-from kindler.models.predictor import Predictor
-from kindler.models.row_independence import free_rows
+from kindler.models.kind import Meta, ModelKind, require_trust
+from kindler.models.predictor import Predictor, free_rows
 from kindler.models.safety.saved_model import dangers
 from kindler.models.signature import DEFAULT_SIGNATURE, SIGNATURE_METHOD, Arrays, Signature, TensorSpec
+from kindler.registry import imported
 
 
 class SavedModelKind(ModelKind):
     """Folders with a `saved_model.pb`; read, they are what `tf.saved_model.load` gives."""
 
-    kind: ClassVar[str] = "savedmodel"
-    packages: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    kind = "savedmodel"
+    packages = ("tensorflow",)
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, Path)
@@ -31,15 +31,15 @@ class SavedModelKind(ModelKind):
         _check(folder, trusted=trusted)
         return {}
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         _check(folder, trusted=trusted)
-        tensorflow = imported("tensorflow", what="a SavedModel", package="tensorflow", extra="tensorflow")
+        tensorflow = imported("tensorflow", what="a SavedModel", extra="tensorflow")
         return tensorflow.saved_model.load(str(folder))
 
-    def settle(self, device: str, meta: Mapping[str, Any]) -> None:
+    def settle(self, device: str, meta: Meta) -> None:
         self.device = backends.settled("tensorflow", device)
 
-    def device_bytes(self, meta: Mapping[str, Any]) -> int:
+    def device_bytes(self, meta: Meta) -> int:
         return backends.on("tensorflow").taken_bytes() if self.device == "cuda" else 0
 
     def predictor(self, model: Any) -> Predictor:
@@ -53,10 +53,7 @@ def _check(folder: Path, *, trusted: bool) -> None:
 
 
 class SavedModelPredictor(Predictor):
-    """What `tf.saved_model.load` gave. Each of its signatures is a method, see `SIGNATURE_METHOD`.
-
-    Not steady: it may have loops.
-    """
+    """What `tf.saved_model.load` gave. Each of its signatures is a method, see `SIGNATURE_METHOD`."""
 
     def __init__(self, model: Any) -> None:
         self._tf = importlib.import_module("tensorflow")
@@ -74,7 +71,11 @@ class SavedModelPredictor(Predictor):
         self._functions["predict"] = functions[default]
         self._signatures = {name: _signature(function) for name, function in functions.items()}
         self.signature = self._signatures[default]
-        self.joins = None if all(map(_has_free_rows, functions.values())) else False
+        free = [
+            free_rows([spec.shape for spec in one.inputs], [spec.shape for spec in one.outputs])
+            for one in self._signatures.values()
+        ]
+        self.joins = None if all(free) else False
         variables = {id(v): v for function in functions.values() for v in function.variables}
         self.size = sum(int(v.shape.num_elements() or 0) * v.dtype.size for v in variables.values())
 
@@ -91,11 +92,6 @@ class SavedModelPredictor(Predictor):
 
 def _signature(function: Any) -> Signature:
     return Signature(_specs(function.structured_input_signature[1]), _specs(function.structured_outputs))
-
-
-def _has_free_rows(function: Any) -> bool:
-    signature = _signature(function)
-    return free_rows([s.shape for s in signature.inputs], [s.shape for s in signature.outputs])
 
 
 def _specs(tensors: Any) -> tuple[TensorSpec, ...]:

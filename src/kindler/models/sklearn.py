@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from kindler import sandbox
 from kindler.errors import UntrustedError
-from kindler.models.kind import OwnMethods, imported, require_trust
+from kindler.models.kind import Data, Meta, OwnMethods, Reader, Trained, require_trust
 from kindler.models.predictor import METHODS, Predictor, named
 from kindler.models.safety.sklearn_file import HARMLESS, compiled
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
+from kindler.registry import imported
 
 _FILE = "model.skops"
 
@@ -27,9 +27,9 @@ _FILE = "model.skops"
 class SklearnKind(OwnMethods):
     """Estimators and pipelines."""
 
-    kind: ClassVar[str] = "sklearn"
-    packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "skops")
-    get_options: ClassVar[frozenset[str]] = frozenset({"unfitted"})
+    kind = "sklearn"
+    packages = ("scikit-learn", "skops")
+    get_options = frozenset({"unfitted"})
 
     def can(self, obj: Any) -> bool:
         return any(
@@ -42,7 +42,7 @@ class SklearnKind(OwnMethods):
         _unknown(folder / _FILE, trusted=trusted)
         return {}
 
-    def read(self, folder: Path, meta: Mapping[str, Any], *, trusted: bool, **options: Any) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         path = folder / _FILE
         unfitted = bool(options.get("unfitted"))
         if not unfitted and not sandbox.is_inside() and (found := compiled(path)):
@@ -55,16 +55,9 @@ class SklearnKind(OwnMethods):
             )
         # What is trusted is for the caller to say, and never for the file.
         model = _skops().load(path, trusted=_unknown(path, trusted=trusted))
-        return _base().clone(model) if unfitted else model
+        return importlib.import_module("sklearn.base").clone(model) if unfitted else model
 
-    def train(
-        self,
-        read: Callable[..., Any],
-        meta: Mapping[str, Any],
-        verb: str,
-        data: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> tuple[Any, dict[str, Any]]:
+    def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
         try:
             return super().train(read, meta, verb, data, options)
         except UntrustedError:
@@ -88,13 +81,9 @@ def _unknown(path: Path, *, trusted: bool) -> list[str]:
     return sorted(found)
 
 
-def _base() -> Any:
-    return imported("sklearn.base", what="a scikit-learn model", package="sklearn", extra="sklearn")
-
-
 def _skops() -> Any:
     """Loaded when it is needed: that an object is not a model of scikit-learn can be said without it."""
-    return imported("skops.io", what="a scikit-learn model", package="skops", extra="sklearn")
+    return imported("skops.io", what="a scikit-learn model", extra="sklearn")
 
 
 class SklearnPredictor(Predictor):
@@ -102,7 +91,6 @@ class SklearnPredictor(Predictor):
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.steady = _is_known(model)
         _one_thread()
         columns = getattr(model, "feature_names_in_", None)
         self._columns = None if columns is None else tuple(str(name) for name in columns)
@@ -131,18 +119,6 @@ class SklearnPredictor(Predictor):
             return tuple(TensorSpec(method) for method in self.methods[:1])
         kind = "object" if classes.dtype.kind in "OU" else classes.dtype.name
         return (TensorSpec("predict", kind, (None,)),)
-
-
-def _is_known(model: Any) -> bool:
-    """Whether the estimator and those inside it are scikit-learn's own, without functions of others."""
-    if type(model).__module__.partition(".")[0] != "sklearn":
-        return False
-    inside = [model.get_params(deep=True)] if hasattr(model, "get_params") else []
-    values = [value for params in inside for value in params.values()]
-    return not any(
-        callable(value) or (hasattr(value, "fit") and type(value).__module__.partition(".")[0] != "sklearn")
-        for value in values
-    )
 
 
 def preload() -> None:

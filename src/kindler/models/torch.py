@@ -11,30 +11,38 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import inspect
 import shutil
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 import torch
+from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.device import gpu_problem, taken_bytes
-from kindler.models import torch_training
-from kindler.models.framework import FrameworkKind, matrix
-from kindler.models.kind import confined, imported, known_only, require_trust
-from kindler.models.predictor import Predictor, plain
-from kindler.models.torch_layers import build, describe, layer_class
-from kindler.models.torch_predictor import NamedTorchPredictor, TorchPredictor
-from kindler.models.torch_state import difference, kept, noted, put_back
+from kindler.frameworks.torch.outputs import flat, names_of, without_loss
+from kindler.models import torch_recipe
+from kindler.models.estimator import FrameworkKind, matrix
+from kindler.models.kind import (
+    LoadedModel,
+    Meta,
+    confined,
+    import_object,
+    import_path,
+    known_only,
+    require_trust,
+)
+from kindler.models.predictor import Predictor, named, plain
+from kindler.models.signature import Array, Arrays, Signature, TensorSpec
+from kindler.registry import imported
 
-if TYPE_CHECKING:
-    from kindler.models.loaded import LoadedModel
+Classes: TypeAlias = Sequence[type[nn.Module]]
 
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
@@ -51,13 +59,13 @@ class TorchKind(FrameworkKind):
     which `torch.export` makes a program that needs no class. `classes` are those that the model may be of.
     """
 
-    kind: ClassVar[str] = "torch"
-    put_options: ClassVar[frozenset[str]] = frozenset({"init", "example"})
-    get_options: ClassVar[frozenset[str]] = frozenset({"classes"})
-    packages: ClassVar[tuple[str, ...]] = ("torch", "safetensors")
+    kind = "torch"
+    put_options = frozenset({"init", "example"})
+    get_options = frozenset({"classes"})
+    packages = ("torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
-        return isinstance(obj, torch.nn.Module | Path)
+        return isinstance(obj, nn.Module | Path)
 
     def write(
         self,
@@ -70,37 +78,31 @@ class TorchKind(FrameworkKind):
         **options: Any,
     ) -> dict[str, Any]:
         if isinstance(obj, Path) or example is not None:
-            require_trust(
-                trusted, what="an exported program", reason="loading it evaluates text that is in it"
-            )
-        if isinstance(obj, Path):
-            shutil.copyfile(obj, folder / _PROGRAM)
+            _require_trusted_program(trusted)
+            if isinstance(obj, Path):
+                shutil.copyfile(obj, folder / _PROGRAM)
+            else:
+                torch.export.save(torch.export.export(obj, tuple(example or ())), folder / _PROGRAM)
             return {"form": "program"}
-        if example is not None:
-            torch.export.save(torch.export.export(obj, tuple(example)), folder / _PROGRAM)
-            return {"form": "program"}
-        if _stands_in_main(obj):
+        if any(type(part).__module__ == "__main__" for part in obj.modules()):  # which nobody can import
             (folder / _BY_VALUE).write_bytes(_pickled(obj))
             return {"form": "value", "class": _path(type(obj))}
-        recipe = _how_to_make(obj, init) | _noted(obj)
+        recipe = _how_to_make(obj, init)
+        try:
+            recipe |= torch_recipe.state_recipe(obj)
+        except ConfigError as exc:
+            raise ConfigError(f"{exc}\n{_HINT}") from exc
         _check_same(obj, recipe)
-        save_weights(kept(obj, recipe), folder / _WEIGHTS)
+        save_weights(torch_recipe.weights_of(obj, recipe), folder / _WEIGHTS)
         return recipe
 
-    def read(
-        self,
-        folder: Path,
-        meta: Mapping[str, Any],
-        *,
-        trusted: bool,
-        classes: Sequence[type[torch.nn.Module]] = (),
-        **options: Any,
-    ) -> Any:
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
         if meta["form"] == "program":
-            require_trust(
-                trusted, what="an exported program", reason="loading it evaluates text that is in it"
-            )
-            return self._program(torch.export.load(folder / _PROGRAM))
+            _require_trusted_program(trusted)
+            program: Any = torch.export.load(folder / _PROGRAM)
+            if self.device == "cuda":  # its operations name the device that they make tensors on
+                program = importlib.import_module("torch.export.passes").move_to_device_pass(program, "cuda")
+            return program.module()
         if meta["form"] == "value":
             require_trust(
                 trusted,
@@ -111,7 +113,7 @@ class TorchKind(FrameworkKind):
         cls = None if meta["form"] == "layers" else class_of(str(meta["class"]), classes, trusted=trusted)
         weights = {name: value.clone() for name, value in load_weights(folder / _WEIGHTS).items()}
         try:
-            return put_back(_made(meta, cls), weights, meta)
+            return torch_recipe.restore(_made(meta, cls), weights, meta)
         except Exception as exc:  # of PyTorch, or of the user's class: they say why
             raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
 
@@ -121,22 +123,16 @@ class TorchKind(FrameworkKind):
     def predictor(self, model: Any) -> Predictor:
         return TorchPredictor(model, self.device or "cpu")
 
-    def gpu_problem(self, meta: Mapping[str, Any]) -> str | None:
-        return gpu_problem()
-
-    def device_bytes(self, meta: Mapping[str, Any]) -> int:
-        return taken_bytes()
-
-    def _program(self, program: Any) -> Any:
-        """The module of an exported program, whose operations name the device that they make tensors on."""
-        if self.device == "cuda":
-            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, "cuda")
-        return program.module()
-
     def named_predictor(self, model: Any, inputs: str, names: Sequence[str]) -> Predictor | None:
         if inputs not in ("dict", "kwargs"):
             return None
         return NamedTorchPredictor(model, inputs, names, self.device or "cpu")
+
+    def gpu_problem(self, meta: Meta) -> str | None:
+        return gpu_problem()
+
+    def device_bytes(self, meta: Meta) -> int:
+        return taken_bytes()
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Several inputs go in the order of the data; outputs keep their form."""
@@ -147,10 +143,7 @@ class TorchKind(FrameworkKind):
         dtype = next(dtypes, torch.float32)
         tensors = [torch.from_numpy(np.array(matrix(one))) for one in given]
         tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
-        try:
-            model.eval()
-        except NotImplementedError:
-            pass  # an exported program is as it was exported
+        _to_eval(model)
         with torch.inference_mode():
             return plain(model(*tensors))
 
@@ -158,40 +151,36 @@ class TorchKind(FrameworkKind):
         """Optimizer and loss by the names of PyTorch's own classes: objects of them do not travel."""
         options = dict(options)
         rate = options.pop("lr", None)
-        options["optimizer"] = _named(
-            "optimizer", options.get("optimizer"), torch.optim, torch.optim.Optimizer
-        )
-        options["loss"] = _named("loss", options.get("loss"), torch.nn, torch.nn.Module)()
-        if rate is not None:
-            options["optimizer"] = functools.partial(options["optimizer"], lr=rate)
+        optimizer = _named("optimizer", options.get("optimizer"), torch.optim, torch.optim.Optimizer)
+        options["optimizer"] = optimizer if rate is None else functools.partial(optimizer, lr=rate)
+        options["loss"] = _named("loss", options.get("loss"), nn, nn.Module)()
         return options
 
     def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
-        return torch_training.described(estimator)
+        return torch_recipe.describe_training(estimator)
 
     def training_options(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        return torch_training.options_of(recipe)
+        return torch_recipe.training_options(recipe)
 
-    def put_again(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+    def put_again(self, meta: Meta) -> dict[str, Any]:
         """A class of the user's is made with the same arguments."""
         return {"init": meta["init"]} if meta.get("form") == "class" else {}
 
 
-def _made(meta: Mapping[str, Any], cls: type[torch.nn.Module] | None) -> torch.nn.Module:
+def _require_trusted_program(trusted: bool) -> None:
+    require_trust(trusted, what="an exported program", reason="loading it evaluates text that is in it")
+
+
+def _made(meta: Meta, cls: type[nn.Module] | None) -> nn.Module:
     """The module, whose weights are still to come."""
-    if cls is not None and layer_class(cls.__name__) is not cls:
+    if cls is not None and torch_recipe.layer_class(cls.__name__) is not cls:
         return cls(**meta["init"])
     # Without numbers: all of them come from the file, and no more memory is taken than that has.
     with torch.device("meta"):
-        return build(meta["layers"]) if cls is None else cls(**meta["init"])
+        return torch_recipe.build(meta["layers"]) if cls is None else cls(**meta["init"])
 
 
-def _stands_in_main(model: torch.nn.Module) -> bool:
-    """Whether a class of the model is one of a notebook or script, which nobody can import."""
-    return any(type(part).__module__ == "__main__" for part in model.modules())
-
-
-def _pickled(model: torch.nn.Module) -> bytes:
+def _pickled(model: nn.Module) -> bytes:
     """The model with the code of its classes, on the CPU, whatever it is on."""
     twin = copy.deepcopy(model).cpu()
     try:
@@ -205,38 +194,25 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _how_to_make(model: torch.nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
-    layers = describe(model) if init is None else None
+def _how_to_make(model: nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
+    layers = torch_recipe.describe(model) if init is None else None
     if layers is not None:
         return {"form": "layers", "layers": layers}
-    cls = type(model)
-    path = _path(cls)
-    found: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is not cls:
-        raise ConfigError(f"the class of this model, {path}, cannot be imported by others.\n{_HINT}")
+    path = import_path(type(model))
+    if path is None:
+        raise ConfigError(
+            f"the class of this model, {_path(type(model))}, cannot be imported by others.\n{_HINT}"
+        )
     return {"form": "class", "class": path, "init": dict(init or {})}
 
 
-def _noted(model: torch.nn.Module) -> dict[str, Any]:
-    try:
-        return noted(model)
-    except ConfigError as exc:
-        raise ConfigError(f"{exc}\n{_HINT}") from exc
-
-
-def _check_same(model: torch.nn.Module, recipe: Mapping[str, Any]) -> None:
+def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     """Make the module again as a reader will, without its numbers, and compare."""
-    shown = (
-        f"{recipe['class']} made with init={recipe['init']!r}"
-        if recipe["form"] == "class"
-        else "the model, made again,"
-    )
-    cls = type(model) if recipe["form"] == "class" else None
+    by_class = recipe["form"] == "class"
+    shown = f"{recipe['class']} made with init={recipe['init']!r}" if by_class else "the model, made again,"
     try:
         with torch.device("meta"):
-            again = _made(recipe, cls)
+            again = _made(recipe, type(model) if by_class else None)
     except Exception as exc:  # the class's own code says why it cannot be made
         raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
     ties = {name for names in recipe["ties"] for name in names[1:]}
@@ -246,33 +222,25 @@ def _check_same(model: torch.nn.Module, recipe: Mapping[str, Any]) -> None:
         if isinstance(value, torch.Tensor) and name not in ties
     }
     try:
-        differ = difference(model, put_back(again, empty, recipe))
+        differ = torch_recipe.difference(model, torch_recipe.restore(again, empty, recipe))
     except Exception as exc:  # PyTorch says which
         raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
     if differ:
         raise ConfigError(f"{shown} is another model: {differ[:5]} differ.\n{_HINT}")
 
 
-def class_of(path: str, classes: Sequence[type[torch.nn.Module]], *, trusted: bool) -> type[torch.nn.Module]:
+def class_of(path: str, classes: Classes, *, trusted: bool) -> type[nn.Module]:
     """A layer of PyTorch's own, a class that the caller gave, or any that can be imported if trusted."""
-    for cls in (layer_class(path.rpartition(":")[2]), *classes):
-        if cls is not None and f"{cls.__module__}:{cls.__qualname__}" == path:
+    for cls in (torch_recipe.layer_class(path.rpartition(":")[2]), *classes):
+        if cls is not None and _path(cls) == path:
             return cls
     require_trust(
         trusted,
         what=f"a PyTorch model of the class {path!r}",
         reason="its class would be imported by the name that is stored with it (or give classes=[...])",
     )
-    module, _, name = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as exc:  # code of the module's: it may also call sys.exit
-        raise ConfigError(f"the model's class {path!r} cannot be imported here: {exc!r}.") from exc
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+    found = import_object(path, what="the model's class")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigError(f"{path!r} is not an nn.Module class.")
     return found
 
@@ -292,7 +260,6 @@ def _named(key: str, name: Any, module: types.ModuleType, base: type) -> Any:
 
 
 def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as safetensors."""
     try:
         _safetensors().save_file(weights, path)
     except (ValueError, KeyError, RuntimeError) as exc:
@@ -300,7 +267,6 @@ def save_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `save_weights` wrote."""
     safetensors = _safetensors()
     try:
         found: dict[str, torch.Tensor] = safetensors.load_file(path)
@@ -310,5 +276,90 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _safetensors() -> Any:
-    what = "a stored PyTorch model"
-    return imported("safetensors.torch", what=what, package="safetensors", extra="torch")
+    return imported("safetensors.torch", what="a stored PyTorch model", extra="torch")
+
+
+class TorchPredictor(Predictor):
+    """An `nn.Module`, or the module of an exported program, in inference mode.
+
+    The model is moved to the device. `inputs_of` is the module whose `forward` says what the inputs are, if
+    that is another one.
+    """
+
+    def __init__(self, model: nn.Module, device: str = "cpu", *, inputs_of: nn.Module | None = None) -> None:
+        self._device = torch.device(device)
+        self._model = model = model if device == "cpu" else model.to(self._device)
+        _to_eval(model)
+        weights = [*model.parameters(), *model.buffers()]
+        self.size = sum(w.numel() * w.element_size() for w in weights)
+        self._float = next((w.dtype for w in weights if w.is_floating_point()), torch.float32)
+        # Where whole numbers are looked up in a table they stay what they are; elsewhere layers want floats.
+        looks_up = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
+        name = str(self._float).removeprefix("torch.")
+        dtype = None if looks_up or name == "bfloat16" else name
+        self.signature = Signature(_inputs(inputs_of or model, dtype))
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        with torch.inference_mode():
+            given = [self._tensor(inputs[spec.name]) for spec in self.signature.inputs]
+            return named(self._model(*given), convert=_numpy)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        if not array.flags.writeable:
+            array = array.copy()  # PyTorch would warn: it cannot tell that nobody writes to it
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self._device.type != "cpu":
+            # Its bytes are converted where that is fast; the copy itself need not be waited for.
+            tensor = tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor.to(self._float) if tensor.is_floating_point() else tensor
+
+
+class NamedTorchPredictor(TorchPredictor):
+    """A module that takes its inputs by name.
+
+    `inputs` "kwargs" calls `model(name=input)`, "dict" calls `model({name: input})`. `names` are the inputs
+    that requests have; other callers may pass other ones.
+    """
+
+    by_name = True
+
+    def __init__(self, model: nn.Module, inputs: str, names: Sequence[str], device: str = "cpu") -> None:
+        super().__init__(model, device)
+        self._by_keyword = inputs == "kwargs"
+        self.signature = Signature(tuple(TensorSpec(name) for name in names))
+
+    def call(self, inputs: Arrays, method: str) -> Arrays:
+        with torch.inference_mode():
+            given = {name: self._tensor(array) for name, array in inputs.items()}
+            outputs = without_loss(self._model(**given) if self._by_keyword else self._model(given))
+            tensors = [_numpy(tensor) for tensor in flat(outputs)]
+        return named(tensors, names_of(outputs) or ())
+
+
+def _to_eval(model: nn.Module) -> None:
+    try:
+        model.eval()
+    except NotImplementedError:
+        pass  # an exported program is as it was exported
+
+
+def _inputs(model: nn.Module, dtype: str | None) -> tuple[TensorSpec, ...]:
+    names = [
+        p.name
+        for p in inspect.signature(model.forward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(names) > 1:
+        return tuple(TensorSpec(name, dtype) for name in names)
+    # What a chain of layers begins with, where the first of them says so.
+    first: Any = model
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    first = getattr(first, "base_layer", first)  # of an adapter of peft's
+    shape = (None, first.in_features) if isinstance(first, nn.Linear) else None
+    return (TensorSpec(names[0] if names else "input", dtype, shape),)
+
+
+def _numpy(value: torch.Tensor) -> Array:
+    tensor = value.detach().cpu()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()

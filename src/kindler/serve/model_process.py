@@ -14,8 +14,7 @@ from typing import Any
 
 from kindler.data import received
 from kindler.models.loaded import load_files
-from kindler.models.predictor import CallablePredictor, Predictor
-from kindler.models.row_independence import tried
+from kindler.models.predictor import CallablePredictor, Predictor, is_per_row
 from kindler.models.signature import Arrays, Signature, TensorSpec, example, signature_from
 from kindler.sandbox.child import Fields, Handler
 
@@ -60,7 +59,7 @@ def warmed(servable: Predictor, *, alone: bool) -> dict[str, bool | None]:
             continue
         try:
             if joins is None:
-                found[method] = tried(partial(_called, servable, method), given, 1).per_row
+                found[method] = is_per_row(partial(_called, servable, method), given)
             if joins is not None or not (servable.signature.outputs or method != servable.methods[0]):
                 outputs = servable.call({name: array[:2] for name, array in given.items()}, method)
                 if not servable.signature.outputs:

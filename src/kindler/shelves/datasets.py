@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kindler.errors import AlreadyExistsError, ConfigError
-from kindler.models.function import FunctionKind
+from kindler.models.code import FunctionKind
 from kindler.models.kind import Handler
 from kindler.shelves.shelf import Shelf
 from kindler.store import Address, OvertakenError, Version

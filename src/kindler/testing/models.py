@@ -32,8 +32,8 @@ import pytest
 from kindler.errors import ConfigError, DataError, UntrustedError
 from kindler.models.kind import ModelKind
 from kindler.models.loaded import LoadedModel, load
+from kindler.models.predictor import is_per_row
 from kindler.models.registry import MODEL_KINDS
-from kindler.models.row_independence import tried
 from kindler.models.signature import Array, fit
 from kindler.omega import Omega
 from kindler.store import Version
@@ -136,7 +136,7 @@ class ModelKindContract:
         joins = predictor.joins
         if joins is None:
             given = fit(predictor.signature, {"": rows})
-            joins = tried(lambda some: predictor.call(some, "predict"), given, 1).per_row
+            joins = is_per_row(lambda some: predictor.call(some, "predict"), given)
         assert joins is self.rows_are_independent
 
     def test_only_code_needs_trust_to_be_read(self, store: Omega, stored: Version) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.models import torch_training
+from kindler.models import torch_recipe
 
 pytestmark = pytest.mark.torch
 
@@ -28,9 +28,9 @@ def test_what_a_stage_cannot_have_been_saved_with_is_refused(harmful: dict[str, 
         workers=2,
         seed=3,
     )
-    told = torch_training.described(est)
+    told = torch_recipe.describe_training(est)
     assert told is not None
-    torch_training.options_of(told)
+    torch_recipe.training_options(told)
 
     with pytest.raises(ConfigError, match="the stage was saved with"):
-        torch_training.options_of({**told, **harmful})
+        torch_recipe.training_options({**told, **harmful})

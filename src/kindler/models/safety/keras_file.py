@@ -1,11 +1,12 @@
 """What a `.keras` file would make Keras do: a zip with a configuration, weights in HDF5, and assets.
 
-The configuration names classes and functions. Only those in `keras_names.py` pass, and those that this
+The configuration names classes and functions. Only those in `allowed_names.py` pass, and those that this
 process has registered itself. Weights and vocabularies must lie in the file.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kindler.errors import ConfigError
-from kindler.models.safety import hdf5_file
-from kindler.models.safety.keras_names import CLASSES, FUNCTIONS, TENSORFLOW
+from kindler.models.safety import objects_in
+from kindler.models.safety.allowed_names import KERAS_CLASSES, KERAS_FUNCTIONS, KERAS_TF_SYMBOLS
 from kindler.store.names import check_path
 
 _CONFIG_BYTES = 64 << 20
@@ -26,31 +27,21 @@ _RATIO, _UNPACKED_BYTES = 200, 256 << 20
 _ENTRIES = re.compile(r"config\.json|metadata\.json|model\.weights\.(h5|npz)|assets/.*")
 # Layers, losses and the like. Not `utils`, `config` or `saving`, whose functions read files and switch checks
 # off.
-_PARTS = frozenset(
-    {
-        "activations",
-        "applications",
-        "constraints",
-        "dtype_policies",
-        "engine",
-        "initializers",
-        "layers",
-        "losses",
-        "metrics",
-        "mixed_precision",
-        "models",
-        "ops",
-        "optimizers",
-        "quantizers",
-        "random",
-        "regularizers",
-    }
+_PARTS = (
+    *("activations", "applications", "constraints", "dtype_policies", "engine", "initializers", "layers"),
+    *("losses", "metrics", "mixed_precision", "models", "ops", "optimizers", "quantizers", "random"),
+    "regularizers",
 )
 _PLAIN = frozenset(
     {"__keras_tensor__", "__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__", "__tuple__"}
 )
 _CALLS = frozenset({"TFOpLambda", "SlicingOpLambda"})
 _RUNS_CODE = frozenset({"Lambda", "__lambda__", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer"})
+
+# The filters that come with HDF5 and h5py; any other is a library that HDF5 looks for and loads.
+_FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
+# What can at most be packed into a byte, and how large a dataset may be that is not stored at all.
+_WEIGHTS_RATIO, _UNSTORED_BYTES = 1100, 1 << 20
 
 IsRegistered = Callable[[str], bool]
 
@@ -64,10 +55,10 @@ def dangers(path: Path, *, is_registered: IsRegistered) -> list[str]:
             if entry.file_size > _CONFIG_BYTES:
                 raise ConfigError(f"{path.name}: its config.json is too large to be one.")
             config = json.loads(archive.read(entry))
-            found = [problem for part in _walk(config) for problem in _problems(part, is_registered)]
+            found = [problem for part in objects_in(config) for problem in _problems(part, is_registered)]
             for entry in archive.infolist():
                 if entry.filename.endswith(".h5"):
-                    found += hdf5_file.dangers(_opened(archive, entry, raw))
+                    found += _hdf5_dangers(_opened(archive, entry, raw))
     except ConfigError:
         raise
     except (zipfile.BadZipFile, KeyError, ValueError, OSError, RuntimeError, NotImplementedError) as exc:
@@ -124,17 +115,6 @@ class _Window(io.RawIOBase):
         return len(data)
 
 
-def _walk(value: Any) -> Iterator[dict[str, Any]]:
-    stack = [value]
-    while stack:
-        one = stack.pop()
-        if isinstance(one, dict):
-            yield one
-            stack += one.values()
-        elif isinstance(one, list):
-            stack += one
-
-
 def _problems(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str]:
     if "class_name" in part:
         yield from _named(part, is_registered)
@@ -142,7 +122,7 @@ def _problems(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str
         if key == "vocabulary" and not _is_in_the_file(value):
             yield f"a vocabulary in the file {value!r}"
         elif isinstance(value, str) and (key == "fn" or key.endswith("activation")):
-            known = value in FUNCTIONS or value in CLASSES or is_registered(value)
+            known = value in KERAS_FUNCTIONS or value in KERAS_CLASSES or is_registered(value)
             yield from [] if known else [f"the function {value!r}, which is not known to be harmless"]
 
 
@@ -159,16 +139,16 @@ def _named(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str]:
         return
     elif name in _CALLS:
         function = config.get("function") if isinstance(config, dict) else None
-        if function not in TENSORFLOW:
+        if function not in KERAS_TF_SYMBOLS:
             yield f"a {name} of {function!r}, which is not known to be harmless"
     elif name == "function":
         names = [n for n in (config, registered) if n is not None and n != "function"]
-        if not all(isinstance(n, str) and (n in FUNCTIONS or is_registered(n)) for n in names):
+        if not all(isinstance(n, str) and (n in KERAS_FUNCTIONS or is_registered(n)) for n in names):
             yield f"the function {config!r} of {module}, which is neither known to be harmless nor registered"
         elif not _is_known(module):
             yield f"the function {shown} of a module that is not known"
     elif name not in _PLAIN:
-        harmless = all(_bare(n) in CLASSES for n in (name, registered) if isinstance(n, str))
+        harmless = all(_bare(n) in KERAS_CLASSES for n in (name, registered) if isinstance(n, str))
         if not harmless or not _is_known(module) or not isinstance(registered, str | None):
             yield f"{shown}, which is neither known to be harmless nor registered here"
 
@@ -193,3 +173,46 @@ def _is_known(module: Any) -> bool:
         inner = inner[2:]  # a backend's own optimizers: backend.torch.optimizers.torch_adam
         return root == "keras" and inner[:1] == ["optimizers"]
     return root in ("keras", "tf_keras") and (not inner or inner[0] in _PARTS)
+
+
+def _hdf5_dangers(file: BinaryIO) -> list[str]:
+    """What leads out of a file of weights: its links and datasets can name other files, which HDF5 reads."""
+    h5py: Any = importlib.import_module("h5py")
+    with h5py.File(file, "r") as opened:
+        return list(dict.fromkeys(_group(h5py, opened)))
+
+
+def _group(h5py: Any, root: Any) -> Iterator[str]:
+    waiting, seen = [root], set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            if not _is_own(h5py, group, name):
+                yield f"the weights {name!r}, which are a link"
+                continue
+            found = group[name]
+            place = h5py.h5o.get_info(found.id).addr
+            if place in seen:
+                continue
+            seen.add(place)
+            if isinstance(found, h5py.Group):
+                waiting.append(found)
+            elif isinstance(found, h5py.Dataset):
+                yield from _dataset(name, found)
+
+
+def _is_own(h5py: Any, group: Any, name: str) -> bool:
+    try:
+        return isinstance(group.get(name, getlink=True), h5py.HardLink)
+    except TypeError:  # of h5py: a link of a kind that somebody has defined
+        return False
+
+
+def _dataset(name: str, dataset: Any) -> Iterator[str]:
+    how = dataset.id.get_create_plist()
+    if dataset.external or dataset.is_virtual:
+        yield f"the weights {name!r}, which lie in other files"
+    elif any(how.get_filter(i)[0] not in _FILTERS for i in range(how.get_nfilters())):
+        yield f"the weights {name!r}, which are packed in an unknown way"
+    elif dataset.nbytes > max(_UNSTORED_BYTES, _WEIGHTS_RATIO * dataset.id.get_storage_size()):
+        yield f"the weights {name!r}, which are larger than what is stored of them"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kindler.errors import ConfigError
+from kindler.models.safety.allowed_names import TF_OPERATIONS
 from kindler.models.safety.protobuf_fields import Malformed, fields, messages, texts
-from kindler.models.safety.tf_operations import HARMLESS
 from kindler.store.names import check_path
 
 # SavedModel.meta_graphs; MetaGraphDef.graph_def, .saver_def, .asset_file_def, .object_graph_def
@@ -93,15 +93,14 @@ def _problems(meta_graph: memoryview, *, alone: bool) -> Iterator[str]:
 def _unknown(piece: _Piece, functions: Mapping[str, _Piece]) -> Iterator[str]:
     for op in _called(piece):
         # A function that is named like an operation might be shadowed by it.
-        if op not in HARMLESS and (op not in functions or _LIKE_AN_OPERATION.match(op)):
+        if op not in TF_OPERATIONS and (op not in functions or _LIKE_AN_OPERATION.match(op)):
             yield op
 
 
 def _add(piece: _Piece, node: memoryview) -> None:
     piece.ops.update(texts(node, 2))
-    for attribute in messages(
-        node, 5, 2
-    ):  # AttrValue: func = 10, tensor = 8, list = 1 with func = 9, tensor = 8
+    # AttrValue: func = 10, tensor = 8, list = 1 with func = 9, tensor = 8
+    for attribute in messages(node, 5, 2):
         piece.calls.update(texts(attribute, 10, 1))
         piece.calls.update(texts(attribute, 1, 9, 1))
         for path in ((8,), (1, 8)):

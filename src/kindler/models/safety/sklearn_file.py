@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from kindler.models.safety import objects_in
+from kindler.models.safety.allowed_names import SKLEARN_WITH_NUMPY
 
 # Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
 HARMLESS = frozenset(
@@ -34,35 +36,6 @@ HARMLESS = frozenset(
         "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
     }
 )
-# fmt: off
-_WITH_NUMPY = frozenset((
-    "ARDRegression", "AdaBoostClassifier", "AdaBoostRegressor", "BaggingClassifier", "BaggingRegressor",
-    "BayesianGaussianMixture", "BayesianRidge", "BernoulliNB", "Binarizer", "CCA",
-    "CalibratedClassifierCV", "CategoricalNB", "ClassifierChain", "ColumnTransformer", "ComplementNB",
-    "DummyClassifier", "DummyRegressor", "ElasticNet", "ElasticNetCV", "EmpiricalCovariance",
-    "FactorAnalysis", "FastICA", "FeatureUnion", "FixedThresholdClassifier", "FrozenEstimator",
-    "FunctionTransformer", "GammaRegressor", "GaussianMixture", "GaussianNB",
-    "GaussianProcessClassifier", "GaussianProcessRegressor", "GaussianRandomProjection",
-    "GenericUnivariateSelect", "GridSearchCV", "HuberRegressor", "IncrementalPCA", "IsotonicRegression",
-    "LabelBinarizer", "LabelEncoder", "Lars", "LarsCV", "Lasso", "LassoCV", "LassoLars", "LassoLarsCV",
-    "LassoLarsIC", "LedoitWolf", "LinearDiscriminantAnalysis", "LinearRegression", "LinearSVC",
-    "LinearSVR", "LogisticRegression", "LogisticRegressionCV", "MLPClassifier", "MLPRegressor",
-    "MaxAbsScaler", "MinMaxScaler", "MissingIndicator", "MultiOutputClassifier", "MultiOutputRegressor",
-    "MultiTaskElasticNet", "MultiTaskElasticNetCV", "MultiTaskLasso", "MultiTaskLassoCV",
-    "MultinomialNB", "Normalizer", "OAS", "OneVsOneClassifier", "OneVsRestClassifier", "OrdinalEncoder",
-    "OrthogonalMatchingPursuit", "OrthogonalMatchingPursuitCV", "PCA", "PLSCanonical", "PLSRegression",
-    "PLSSVD", "PassiveAggressiveClassifier", "PassiveAggressiveRegressor", "Perceptron", "Pipeline",
-    "PoissonRegressor", "PolynomialFeatures", "PowerTransformer", "QuadraticDiscriminantAnalysis",
-    "QuantileRegressor", "QuantileTransformer", "RANSACRegressor", "RBFSampler", "RFE", "RFECV",
-    "RandomizedSearchCV", "RegressorChain", "Ridge", "RidgeCV", "RidgeClassifier", "RidgeClassifierCV",
-    "RobustScaler", "SGDClassifier", "SGDOneClassSVM", "SGDRegressor", "SelectFdr", "SelectFpr",
-    "SelectFromModel", "SelectFwe", "SelectKBest", "SelectPercentile", "SelfTrainingClassifier",
-    "SequentialFeatureSelector", "ShrunkCovariance", "SimpleImputer", "StackingClassifier",
-    "StackingRegressor", "StandardScaler", "TargetEncoder", "TfidfTransformer", "TheilSenRegressor",
-    "TransformedTargetRegressor", "TruncatedSVD", "TweedieRegressor", "VarianceThreshold",
-    "VotingClassifier", "VotingRegressor",
-))
-# fmt: on
 # Losses, which only training computes.
 _LOSSES = ("sklearn._loss.", "sklearn.linear_model._sgd_fast.")
 _VALUES = frozenset(
@@ -79,23 +52,9 @@ def compiled(path: Path) -> list[str]:
     """The types in a file of skops whose compiled code would believe what the file says."""
     with zipfile.ZipFile(path) as archive:
         schema = json.loads(archive.read("schema.json"))
-    return sorted({name for node in _nodes(schema) if not _is_harmless(node, name := _name(node))})
-
-
-def _nodes(value: Any) -> Iterator[dict[str, Any]]:
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            if "__loader__" in value or "__class__" in value:
-                yield value
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-
-
-def _name(node: dict[str, Any]) -> str:
-    return f"{node.get('__module__')}.{node.get('__class__')}"
+    nodes = [part for part in objects_in(schema) if "__loader__" in part or "__class__" in part]
+    named = [(node, f"{node.get('__module__')}.{node.get('__class__')}") for node in nodes]
+    return sorted({name for node, name in named if not _is_harmless(node, name)})
 
 
 def _is_harmless(node: dict[str, Any], name: str) -> bool:
@@ -103,7 +62,7 @@ def _is_harmless(node: dict[str, Any], name: str) -> bool:
         return _is_random_state(node)
     if not name.startswith("sklearn."):
         return node.get("__loader__") in _VALUES
-    return name in HARMLESS or name.rpartition(".")[2] in _WITH_NUMPY or name.startswith(_LOSSES)
+    return name in HARMLESS or name.rpartition(".")[2] in SKLEARN_WITH_NUMPY or name.startswith(_LOSSES)
 
 
 def _is_random_state(node: dict[str, Any]) -> bool:

@@ -13,10 +13,9 @@ from kindler.compat.frameworks.tf_graph.spec import GraphSpec
 from kindler.errors import ConfigError
 from kindler.frameworks.keras import backends
 from kindler.frameworks.keras.backends import settled
-from kindler.models.framework import FrameworkKind
+from kindler.models.estimator import FrameworkKind
 from kindler.models.kind import require_trust
-from kindler.models.predictor import Predictor
-from kindler.models.row_independence import free_rows
+from kindler.models.predictor import Predictor, free_rows
 from kindler.models.safety.saved_model import graph_dangers
 from kindler.models.signature import Arrays, Signature, TensorSpec
 
@@ -65,7 +64,7 @@ def _check(folder: Path, *, trusted: bool) -> None:
 
 
 class GraphPredictor(Predictor):
-    """Fetches the outputs of a graph. Not steady: it may have loops."""
+    """Fetches the outputs of a graph."""
 
     def __init__(self, spec: GraphSpec) -> None:
         ends, graph = spec.ends, spec.graph

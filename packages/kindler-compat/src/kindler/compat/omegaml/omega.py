@@ -17,7 +17,7 @@ from kindler import omega
 from kindler.compat.omegaml.labels import Runtime
 from kindler.compat.omegaml.revisions import MARK, changed, is_date, marked, picked
 from kindler.errors import ConfigError
-from kindler.models.function import PLAIN
+from kindler.models.code import PLAIN
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime.messages import TaskSettings
 from kindler.shelves import datasets, models
