@@ -11,24 +11,23 @@ Its ranks are workers of the local engine, with parameter servers beside them wh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kindler.collective import Array, Gradients
 from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.job import Job, RankSpec, equal_ranks
 from kindler.engine.outcome import Outcome
-from kindler.frameworks.base import BaseReplica
-from kindler.frameworks.contract import Variables
 from kindler.group import Group
 from kindler.sync.contract import SyncConfig
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
 from kindler.testing.replicas import Rows, cut
+from kindler.testing.syncs import Plane
 
 _STEPS, _ROWS, _EPOCHS = 6, 12, 8
 _WEIGHTS = np.array([1.0, -2.0, 0.5])
@@ -36,30 +35,7 @@ _WEIGHTS = np.array([1.0, -2.0, 0.5])
 _CUTS = [(4, 4, 4), (7, 5, 0), (0, 1, 11), (0, 0, 12), (12, 0, 0), (3, 6, 3)]
 _SET = 7.0
 
-
-class _Plane(BaseReplica):
-    """A plane through points, fitted by gradient descent with momentum; numpy alone."""
-
-    def __init__(self, first: float = 0.0) -> None:
-        super().__init__(None)
-        self._weights, self._speed = np.full(3, first), np.zeros(3)
-
-    def variables(self, *groups: str) -> Variables:
-        return {"parameters": {"weights": self._weights.copy()}, "optimizer": {"speed": self._speed}}
-
-    def assign(self, variables: Mapping[str, Mapping[str, Array]]) -> None:
-        self._weights = np.array(variables.get("parameters", {}).get("weights", self._weights))
-        self._speed = np.array(variables.get("optimizer", {}).get("speed", self._speed))
-
-    def gradients(self, batch: Any) -> Gradients:
-        (x,), (y,) = batch.features, batch.labels
-        return Gradients([2 * x.T @ (x @ self._weights - y) / max(batch.rows, 1)], float(batch.rows))
-
-    def apply(self, gradients: Sequence[Array | None]) -> None:
-        assert gradients[0] is not None
-        self._speed = 0.5 * self._speed + gradients[0]
-        self._weights = self._weights - 0.02 * self._speed
-        self.step += 1
+_Plane = partial(Plane, rate=0.02, momentum=0.5)
 
 
 def _batch(epoch: int, step: int, counts: Sequence[int], rank: int) -> Rows:
@@ -80,19 +56,19 @@ def _serve(worker: Group, facts: bytes) -> list[bytes]:
 
 def _train(worker: Group, facts: bytes) -> list[bytes]:
     """What a worker of these tests does; returns what it saw as JSON."""
-    told = json.loads(facts)
-    cuts, ends_at = told["cuts"], told["ends_at"]
+    plan = json.loads(facts)
+    cuts, ends_at = plan["cuts"], plan["ends_at"]
     replica = _Plane(first=float(worker.rank))
-    sync = SYNCS.load(told["sync"])(RunSettings(sync_timeout_s=60.0), **told["options"])
+    sync = SYNCS.load(plan["sync"])(RunSettings(sync_timeout_s=60.0), **plan["options"])
     sync.ends_at = ends_at
     sync.attach(replica, worker)
     if worker.replaceable:
         worker.opened()
     seen: dict[str, Any] = {"in_step": sync.in_step, "first": replica.read()[0].tolist(), "epochs": []}
-    for epoch in range(1, told["epochs"] + 1):
+    for epoch in range(1, plan["epochs"] + 1):
         replica.begin_epoch(epoch)
         sync.begin_epoch(replica)
-        if told["sets"] and epoch == told["epochs"]:
+        if plan["sets"] and epoch == plan["epochs"]:
             seen["set"] = replica.read()[0].tolist()
             worker.barrier()  # before anybody's first step
         for step in range(_STEPS):
@@ -102,7 +78,7 @@ def _train(worker: Group, facts: bytes) -> list[bytes]:
         sync.catch_up(replica)
         row = {"weights": replica.read()[0].tolist(), "step": replica.step, "figures": sync.figures()}
         seen["epochs"].append(row)
-        if told["sets"] and epoch == told["epochs"] - 1:
+        if plan["sets"] and epoch == plan["epochs"] - 1:
             replica.write([np.full(3, _SET)])  # as a callback at the end of an epoch may
         sync.next_epoch(replica, {})
     again = _Plane()

@@ -6,8 +6,8 @@ returned, by rank; DIED for one that ended without a word.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
+import pkgutil
 import socket
 import tempfile
 import traceback
@@ -34,7 +34,7 @@ _ALWAYS_PRELOADED = ("cloudpickle", "pytest", "kindler.testing.ranks", "kindler.
 
 @dataclass
 class GangWorker(Group):
-    """What ranks see of the run; `all_gather` passes through the parent, which knows who is gone."""
+    """What ranks see of the run; `gather` passes through the parent, which knows who is gone."""
 
     rank: int
     size: int
@@ -55,18 +55,14 @@ class GangWorker(Group):
     def place(self, device: str, *, share: bool) -> Placement:
         return Placement(device, index=self.local_rank)
 
-    def all_gather(self, data: bytes) -> list[bytes]:
+    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
         self.pipe.send(("gather", data))
         if not self.pipe.poll(_DEADLINE_S):
             raise TimeoutError(f"rank {self.rank} waited for the others")
         gathered: list[bytes] | tuple[int, ...] = self.pipe.recv()
         if isinstance(gathered, tuple):
             raise SyncTimeoutError(op="all_gather", missing=gathered, size=self.size, waited_s=0.0)
-        return gathered
-
-    def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
-        told = self.all_gather(data)
-        return {rank: told[rank] for rank in ranks}
+        return {rank: gathered[rank] for rank in ranks}
 
     def links(self, peers: Collection[int], timeout_s: float) -> dict[int, socket.socket]:
         return connect_links(self, peers, timeout_s=timeout_s)
@@ -99,15 +95,14 @@ def run_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preload, *_ALWAYS_PRELOADED])
-    keys = tuple(hosts) if hosts is not None else ("host",) * size
+    machines, run_id = tuple(hosts or ["host"] * size), uuid.uuid4().hex[:8]
+    job = cloudpickle.dumps((function, args))
+    pipes, processes = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        pipes, processes = [], []
-        run_id = uuid.uuid4().hex[:8]
         for rank in range(size):
             here, there = context.Pipe()
-            job = cloudpickle.dumps((function, args))
-            arguments = (rank, size, keys, scratch, run_id, there, job, prepare)
-            processes.append(context.Process(target=_main, args=arguments, daemon=True))
+            worker = GangWorker(rank, size, machines, Path(scratch), run_id, there)
+            processes.append(context.Process(target=_main, args=(worker, job, prepare), daemon=True))
             processes[-1].start()
             there.close()
             pipes.append(here)
@@ -125,56 +120,35 @@ def _serve(pipes: list[Connection]) -> list[Any]:
     results: dict[int, Any] = {}
     gathered: dict[int, bytes] = {}
     while len(results) < len(pipes):
-        open_pipes = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
-        ready = wait(open_pipes, _DEADLINE_S)
+        ready = wait([pipe for rank, pipe in enumerate(pipes) if rank not in results], _DEADLINE_S)
         if not ready:
             raise TimeoutError("no rank said anything")
         for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
-            kind, data = _next(pipes[rank])
+            try:
+                kind, data = pipes[rank].recv()
+            except EOFError:
+                results[rank] = DIED
+                continue
+            if kind == "error":
+                raise RankFailed(f"rank {rank}:\n{data}")
             if kind == "gather":
                 gathered[rank] = data
-            elif kind == "error":
-                raise RankFailed(f"rank {rank}:\n{data}")
-            elif kind == DIED:
-                results[rank] = DIED
             else:
                 results[rank] = cloudpickle.loads(data)
-        if len(gathered) == len(pipes):
-            everything = [gathered[rank] for rank in range(len(pipes))]
-            gathered.clear()
-            for pipe in pipes:
-                pipe.send(everything)
-        elif gathered and len(gathered) + len(results) == len(pipes):
+        if gathered and len(gathered) + len(results) >= len(pipes):
+            missing = tuple(sorted(results))
+            everything = missing or [gathered[rank] for rank in range(len(pipes))]
             for rank in gathered:
-                pipes[rank].send(tuple(sorted(results)))
+                pipes[rank].send(everything)
             gathered.clear()
     return [results[rank] for rank in range(len(pipes))]
 
 
-def _next(pipe: Any) -> tuple[str, Any]:
-    try:
-        said: tuple[str, Any] = pipe.recv()
-    except EOFError:
-        return DIED, None
-    return said
-
-
-def _main(
-    rank: int,
-    size: int,
-    hosts: tuple[str, ...],
-    scratch: str,
-    run_id: str,
-    pipe: Connection,
-    job: bytes,
-    prepare: str,
-) -> None:
-    worker = GangWorker(rank, size, hosts, Path(scratch), run_id, pipe)
+def _main(worker: GangWorker, job: bytes, prepare: str) -> None:
     try:
         if prepare:
-            module, _, name = prepare.partition(":")
-            getattr(importlib.import_module(module), name)()
+            pkgutil.resolve_name(prepare)()
         function, args = cloudpickle.loads(job)
-        pipe.send(("result", cloudpickle.dumps(function(worker, *args))))
+        worker.pipe.send(("result", cloudpickle.dumps(function(worker, *args))))
     except BaseException:  # noqa: BLE001 - the edge of the process: the parent raises it
-        pipe.send(("error", traceback.format_exc()))
+        worker.pipe.send(("error", traceback.format_exc()))

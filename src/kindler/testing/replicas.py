@@ -78,8 +78,12 @@ class _Setup:
     sync: str
     cuts: Cuts = ()
 
+    @property
+    def fits(self) -> bool:
+        return FRAMEWORKS.spec(self.framework).loop == "fit"
+
     def replica(self, rank: int = 0) -> Any:
-        """A replica that is ready for its first step."""
+        """A replica that is ready for its first epoch."""
         case = self.case
         made = FRAMEWORKS.load(self.framework).from_bytes(
             self.spec, device="cpu", rank=rank, feature_names=case.features, label_names=case.labels
@@ -89,9 +93,11 @@ class _Setup:
             made.build(*(tuple(array[:1] for array in part) for part in case.batches[0]), may_idle=True)
         return made
 
-    @property
-    def fits(self) -> bool:
-        return FRAMEWORKS.spec(self.framework).loop == "fit"
+    def started(self) -> Any:
+        """A replica that is ready for its first step."""
+        replica = self.replica()
+        replica.begin_epoch(1)
+        return replica
 
     def parts(self, counts: Sequence[int], rank: int = 0) -> list[Rows]:
         """One rank's rows of every step."""
@@ -151,8 +157,7 @@ class ReplicaContract:
         "cuts", [((5, 7), (12, 0)), ((4, 0, 8),)], ids=["two-ranks", "three-ranks-one-empty"]
     )
     def test_ranks_train_as_one_process_does(self, prepared: _Setup, cuts: Cuts) -> None:
-        alone = prepared.replica()
-        alone.begin_epoch(1)
+        alone = prepared.started()
         for part in prepared.whole():
             alone.train_step(part)
         expected = alone.merge_tallies([alone.take_tallies()])
@@ -167,18 +172,15 @@ class ReplicaContract:
                 assert figures == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
     def test_training_moves_the_parameters(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
+        replica = prepared.started()
         before = replica.read()
-        replica.begin_epoch(1)
         replica.train_step(prepared.whole()[0])
 
         assert replica.step == 1
         assert any(not np.array_equal(a, b) for a, b in zip(before, replica.read(), strict=True))
 
     def test_gradients_and_apply_are_what_a_step_is(self, prepared: _Setup) -> None:
-        whole, halves = prepared.replica(), prepared.replica()
-        for replica in (whole, halves):
-            replica.begin_epoch(1)
+        whole, halves = prepared.started(), prepared.started()
         for part in prepared.whole():
             whole.train_step(part)
             halves.apply(halves.gradients(part).arrays)
@@ -190,8 +192,7 @@ class ReplicaContract:
         assert figures == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
     def test_gradients_move_nothing(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
-        replica.begin_epoch(1)
+        replica = prepared.started()
         before = replica.read()
         replica.gradients(prepared.whole()[0])
 
@@ -199,8 +200,7 @@ class ReplicaContract:
         assert replica.step == 0
 
     def test_no_rows_weigh_nothing_and_give_zeros_of_the_right_shapes(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
-        replica.begin_epoch(1)
+        replica = prepared.started()
         mine = replica.gradients(prepared.parts((12, 0), rank=1)[0])
 
         assert mine.weight == 0
@@ -208,10 +208,9 @@ class ReplicaContract:
         assert not any(array.any() for array in mine.arrays)
 
     def test_a_step_that_nobody_has_rows_for_changes_nothing(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
-        replica.begin_epoch(1)
+        replica = prepared.started()
         before = replica.read()
-        replica.train_step(Rows(*_empty(prepared), 0, 0))
+        replica.train_step(cut(*prepared.case.batches[0], [0]))
 
         assert_equal(replica.read(), before)
         assert replica.step == 0
@@ -227,9 +226,7 @@ class ReplicaContract:
         assert_equal(replica.read(), before)
 
     def test_training_goes_on_from_a_state_as_if_nothing_had_happened(self, prepared: _Setup) -> None:
-        first, second = prepared.replica(), prepared.replica()
-        steps = prepared.whole()
-        first.begin_epoch(1)
+        first, second, steps = prepared.started(), prepared.replica(), prepared.whole()
         first.train_step(steps[0])
         second.load_state(first.state())
         for replica in (first, second):
@@ -240,8 +237,7 @@ class ReplicaContract:
         assert_close(second.read(), first.read(), 1e-6)
 
     def test_a_frozen_state_stays_what_it_was(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
-        replica.begin_epoch(1)
+        replica = prepared.started()
         before = replica.read()
         frozen = replica.freeze()
         replica.train_step(prepared.whole()[0])
@@ -250,9 +246,7 @@ class ReplicaContract:
         assert_close(replica.read(), before, 1e-6)
 
     def test_a_scorer_of_the_state_predicts_the_same(self, prepared: _Setup) -> None:
-        replica = prepared.replica()
-        part = prepared.whole()[0]
-        replica.begin_epoch(1)
+        replica, part = prepared.started(), prepared.whole()[0]
         replica.train_step(part)
         scorer = FRAMEWORKS.load(prepared.framework).from_bytes(
             prepared.spec, device="cpu", seed=5, feature_names=prepared.case.features
@@ -286,17 +280,14 @@ class ReplicaContract:
         assert_equal(replica.read(), before)
 
     def test_weights_come_back(self, prepared: _Setup) -> None:
-        replica, other = prepared.replica(), prepared.replica()
-        replica.begin_epoch(1)
+        replica, other = prepared.started(), prepared.replica()
         replica.train_step(prepared.whole()[0])
         other.load_weights(replica.weights())
 
         assert_close(other.read(), replica.read(), 1e-6)
 
     def test_an_epoch_goes_on_in_its_middle(self, prepared: _Setup) -> None:
-        first, second = prepared.replica(), prepared.replica()
-        steps = prepared.whole()
-        first.begin_epoch(1)
+        first, second, steps = prepared.started(), prepared.replica(), prepared.whole()
         first.train_step(steps[0])
         state, local = first.state(), first.local_state()
         second.load_state(state)
@@ -306,11 +297,6 @@ class ReplicaContract:
             replica.train_step(steps[1])
 
         assert_close(second.read(), first.read(), 1e-6)
-
-
-def _empty(prepared: _Setup) -> tuple[Columns, Columns]:
-    features, labels = prepared.case.batches[0]
-    return tuple(array[:0] for array in features), tuple(array[:0] for array in labels)
 
 
 def assert_close(found: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:

@@ -28,12 +28,13 @@ from kindler.testing.replicas import assert_close, assert_equal, cut
 _STEPS, _ROWS = 3, 12
 
 
-class _Line(BaseReplica):
+class Plane(BaseReplica):
     """A plane through points, fitted by gradient descent with momentum; numpy alone."""
 
-    def __init__(self, first: float = 0.0) -> None:
+    def __init__(self, first: float = 0.0, *, rate: float = 0.01, momentum: float = 0.9) -> None:
         super().__init__(None)
         self._weights, self._speed = np.full(3, first), np.zeros(3)
+        self._rate, self._momentum = rate, momentum
 
     def variables(self, *groups: str) -> Variables:
         return {"parameters": {"weights": self._weights.copy()}, "optimizer": {"speed": self._speed}}
@@ -44,12 +45,12 @@ class _Line(BaseReplica):
 
     def gradients(self, batch: Any) -> Gradients:
         (x,), (y,) = batch.features, batch.labels
-        rows = max(batch.rows, 1)
-        return Gradients([2 * x.T @ (x @ self._weights - y) / rows], float(batch.rows))
+        return Gradients([2 * x.T @ (x @ self._weights - y) / max(batch.rows, 1)], float(batch.rows))
 
-    def apply(self, gradients: Sequence[Array]) -> None:
-        self._speed = 0.9 * self._speed + gradients[0]
-        self._weights = self._weights - 0.01 * self._speed
+    def apply(self, gradients: Sequence[Array | None]) -> None:
+        assert gradients[0] is not None
+        self._speed = self._momentum * self._speed + gradients[0]
+        self._weights = self._weights - self._rate * self._speed
         self.step += 1
 
 
@@ -81,7 +82,7 @@ def _values(rank: int) -> list[Array]:
 
 
 def _exchanged(worker: Group, made: _Made) -> dict[str, list[Array]]:
-    sync = made.attached(worker, _Line())
+    sync = made.attached(worker, Plane())
     group, mine = sync.collective, _values(worker.rank)
     kept = [array.copy() for array in mine]
     counts = [np.array([worker.rank, 1]), np.array([], np.int64)]
@@ -103,7 +104,7 @@ def _exchanged(worker: Group, made: _Made) -> dict[str, list[Array]]:
 
 
 def _left_alone(worker: GangWorker, made: _Made) -> tuple[int, ...]:
-    sync = made.attached(worker, _Line())
+    sync = made.attached(worker, Plane())
     if worker.rank == 1:
         return ()
     with pytest.raises(SyncTimeoutError, match="did not arrive") as caught:
@@ -114,7 +115,7 @@ def _left_alone(worker: GangWorker, made: _Made) -> tuple[int, ...]:
 def _trained(worker: GangWorker, made: _Made, cuts: Sequence[Sequence[int]]) -> list[list[Array]]:
     found = []
     for counts in cuts:
-        replica = _Line(first=float(worker.rank))
+        replica = Plane(first=float(worker.rank))
         sync = made.attached(worker, replica)
         for step in range(_STEPS):
             sync.step(replica, cut(*_data(step), counts, worker.rank))
@@ -185,7 +186,7 @@ class SyncContract:
     def test_ranks_step_as_one_process_from_the_first_ranks_weights(
         self, cuts: list[tuple[int, ...]]
     ) -> None:
-        alone = _Line()
+        alone = Plane()
         for step in range(_STEPS):
             alone.train_step(cut(*_data(step), [_ROWS]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,48 +18,23 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Meeting:
-    """Where workers exchange bytes."""
-
-    size: int
-    barrier: threading.Barrier = field(init=False)
-    messages: list[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size)
-        self.messages = [b""] * self.size
-
-    def gather(self, rank: int, data: bytes) -> list[bytes]:
-        self.messages[rank] = data
-        self.barrier.wait(60)
-        messages = list(self.messages)
-        self.barrier.wait(60)
-        return messages
-
-
-@dataclass
 class ThreadWorker(Group):
-    """One worker.
-
-    Attributes:
-        gathers: How often it has exchanged bytes with the others.
-    """
+    """One worker; all of a gang have the same barrier and list of messages."""
 
     rank: int
     size: int
     hosts: tuple[str, ...]
     scratch: Path
-    meeting: _Meeting
+    arrivals: threading.Barrier
+    messages: list[bytes]
     threads: int = 1
-    gathers: int = 0
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        self.gathers += 1
-        return self.meeting.gather(self.rank, data)
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
-        gathered = self.all_gather(data)
-        return {rank: gathered[rank] for rank in ranks}
+        self.messages[self.rank] = data
+        self.arrivals.wait(60)
+        gathered = {rank: self.messages[rank] for rank in ranks}
+        self.arrivals.wait(60)
+        return gathered
 
 
 def together(
@@ -73,27 +48,22 @@ def together(
         scratch: The folder that holds the scratch folder of each rank.
         hosts: The machine of each rank; None puts all of them on one.
     """
-    meeting = _Meeting(size)
-    workers = [
-        ThreadWorker(rank, size, tuple(hosts or ["here"] * size), scratch / f"rank-{rank}", meeting)
-        for rank in range(size)
-    ]
+    machines = tuple(hosts or ["here"] * size)
+    barrier, messages = threading.Barrier(size), [b""] * size
 
-    def run(worker: ThreadWorker) -> T:
+    def run(rank: int) -> T:
         try:
-            return call(worker)
+            return call(ThreadWorker(rank, size, machines, scratch / f"rank-{rank}", barrier, messages))
         except BaseException:
-            meeting.barrier.abort()
+            barrier.abort()
             raise
 
     with ThreadPoolExecutor(size) as pool:
-        calls = [pool.submit(run, worker) for worker in workers]
-    errors = [made.exception() for made in calls]
-    for error in sorted(
-        filter(None, errors), key=lambda error: isinstance(error, threading.BrokenBarrierError)
-    ):
+        calls = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for done in calls if (error := done.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
-    return [made.result() for made in calls]
+    return [done.result() for done in calls]
 
 
 def opened(
