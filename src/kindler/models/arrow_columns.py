@@ -7,19 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kindler.data.columns import is_list
 from kindler.errors import DataError, first_line
 from kindler.models.signature import Array, Arrays
 
-_TEXTS = frozenset(
-    (
-        "string",
-        "large_string",
-        "string_view",
-        "binary",
-        "large_binary",
-        "binary_view",
-        "fixed_size_binary",
-    )
+_TEXTS = (
+    *("string", "large_string", "string_view"),
+    *("binary", "large_binary", "binary_view", "fixed_size_binary"),
 )
 
 
@@ -55,49 +49,35 @@ def _values(column: Any, name: str) -> Array:
         shape = tuple(getattr(column.type, "shape", ())) or None
         column = column.storage
     dims: list[int] = [len(column)]
-    while pa.types.is_fixed_size_list(column.type) or _is_list(column.type):
+    while is_list(column.type):
         if column.null_count:
             raise DataError(f"the column {name!r} has nulls.")
-        lengths = (
-            {column.type.list_size}
-            if pa.types.is_fixed_size_list(column.type)
-            else set(column.value_lengths().to_pylist())
-        )
+        fixed = pa.types.is_fixed_size_list(column.type)
+        lengths = {column.type.list_size} if fixed else set(column.value_lengths().to_pylist())
         if len(lengths) > 1:
             raise DataError(f"the rows of the column {name!r} have different lengths.")
         dims.append(int(next(iter(lengths), 0)))
         column = column.flatten()
-    array = _flat(column, name)
-    if shape is not None:
-        dims = [dims[0], *shape]
-    made: Array = array.reshape(dims)
-    return made
+    return _flat(column, name).reshape(dims if shape is None else [dims[0], *shape])
 
 
 def _flat(column: Any, name: str) -> Array:
     if isinstance(column, pa.DictionaryArray):
         if is_text(column.type.value_type):
             texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
-            found: Array = texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
-            return found
+            return texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
         column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         if column.null_count and not pa.types.is_floating(kind):
             raise DataError(f"the column {name!r} has nulls.")
-        numbers: Array = column.to_numpy(zero_copy_only=False)
-        return numbers
+        return np.asarray(column.to_numpy(zero_copy_only=False))
     if pa.types.is_decimal(kind):
-        decimals: Array = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return decimals
+        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     if is_text(kind) or pa.types.is_temporal(kind):
         return np.array(column.to_pylist(), dtype=object)
     reason = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
     raise DataError(f"the column {name!r} {reason}.")
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:

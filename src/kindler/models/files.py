@@ -16,7 +16,9 @@ from kindler.models.signature import Array, Arrays, example
 
 
 class FileKind(ModelKind):
-    """Files that a runtime of their own loads; `get(name, local=folder)` copies them out.
+    """Files that a runtime of their own loads: read, they are a `Predictor`, which is called with data.
+
+    `get(name, local=folder)` copies them out.
 
     Attributes:
         suffix: How the name of the file ends that is to be loaded.
@@ -24,20 +26,12 @@ class FileKind(ModelKind):
 
     suffix: ClassVar[str]
 
-    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
-        """The file to load, looked through whoever stored it."""
+    def file(self, folder: Path, meta: Meta) -> Path:
+        """The file to load."""
         path = confined(folder, meta["file"])
         if path.suffix.lower() != self.suffix:
             raise ConfigError(f"{path.name!r} is not a {self.suffix} file; models of kind {self.kind!r} are.")
         return path
-
-    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
-        """Load it with its runtime: a `Predictor`, which is called with data."""
-        return self.opened(self.located(folder, meta, trusted=trusted))
-
-    def opened(self, path: Path) -> Predictor:
-        """Load a file that was looked through."""
-        raise NotImplementedError
 
     def predictor(self, model: Any) -> Predictor:
         if not isinstance(model, Predictor):  # an object of the framework, which was never stored

@@ -28,7 +28,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.models.kind import LoadedModel, Meta, confined, known_only, require_trust
 from kindler.models.predictor import Predictor
-from kindler.models.safety import objects_in
+from kindler.models.safety import allowed_names, objects_in
 from kindler.models.torch import (
     Classes,
     NamedTorchPredictor,
@@ -56,15 +56,6 @@ _PLAIN: tuple[Any, ...] = (None, False, "", "eager", "sdpa", [], {})
 
 _BASE, _ADAPTERS = "base", "adapters.safetensors"
 _ADAPTER_TYPES = ("LORA", "IA3", "LOHA", "LOKR")
-# What says how adapters compute. Others name modules, tokenizers or other models that would be loaded.
-_HARMLESS = """
-    alpha alpha_pattern base_model_name_or_path bias decompose_both decompose_factor ensure_weight_tying
-    exclude_modules fan_in_fan_out feedforward_modules inference_mode init_ia3_weights init_lora_weights
-    init_weights layers_pattern layers_to_transform lora_alpha lora_bias lora_dropout module_dropout
-    modules_to_save peft_type peft_version r rank_dropout rank_dropout_scale rank_pattern revision
-    target_modules target_parameters task_type trainable_token_indices use_dora use_effective_conv2d
-    use_rslora
-"""
 # What wrapping a model changes, and its defaults.
 _PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None, "modules_to_save": None}
 _HINT = (
@@ -258,7 +249,7 @@ class PeftKind(TorchKind):
 
     def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
         for config in meta["adapters"].values():
-            named = sorted(set(config) - {*_HARMLESS.split()})
+            named = sorted(set(config) - allowed_names("peft entries"))
             if named or config.get("peft_type") not in _ADAPTER_TYPES:
                 shown = named or config.get("peft_type")
                 require_trust(

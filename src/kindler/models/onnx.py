@@ -9,7 +9,6 @@ from typing import Any
 from kindler.errors import ConfigError, first_line
 from kindler.models.files import FileKind, FilePredictor
 from kindler.models.kind import Meta, confined, require_trust
-from kindler.models.predictor import Predictor
 from kindler.models.safety.onnx_file import scan
 from kindler.models.signature import Arrays, Signature, TensorSpec
 from kindler.registry import imported
@@ -35,15 +34,12 @@ class OnnxKind(FileKind):
     _file_bytes = 0
     _must = False  # whether a GPU was insisted on
 
-    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
-        """Tensors that lie outside must lie in files of the version."""
-        path = super().located(folder, meta, trusted=trusted)
-        for name in _check(path, trusted=trusted):
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
+        path = self.file(folder, meta)
+        for name in _check(path, trusted=trusted):  # tensors that lie outside lie in files of the version
             confined(path.parent, name)
-        return path
-
-    def opened(self, path: Path) -> Predictor:
         model = OnnxModel(path, self.device)
+        self._file_bytes = model.size
         if self.device == "cuda" and _CUDA not in model.providers:  # it warns, and computes on the CPU
             problem = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
             if self._must:
@@ -71,11 +67,6 @@ class OnnxKind(FileKind):
     def device_bytes(self, meta: Meta) -> int:
         """onnxruntime tells nobody; its weights are those of the file."""
         return self._file_bytes if self.device == "cuda" else 0
-
-    def predictor(self, model: Any) -> Predictor:
-        predictor = super().predictor(model)
-        self._file_bytes = predictor.size
-        return predictor
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, Path) or type(obj).__name__ == "ModelProto"

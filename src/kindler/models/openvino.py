@@ -12,7 +12,6 @@ import numpy as np
 from kindler.errors import ConfigError
 from kindler.models.files import FileKind, FilePredictor
 from kindler.models.kind import Meta, confined
-from kindler.models.predictor import Predictor
 from kindler.models.signature import Arrays, Signature, TensorSpec
 from kindler.registry import imported
 
@@ -26,13 +25,10 @@ class OpenvinoKind(FileKind):
     suffix = ".xml"
     packages = ("openvino",)
 
-    def located(self, folder: Path, meta: Meta, *, trusted: bool) -> Path:
-        """OpenVINO reads the weights beside it, and nothing else."""
-        path = super().located(folder, meta, trusted=trusted)
+    def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
+        path = self.file(folder, meta)
+        # OpenVINO reads the weights beside it, and nothing else.
         confined(folder, path.with_suffix(".bin").relative_to(folder).as_posix())
-        return path
-
-    def opened(self, path: Path) -> Predictor:
         return OpenvinoModel(path)
 
     def can(self, obj: Any) -> bool:

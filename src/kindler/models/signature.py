@@ -92,7 +92,9 @@ def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
         (array,) = given.values()
         fitted = {specs[0].name: _fitted(array, specs[0])}
     else:
-        _check_names(signature, given)
+        if given.keys() != set(signature.names):
+            text = f"the request has {_listed([*given])}" if any(given) else "the request does not name them"
+            raise DataError(f"the model takes the inputs {_listed(signature.names)}; {text}.")
         fitted = {spec.name: _fitted(given[spec.name], spec) for spec in specs}
     rows_of(fitted)
     return fitted
@@ -158,15 +160,6 @@ def _beside(columns: Mapping[str, Array], spec: TensorSpec) -> Array:
     return np.stack(arrays, axis=1)
 
 
-def _check_names(signature: Signature, given: Mapping[str, Array]) -> None:
-    names = signature.names
-    missing = [name for name in names if name not in given]
-    other = [name for name in given if name not in names]
-    if missing or other:
-        text = f"the request has {_listed(list(given))}" if any(given) else "the request does not name them"
-        raise DataError(f"the model takes the inputs {_listed(names)}; {text}.")
-
-
 def as_text(array: Array, name: str) -> Array:
     """The same with `str` for every bytes in it; other values stay what they are."""
     if array.dtype.kind not in "OS":
@@ -182,8 +175,7 @@ def as_text(array: Array, name: str) -> Array:
             raise DataError(
                 f"the input {name!r} has bytes that are not valid UTF-8 (value {i}); the model takes text."
             ) from exc
-    shaped: Array = made.reshape(array.shape)
-    return shaped
+    return made.reshape(array.shape)
 
 
 def _fitted(array: Array, spec: TensorSpec) -> Array:
@@ -191,19 +183,17 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
     if not spec.binary:
         array = as_text(array, spec.name)
     if spec.dtype is None:
-        if array.dtype.kind == "U":
-            return array.astype(object)
-        return array
+        return array.astype(object) if array.dtype.kind == "U" else array
     target = np.dtype(spec.dtype)
     if array.dtype == target:
         return array
     if target.kind == "O":
         return array.astype(object)
     if array.dtype.kind in "OUSV" or not _castable(array, target):
-        range_ = f" from {array.min()} to {array.max()}" if array.dtype.kind in "iu" and array.size else ""
-        raise DataError(
-            f"the input {spec.name!r} is {_kind(array)}{range_}, and the model takes {target.name}."
-        )
+        shown = "text, or has nulls" if array.dtype.kind in "OUSV" else array.dtype.name
+        if array.dtype.kind in "iu" and array.size:
+            shown += f" from {array.min()} to {array.max()}"
+        raise DataError(f"the input {spec.name!r} is {shown}, and the model takes {target.name}.")
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
 
@@ -225,15 +215,10 @@ def _check_shape(array: Array, spec: TensorSpec) -> None:
         size is None or size == have for size, have in zip(wanted[1:], array.shape[1:], strict=True)
     )
     if not fits:
-        shown = ["rows", *("any" if size is None else size for size in wanted[1:])]
-        text = ", ".join(map(str, shown))
+        sizes = ", ".join(["rows", *("any" if size is None else str(size) for size in wanted[1:])])
         raise DataError(
-            f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{text}]."
+            f"the input {spec.name!r} has the shape {list(array.shape)}; the model takes [{sizes}]."
         )
-
-
-def _kind(array: Array) -> str:
-    return "text, or has nulls" if array.dtype.kind in "OUSV" else str(array.dtype.name)
 
 
 def _listed(names: Sequence[str]) -> str:

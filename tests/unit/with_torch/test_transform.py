@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from kindler import Omega
+from kindler import Estimator, Omega
 from kindler.errors import DataError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.signature import fit as fit_inputs
@@ -44,3 +46,26 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs, expected, atol=1e-6)
     with pytest.raises(DataError, match="column 'png', row 0: cannot be read as an image"):
         served(np.array([b"oops"], object))
+
+
+def _doubled(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": row["x"] * 2}
+
+
+def _as_they_are(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": row["x"]}
+
+
+def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) -> None:
+    est = Estimator.from_torch(
+        model=torch.nn.Linear(2, 1), transform=_doubled, eval_transform=_as_they_are, workers=1
+    )
+    layout = {"x": ["float32", [2]]}
+    est.restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])
+    om = Omega(tmp_path / "store")
+    om.models.put(est, "net")
+
+    again = om.models.get("net", trusted=True, workers=1).preparation
+    assert again.transform({"x": 3.0}) == {"x": 6.0}
+    assert again.eval_transform({"x": 3.0}) == {"x": 3.0}
+    om.close()

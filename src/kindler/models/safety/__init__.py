@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from configparser import ConfigParser
+from functools import cache
+from importlib import resources
 from typing import Any
+
+
+def allowed_names(section: str) -> frozenset[str]:
+    """The names in a section of `allowed_names.ini`: those that a file may have without trust."""
+    return frozenset(_lists()[section]["names"].split())
+
+
+@cache
+def _lists() -> ConfigParser:
+    lists = ConfigParser(interpolation=None)
+    lists.read_string((resources.files(__name__) / "allowed_names.ini").read_text(encoding="utf-8"))
+    return lists
 
 
 def objects_in(value: Any) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What a `.keras` file would make Keras do: a zip with a configuration, weights in HDF5, and assets.
 
-The configuration names classes and functions. Only those in `allowed_names.py` pass, and those that this
+The configuration names classes and functions. Only those in `allowed_names.ini` pass, and those that this
 process has registered itself. Weights and vocabularies must lie in the file.
 """
 
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kindler.errors import ConfigError
-from kindler.models.safety import objects_in
-from kindler.models.safety.allowed_names import KERAS_CLASSES, KERAS_FUNCTIONS, KERAS_TF_SYMBOLS
+from kindler.models.safety import allowed_names, objects_in
 from kindler.store.names import check_path
 
+_CLASSES = allowed_names("keras classes") | allowed_names("keras operations")
+_FUNCTIONS = allowed_names("keras functions")
+_TF_SYMBOLS = allowed_names("keras tensorflow symbols")
 _CONFIG_BYTES = 64 << 20
 # An entry may unpack to so many times the file's size, or to so many bytes.
 _RATIO, _UNPACKED_BYTES = 200, 256 << 20
@@ -122,7 +124,7 @@ def _problems(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str
         if key == "vocabulary" and not _is_in_the_file(value):
             yield f"a vocabulary in the file {value!r}"
         elif isinstance(value, str) and (key == "fn" or key.endswith("activation")):
-            known = value in KERAS_FUNCTIONS or value in KERAS_CLASSES or is_registered(value)
+            known = value in _FUNCTIONS or value in _CLASSES or is_registered(value)
             yield from [] if known else [f"the function {value!r}, which is not known to be harmless"]
 
 
@@ -139,16 +141,16 @@ def _named(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str]:
         return
     elif name in _CALLS:
         function = config.get("function") if isinstance(config, dict) else None
-        if function not in KERAS_TF_SYMBOLS:
+        if function not in _TF_SYMBOLS:
             yield f"a {name} of {function!r}, which is not known to be harmless"
     elif name == "function":
         names = [n for n in (config, registered) if n is not None and n != "function"]
-        if not all(isinstance(n, str) and (n in KERAS_FUNCTIONS or is_registered(n)) for n in names):
+        if not all(isinstance(n, str) and (n in _FUNCTIONS or is_registered(n)) for n in names):
             yield f"the function {config!r} of {module}, which is neither known to be harmless nor registered"
         elif not _is_known(module):
             yield f"the function {shown} of a module that is not known"
     elif name not in _PLAIN:
-        harmless = all(_bare(n) in KERAS_CLASSES for n in (name, registered) if isinstance(n, str))
+        harmless = all(_bare(n) in _CLASSES for n in (name, registered) if isinstance(n, str))
         if not harmless or not _is_known(module) or not isinstance(registered, str | None):
             yield f"{shown}, which is neither known to be harmless nor registered here"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kindler.errors import ConfigError
-from kindler.models.safety.allowed_names import TF_OPERATIONS
+from kindler.models.safety import allowed_names
 from kindler.models.safety.protobuf_fields import Malformed, fields, messages, texts
 from kindler.store.names import check_path
 
@@ -23,6 +23,7 @@ _NODE, _LIBRARY = 1, 2  # of GraphDef
 # TensorProto.dtype, and its values that are no numbers or text but handles and objects
 _DTYPE, _HANDLES, _HANDLE_VALUES = 1, (20, 21), (14, 15)
 
+_OPERATIONS = allowed_names("tensorflow operations")
 _SAVING = frozenset({"SaveV2", "RestoreV2", "MergeV2Checkpoints", "ShardedFilename"})
 _LIKE_AN_OPERATION = re.compile(r"_?[A-Z]|.*>")
 
@@ -93,7 +94,7 @@ def _problems(meta_graph: memoryview, *, alone: bool) -> Iterator[str]:
 def _unknown(piece: _Piece, functions: Mapping[str, _Piece]) -> Iterator[str]:
     for op in _called(piece):
         # A function that is named like an operation might be shadowed by it.
-        if op not in TF_OPERATIONS and (op not in functions or _LIKE_AN_OPERATION.match(op)):
+        if op not in _OPERATIONS and (op not in functions or _LIKE_AN_OPERATION.match(op)):
             yield op
 
 

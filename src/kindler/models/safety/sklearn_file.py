@@ -13,29 +13,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from kindler.models.safety import objects_in
-from kindler.models.safety.allowed_names import SKLEARN_WITH_NUMPY
+from kindler.models.safety import allowed_names, objects_in
 
-# Beside what skops knows by itself: plain Python with numbers in it, and pure functions.
-HARMLESS = frozenset(
-    {
-        "numpy.dtype",
-        "numpy.mean",
-        "sklearn._loss.loss.HalfTweedieLossIdentity",
-        "sklearn.calibration._CalibratedClassifier",
-        "sklearn.calibration._SigmoidCalibration",
-        "sklearn.feature_selection._univariate_selection.f_classif",
-        "sklearn.feature_selection._univariate_selection.f_regression",
-        "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
-        "sklearn.gaussian_process.kernels.ConstantKernel",
-        "sklearn.gaussian_process.kernels.Product",
-        "sklearn.gaussian_process.kernels.RBF",
-        "sklearn.gaussian_process.kernels.Sum",
-        "sklearn.gaussian_process.kernels.WhiteKernel",
-        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
-    }
-)
+HARMLESS = allowed_names("scikit-learn values")
+_WITH_NUMPY = allowed_names("scikit-learn with numpy")
 # Losses, which only training computes.
 _LOSSES = ("sklearn._loss.", "sklearn.linear_model._sgd_fast.")
 _VALUES = frozenset(
@@ -62,7 +43,7 @@ def _is_harmless(node: dict[str, Any], name: str) -> bool:
         return _is_random_state(node)
     if not name.startswith("sklearn."):
         return node.get("__loader__") in _VALUES
-    return name in HARMLESS or name.rpartition(".")[2] in SKLEARN_WITH_NUMPY or name.startswith(_LOSSES)
+    return name in HARMLESS or name.rpartition(".")[2] in _WITH_NUMPY or name.startswith(_LOSSES)
 
 
 def _is_random_state(node: dict[str, Any]) -> bool:
