@@ -30,7 +30,6 @@ import numpy as np
 import pytest
 
 from kindler.errors import ConfigError, DataError, UntrustedError
-from kindler.models.kind import ModelKind
 from kindler.models.loaded import LoadedModel, load
 from kindler.models.predictor import is_per_row
 from kindler.models.registry import MODEL_KINDS
@@ -97,12 +96,12 @@ class ModelKindContract:
     @pytest.fixture
     def stored(self, store: Omega, model: Any, put_options: dict[str, Any]) -> Version:
         """The example, stored under the name "contract"."""
-        return store.models.put(model, "contract", trusted=self._handler.needs_trust, **put_options)
+        return store.models.put(model, "contract", trusted=self._trusted, **put_options)
 
     @pytest.fixture
     def loaded(self, store: Omega, stored: Version) -> LoadedModel:
         """The example, read again."""
-        return load(store.store, stored, trusted=self._handler.needs_trust)
+        return load(store.store, stored, trusted=self._trusted)
 
     def test_the_kind_is_found_by_looking_at_the_model(self, stored: Version) -> None:
         assert stored.kind == self.kind
@@ -115,8 +114,8 @@ class ModelKindContract:
     def test_get_returns_what_predicts(
         self, store: Omega, stored: Version, rows: Array, expected: Array
     ) -> None:
-        model = store.models.get("contract", trusted=self._handler.needs_trust)
-        self._check_same(self._handler.predictor(model)(rows), expected)
+        model = store.models.get("contract", trusted=self._trusted)
+        self._check_same(MODEL_KINDS.model_kind(self.kind).predictor(model)(rows), expected)
 
     def test_the_runtime_predicts_the_same(self, loaded: LoadedModel, rows: Array, expected: Array) -> None:
         self._check_same(loaded.call("predict", rows), expected)
@@ -140,7 +139,7 @@ class ModelKindContract:
         assert joins is self.rows_are_independent
 
     def test_only_code_needs_trust_to_be_read(self, store: Omega, stored: Version) -> None:
-        if not self._handler.needs_trust:
+        if not self._trusted:
             store.models.get("contract")
             return
         with pytest.raises(UntrustedError, match="trusted=True"):
@@ -155,21 +154,21 @@ class ModelKindContract:
 
     def test_an_unknown_option_is_refused(self, store: Omega, model: Any) -> None:
         with pytest.raises(ConfigError, match="no_such_option"):
-            store.models.put(model, "contract", trusted=self._handler.needs_trust, no_such_option=1)
+            store.models.put(model, "contract", trusted=self._trusted, no_such_option=1)
 
     def test_an_archive_holds_the_same_model(
         self, store: Omega, stored: Version, tmp_path: Path, rows: Array, expected: Array
     ) -> None:
         store.models.export("contract", tmp_path / "contract.zip")
         again = store.models.import_(tmp_path / "contract.zip", "again")
-        loaded = load(store.store, again, trusted=self._handler.needs_trust)
+        loaded = load(store.store, again, trusted=self._trusted)
         self._check_same(loaded.predictor(rows), expected)
 
     def test_a_fresh_process_predicts_the_same(
         self, stored: Version, tmp_path: Path, rows: Array, expected: Array
     ) -> None:
         np.save(tmp_path / "rows.npy", rows)
-        trust = "trusted" if self._handler.needs_trust else "untrusted"
+        trust = "trusted" if self._trusted else "untrusted"
         places = [tmp_path / "contract-store", trust, tmp_path / "rows.npy", tmp_path / "outputs.npy"]
         done = subprocess.run(
             [sys.executable, "-c", _FRESH, *map(str, places)],
@@ -186,8 +185,8 @@ class ModelKindContract:
             assert metadata.version(package)
 
     @property
-    def _handler(self) -> ModelKind:
-        return MODEL_KINDS.model_kind(self.kind)
+    def _trusted(self) -> bool:
+        return MODEL_KINDS.model_kind(self.kind).needs_trust
 
     def _check_same(self, found: Any, expected: Array) -> None:
         np.testing.assert_allclose(np.asarray(found), expected, rtol=self.rtol, atol=self.rtol)

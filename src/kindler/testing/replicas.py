@@ -108,7 +108,7 @@ class _Setup:
 
 
 def _trained_by_ranks(worker: GangWorker, setup: _Setup) -> list[tuple[list[Array], dict[str, float]]]:
-    """For each cut the parameters after all steps, and the figures of all ranks."""
+    """For each cut the parameters after all steps, and the metrics of all ranks."""
     outcomes = []
     for counts in setup.cuts:
         replica = setup.replica(worker.rank)
@@ -122,8 +122,8 @@ def _trained_by_ranks(worker: GangWorker, setup: _Setup) -> list[tuple[list[Arra
             replica.train_step(part) if setup.fits else sync.step(replica, part)
         sync.catch_up(replica)
         replica.merge_buffers()
-        figures = replica.merge_tallies(worker.all_gather(replica.take_tallies()))
-        outcomes.append((replica.read(), figures))
+        metrics = replica.merge_tallies(worker.all_gather(replica.take_tallies()))
+        outcomes.append((replica.read(), metrics))
         sync.close()
     return outcomes
 
@@ -160,16 +160,16 @@ class ReplicaContract:
         alone = prepared.started()
         for part in prepared.whole():
             alone.train_step(part)
-        expected = alone.merge_tallies([alone.take_tallies()])
+        expected = _metrics(alone)
         by_rank = run_ranks(
             len(cuts[0]), _trained_by_ranks, replace(prepared, cuts=cuts), preload=self.preload
         )
 
         for outcomes in zip(*by_rank, strict=True):
-            for parameters, figures in outcomes:
+            for parameters, metrics in outcomes:
                 assert_close(parameters, alone.read(), prepared.case.tolerance)
                 assert_equal(parameters, outcomes[0][0])
-                assert figures == pytest.approx(expected, rel=1e-4, abs=1e-5)
+                assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
     def test_training_moves_the_parameters(self, prepared: _Setup) -> None:
         replica = prepared.started()
@@ -187,9 +187,7 @@ class ReplicaContract:
 
         assert_close(halves.read(), whole.read(), prepared.case.tolerance)
         assert halves.step == whole.step
-        expected = whole.merge_tallies([whole.take_tallies()])
-        figures = halves.merge_tallies([halves.take_tallies()])
-        assert figures == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert _metrics(halves) == pytest.approx(_metrics(whole), rel=1e-4, abs=1e-5)
 
     def test_gradients_move_nothing(self, prepared: _Setup) -> None:
         replica = prepared.started()
@@ -264,12 +262,10 @@ class ReplicaContract:
         for rank, replica in enumerate((one, other)):
             for part in prepared.parts((9, 3), rank):
                 replica.eval_step(part)
-        expected = whole.merge_tallies([whole.take_tallies()])
+        expected = _metrics(whole)
 
         assert expected["num_samples"] == 12 * len(prepared.case.batches)
-        assert one.merge_tallies([one.take_tallies(), other.take_tallies()]) == pytest.approx(
-            expected, rel=1e-4
-        )
+        assert _metrics(one, other) == pytest.approx(expected, rel=1e-4)
 
     def test_judging_learns_nothing(self, prepared: _Setup) -> None:
         replica = prepared.replica()
@@ -297,6 +293,11 @@ class ReplicaContract:
             replica.train_step(steps[1])
 
         assert_close(second.read(), first.read(), 1e-6)
+
+
+def _metrics(first: Any, *others: Any) -> dict[str, float]:
+    merged: dict[str, float] = first.merge_tallies([each.take_tallies() for each in (first, *others)])
+    return merged
 
 
 def assert_close(found: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:
