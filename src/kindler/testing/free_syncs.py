@@ -27,10 +27,9 @@ from kindler.sync.contract import SyncConfig
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
 from kindler.testing.replicas import Rows, cut
-from kindler.testing.syncs import Plane
+from kindler.testing.syncs import ROWS, WEIGHTS, Plane, points
 
-_STEPS, _ROWS, _EPOCHS = 6, 12, 8
-_WEIGHTS = np.array([1.0, -2.0, 0.5])
+_STEPS, _EPOCHS = 6, 8
 # Rows of each rank in a step: also none, on one rank and then on another, and on all but one.
 _CUTS = [(4, 4, 4), (7, 5, 0), (0, 1, 11), (0, 0, 12), (12, 0, 0), (3, 6, 3)]
 _SET = 7.0
@@ -39,9 +38,7 @@ _Plane = partial(Plane, rate=0.02, momentum=0.5)
 
 
 def _batch(epoch: int, step: int, counts: Sequence[int], rank: int) -> Rows:
-    random = np.random.default_rng([epoch, step])
-    x = random.normal(size=(_ROWS, 3))
-    return cut((x,), (x @ _WEIGHTS,), counts, rank)
+    return cut(*points([epoch, step]), counts, rank)
 
 
 def _serve(worker: Group, facts: bytes) -> list[bytes]:
@@ -141,7 +138,7 @@ class FreeSyncContract:
         for rows in zip(*(seen["epochs"] for seen in found), strict=True):
             assert rows[1:] == rows[:1] * 2, "all ranks have the same weights, steps and figures"
         last = found[0]["epochs"][-1]["weights"]
-        assert np.abs(np.subtract(last, _WEIGHTS)).max() < 0.25 * np.abs(_WEIGHTS).max()
+        assert np.abs(np.subtract(last, WEIGHTS)).max() < 0.25 * np.abs(WEIGHTS).max()
         steps = [row["step"] for row in found[0]["epochs"]]
         assert steps == sorted(set(steps)), "steps are counted through all epochs"
 
@@ -158,12 +155,12 @@ class FreeSyncContract:
         assert [seen["set"] for seen in found] == [[_SET] * 3] * 2
 
     def test_one_rank_trains_as_one_process_does(self) -> None:
-        [seen] = self._run(1, epochs=2, cuts=[(_ROWS,)])
+        [seen] = self._run(1, epochs=2, cuts=[(ROWS,)])
 
         alone = _Plane()
         for epoch in (1, 2):
             for step in range(_STEPS):
-                alone.train_step(_batch(epoch, step, [_ROWS], 0))
+                alone.train_step(_batch(epoch, step, [ROWS], 0))
             row = seen["epochs"][epoch - 1]
             np.testing.assert_allclose(row["weights"], alone.read()[0], rtol=1e-12)
             assert row["step"] == alone.step

@@ -76,7 +76,6 @@ class _Setup:
     spec: bytes
     case: ReplicaCase
     sync: str
-    cuts: Cuts = ()
 
     @property
     def fits(self) -> bool:
@@ -107,10 +106,12 @@ class _Setup:
         return self.parts([len(self.case.batches[0][0][0])])
 
 
-def _trained_by_ranks(worker: GangWorker, setup: _Setup) -> list[tuple[list[Array], dict[str, float]]]:
+def _trained_by_ranks(
+    worker: GangWorker, setup: _Setup, cuts: Cuts
+) -> list[tuple[list[Array], dict[str, float]]]:
     """For each cut the parameters after all steps, and the metrics of all ranks."""
     outcomes = []
-    for counts in setup.cuts:
+    for counts in cuts:
         replica = setup.replica(worker.rank)
         sync = SYNCS.load(setup.sync)(RunSettings(sync_timeout_s=60.0))
         sync.attach(replica, worker)
@@ -161,9 +162,7 @@ class ReplicaContract:
         for part in prepared.whole():
             alone.train_step(part)
         expected = _metrics(alone)
-        by_rank = run_ranks(
-            len(cuts[0]), _trained_by_ranks, replace(prepared, cuts=cuts), preload=self.preload
-        )
+        by_rank = run_ranks(len(cuts[0]), _trained_by_ranks, prepared, cuts, preload=self.preload)
 
         for outcomes in zip(*by_rank, strict=True):
             for parameters, metrics in outcomes:

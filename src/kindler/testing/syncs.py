@@ -25,7 +25,8 @@ from kindler.sync.registry import SYNCS
 from kindler.testing.ranks import GangWorker, run_ranks
 from kindler.testing.replicas import assert_close, assert_equal, cut
 
-_STEPS, _ROWS = 3, 12
+ROWS, WEIGHTS = 12, np.array([1.0, -2.0, 0.5])
+_STEPS = 3
 
 
 class Plane(BaseReplica):
@@ -68,10 +69,10 @@ class _Made:
         return sync
 
 
-def _data(step: int) -> tuple[tuple[Array], tuple[Array]]:
-    random = np.random.default_rng(step)
-    x = random.normal(size=(_ROWS, 3))
-    return (x,), (x @ np.array([1.0, -2.0, 0.5]),)
+def points(seed: int | Sequence[int]) -> tuple[tuple[Array], tuple[Array]]:
+    """The features and labels of a step, which a plane with `WEIGHTS` goes through."""
+    x = np.random.default_rng(seed).normal(size=(ROWS, 3))
+    return (x,), (x @ WEIGHTS,)
 
 
 def _values(rank: int) -> list[Array]:
@@ -118,7 +119,7 @@ def _trained(worker: GangWorker, made: _Made, cuts: Sequence[Sequence[int]]) -> 
         replica = Plane(first=float(worker.rank))
         sync = made.attached(worker, replica)
         for step in range(_STEPS):
-            sync.step(replica, cut(*_data(step), counts, worker.rank))
+            sync.step(replica, cut(*points(step), counts, worker.rank))
         sync.catch_up(replica)
         found.append(replica.read())
         sync.close()
@@ -188,7 +189,7 @@ class SyncContract:
     ) -> None:
         alone = Plane()
         for step in range(_STEPS):
-            alone.train_step(cut(*_data(step), [_ROWS]))
+            alone.train_step(cut(*points(step), [ROWS]))
 
         for found in zip(*self._run(len(cuts[0]), _trained, cuts), strict=True):
             for parameters in found:
