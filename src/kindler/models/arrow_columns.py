@@ -58,14 +58,16 @@ def _values(column: Any, name: str) -> Array:
             raise DataError(f"the rows of the column {name!r} have different lengths.")
         dims.append(int(next(iter(lengths), 0)))
         column = column.flatten()
-    return _flat(column, name).reshape(dims if shape is None else [dims[0], *shape])
+    values: Array = _flat(column, name).reshape(dims if shape is None else [dims[0], *shape])
+    return values
 
 
 def _flat(column: Any, name: str) -> Array:
     if isinstance(column, pa.DictionaryArray):
         if is_text(column.type.value_type):
             texts = np.array([*column.dictionary.to_pylist(), None], dtype=object)
-            return texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
+            chosen: Array = texts[column.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)]
+            return chosen
         column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):

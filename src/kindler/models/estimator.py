@@ -32,7 +32,7 @@ from kindler.models.kind import (
     Reader,
     Trained,
     confined,
-    known_only,
+    reject_unknown,
     require_trust,
 )
 from kindler.models.predictor import Predictor
@@ -120,7 +120,7 @@ class EstimatorKind(ModelKind):
                 f"an estimator of a model of kind {inner.kind!r} cannot be stored.\n"
                 "Hint: store its model, estimator.get_model()."
             )
-        known_only(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
+        reject_unknown(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
         inside = folder / _MODEL
         inside.mkdir()
         meta = {

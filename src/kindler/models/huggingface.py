@@ -26,7 +26,8 @@ import torch
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.models.kind import LoadedModel, Meta, confined, known_only, require_trust
+from kindler.models._torch_recipe import difference, restore_flags, state_recipe
+from kindler.models.kind import LoadedModel, Meta, confined, reject_unknown, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety import allowed_names, objects_in
 from kindler.models.torch import (
@@ -38,7 +39,6 @@ from kindler.models.torch import (
     load_weights,
     save_weights,
 )
-from kindler.models.torch_recipe import difference, restore_flags, state_recipe
 from kindler.registry import imported
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -118,7 +118,7 @@ class HuggingFaceKind(TorchKind):
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Arrays by name, such as a tokenizer makes; outputs by name."""
-        known_only(options, frozenset(), what="predict of kind 'huggingface'")
+        reject_unknown(options, frozenset(), what="predict of kind 'huggingface'")
         (x,) = data
         if isinstance(x, Mapping):
             return NamedTorchPredictor(loaded.model, "kwargs", tuple(map(str, x)))(x)

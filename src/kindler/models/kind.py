@@ -120,7 +120,7 @@ class ModelKind(Handler):
             *data: The data, and for `score` the labels.
             **options: Arguments of the model's own method.
         """
-        known_only(options, frozenset(), what=f"{verb} of kind {self.kind!r}")
+        reject_unknown(options, frozenset(), what=f"{verb} of kind {self.kind!r}")
         return loaded.predictor(*data, method=verb)
 
     def train(self, read: Reader, meta: Meta, verb: str, data: Data, options: dict[str, Any]) -> Trained:
@@ -209,7 +209,7 @@ def confined(folder: Path, name: object) -> Path:
     return path
 
 
-def known_only(options: Mapping[str, Any], known: frozenset[str], *, what: str) -> None:
+def reject_unknown(options: Mapping[str, Any], known: frozenset[str], *, what: str) -> None:
     """Reject options that are not known."""
     unknown = sorted(set(options) - known)
     if unknown:

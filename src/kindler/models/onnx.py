@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.errors import ConfigError, first_line
-from kindler.models.files import FileKind, FilePredictor
+from kindler.models._files import FileKind, FilePredictor
 from kindler.models.kind import Meta, confined, require_trust
 from kindler.models.safety.onnx_file import scan
 from kindler.models.signature import Arrays, Signature, TensorSpec

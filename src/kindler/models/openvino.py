@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kindler.errors import ConfigError
-from kindler.models.files import FileKind, FilePredictor
+from kindler.models._files import FileKind, FilePredictor
 from kindler.models.kind import Meta, confined
 from kindler.models.signature import Arrays, Signature, TensorSpec
 from kindler.registry import imported

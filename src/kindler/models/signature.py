@@ -175,7 +175,8 @@ def as_text(array: Array, name: str) -> Array:
             raise DataError(
                 f"the input {name!r} has bytes that are not valid UTF-8 (value {i}); the model takes text."
             ) from exc
-    return made.reshape(array.shape)
+    shaped: Array = made.reshape(array.shape)
+    return shaped
 
 
 def _fitted(array: Array, spec: TensorSpec) -> Array:

@@ -16,7 +16,7 @@ import shutil
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -27,7 +27,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
 from kindler.frameworks.torch.device import gpu_problem, taken_bytes
 from kindler.frameworks.torch.outputs import flat, names_of, without_loss
-from kindler.models import torch_recipe
+from kindler.models import _torch_recipe as recipes
 from kindler.models.estimator import FrameworkKind, matrix
 from kindler.models.kind import (
     LoadedModel,
@@ -35,7 +35,7 @@ from kindler.models.kind import (
     confined,
     import_object,
     import_path,
-    known_only,
+    reject_unknown,
     require_trust,
 )
 from kindler.models.predictor import Predictor, named, plain
@@ -62,7 +62,7 @@ class TorchKind(FrameworkKind):
     kind = "torch"
     put_options = frozenset({"init", "example"})
     get_options = frozenset({"classes"})
-    packages = ("torch", "safetensors")
+    packages: ClassVar[tuple[str, ...]] = ("torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
         return isinstance(obj, nn.Module | Path)
@@ -89,11 +89,11 @@ class TorchKind(FrameworkKind):
             return {"form": "value", "class": _path(type(obj))}
         recipe = _how_to_make(obj, init)
         try:
-            recipe |= torch_recipe.state_recipe(obj)
+            recipe |= recipes.state_recipe(obj)
         except ConfigError as exc:
             raise ConfigError(f"{exc}\n{_HINT}") from exc
         _check_same(obj, recipe)
-        save_weights(torch_recipe.weights_of(obj, recipe), folder / _WEIGHTS)
+        save_weights(recipes.weights_of(obj, recipe), folder / _WEIGHTS)
         return recipe
 
     def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
@@ -113,7 +113,7 @@ class TorchKind(FrameworkKind):
         cls = None if meta["form"] == "layers" else class_of(str(meta["class"]), classes, trusted=trusted)
         weights = {name: value.clone() for name, value in load_weights(folder / _WEIGHTS).items()}
         try:
-            return torch_recipe.restore(_made(meta, cls), weights, meta)
+            return recipes.restore(_made(meta, cls), weights, meta)
         except Exception as exc:  # of PyTorch, or of the user's class: they say why
             raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
 
@@ -137,7 +137,7 @@ class TorchKind(FrameworkKind):
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Several inputs go in the order of the data; outputs keep their form."""
         (x,), model = data, loaded.model
-        known_only(options, frozenset(), what="predict of kind 'torch'")
+        reject_unknown(options, frozenset(), what="predict of kind 'torch'")
         given = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else [x]
         dtypes = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
         dtype = next(dtypes, torch.float32)
@@ -157,10 +157,10 @@ class TorchKind(FrameworkKind):
         return options
 
     def describe_training(self, estimator: Estimator) -> dict[str, Any] | None:
-        return torch_recipe.describe_training(estimator)
+        return recipes.describe_training(estimator)
 
     def training_options(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        return torch_recipe.training_options(recipe)
+        return recipes.training_options(recipe)
 
     def put_again(self, meta: Meta) -> dict[str, Any]:
         """A class of the user's is made with the same arguments."""
@@ -173,11 +173,11 @@ def _require_trusted_program(trusted: bool) -> None:
 
 def _made(meta: Meta, cls: type[nn.Module] | None) -> nn.Module:
     """The module, whose weights are still to come."""
-    if cls is not None and torch_recipe.layer_class(cls.__name__) is not cls:
+    if cls is not None and recipes.layer_class(cls.__name__) is not cls:
         return cls(**meta["init"])
     # Without numbers: all of them come from the file, and no more memory is taken than that has.
     with torch.device("meta"):
-        return torch_recipe.build(meta["layers"]) if cls is None else cls(**meta["init"])
+        return recipes.build(meta["layers"]) if cls is None else cls(**meta["init"])
 
 
 def _pickled(model: nn.Module) -> bytes:
@@ -195,7 +195,7 @@ def _path(cls: type) -> str:
 
 
 def _how_to_make(model: nn.Module, init: Mapping[str, Any] | None) -> dict[str, Any]:
-    layers = torch_recipe.describe(model) if init is None else None
+    layers = recipes.describe(model) if init is None else None
     if layers is not None:
         return {"form": "layers", "layers": layers}
     path = import_path(type(model))
@@ -222,7 +222,7 @@ def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
         if isinstance(value, torch.Tensor) and name not in ties
     }
     try:
-        differ = torch_recipe.difference(model, torch_recipe.restore(again, empty, recipe))
+        differ = recipes.difference(model, recipes.restore(again, empty, recipe))
     except Exception as exc:  # PyTorch says which
         raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
     if differ:
@@ -231,7 +231,7 @@ def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
 
 def class_of(path: str, classes: Classes, *, trusted: bool) -> type[nn.Module]:
     """A layer of PyTorch's own, a class that the caller gave, or any that can be imported if trusted."""
-    for cls in (torch_recipe.layer_class(path.rpartition(":")[2]), *classes):
+    for cls in (recipes.layer_class(path.rpartition(":")[2]), *classes):
         if cls is not None and _path(cls) == path:
             return cls
     require_trust(

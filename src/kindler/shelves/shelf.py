@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kindler.errors import AlreadyExistsError, ConfigError
-from kindler.models.kind import Handler, known_only
+from kindler.models.kind import Handler, reject_unknown
 from kindler.models.registry import MODEL_KINDS, Kinds, Row
 from kindler.store import Address, Store, Version, archive
 from kindler.store.names import check_bucket, parse_selector
@@ -364,7 +364,7 @@ class Shelf:
     def _handler(self, obj: Any, kind: str | None, options: Mapping[str, Any]) -> Handler:
         """What stores an object with these options."""
         handler = self._kinds.taking(obj, self.shelf, kind)
-        known_only(options, handler.put_options, what=f"put of kind {handler.kind!r}")
+        reject_unknown(options, handler.put_options, what=f"put of kind {handler.kind!r}")
         return handler
 
     def _read(
@@ -385,7 +385,7 @@ class Shelf:
 
     def _check_get(self, handler: Handler, options: Mapping[str, Any]) -> None:
         if not handler.takes_any:
-            known_only(options, handler.get_options, what=f"get of kind {handler.kind!r}")
+            reject_unknown(options, handler.get_options, what=f"get of kind {handler.kind!r}")
 
     def _address(self, name: str, bucket: str | None = None) -> Address:
         selector = parse_selector(name)

@@ -184,7 +184,7 @@ class MLflowLogger(DriverCallback):
         self._journal.add(unless_rejected)
 
     def _logged(self, run: _TrackedRun, estimator: Any) -> str:
-        from kindler.models.kind import known_only
+        from kindler.models.kind import reject_unknown
         from kindler.models.registry import MODEL_KINDS
         from kindler.store import Address, Version
         from kindler.store.versions import files_in
@@ -193,7 +193,7 @@ class MLflowLogger(DriverCallback):
         options = dict(self.model_options)
         trusted = options.pop("trusted", False) is True
         kind = MODEL_KINDS.taking(estimator, "models", options.pop("kind", None))
-        known_only(options, kind.put_options, what="model_options")
+        reject_unknown(options, kind.put_options, what="model_options")
         with tempfile.TemporaryDirectory(prefix="kindler-mlflow-") as scratch:
             files, folder = Path(scratch) / "files", Path(scratch) / "model"
             files.mkdir()

@@ -11,7 +11,8 @@ from torch import nn
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.models import torch_recipe
+from kindler.models.estimator import FrameworkKind
+from kindler.models.registry import MODEL_KINDS
 
 pytestmark = pytest.mark.torch
 
@@ -28,9 +29,11 @@ def test_what_a_stage_cannot_have_been_saved_with_is_refused(harmful: dict[str, 
         workers=2,
         seed=3,
     )
-    told = torch_recipe.describe_training(est)
+    kind = MODEL_KINDS.model_kind("torch")
+    assert isinstance(kind, FrameworkKind)
+    told = kind.describe_training(est)
     assert told is not None
-    torch_recipe.training_options(told)
+    kind.training_options(told)
 
     with pytest.raises(ConfigError, match="the stage was saved with"):
-        torch_recipe.training_options({**told, **harmful})
+        kind.training_options({**told, **harmful})

@@ -52,7 +52,8 @@ def scan(path: Path) -> Found:
 
 
 def _found(model: memoryview) -> Found:
-    functions, operations, files, graphs = set(), [], [], 0
+    functions: set[tuple[str, str]] = set()
+    operations, files, graphs = [], [], 0
     for kind, data in _messages(model):
         graphs += kind == "graph"
         if kind == "function":  # FunctionProto: name = 1, domain = 10
