@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from kindler.serve.body_readers import Readers
+from kindler.serve.bodies import Bodies, ClientGoneError, Receive
 from kindler.serve.http_errors import Problem
-from kindler.serve.request_body import Bodies, ClientGoneError, Receive
 from kindler.serve.settings import ServeSettings
 from kindler.serve.threads import Threads
 
@@ -62,11 +61,10 @@ def test_what_is_decompressed_counts_as_what_it_became() -> None:
 
 def test_what_becomes_large_is_unpacked_by_another_process_with_the_same_limits() -> None:
     threads = Threads(1, "kindler-body")
-    readers = Readers(threads, 60, 100_000)
+    bodies = Bodies(ServeSettings(body_bytes=3 << 20), threads)
     large = bytes(3 << 20)
 
     async def play() -> None:
-        bodies = Bodies(ServeSettings(body_bytes=3 << 20), readers.decompressed)
         coding = {"content-encoding": "gzip"}
         assert await bodies.read(sending(gzip.compress(large)), coding) == large
         assert bodies.held_bytes == 3 << 20
@@ -79,7 +77,7 @@ def test_what_becomes_large_is_unpacked_by_another_process_with_the_same_limits(
     try:
         asyncio.run(play())
     finally:
-        readers.close()
+        bodies.close()
         threads.shutdown()
 
 
@@ -87,7 +85,7 @@ def test_only_who_goes_on_sending_bodies_that_are_costly_to_refuse_waits_for_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("kindler.serve.request_body.time.monotonic", lambda: now)
+    monkeypatch.setattr("kindler.serve.bodies.time.monotonic", lambda: now)
     bodies = Bodies(ServeSettings())
     small, hidden = Problem(400, "no JSON"), Problem(413, "too many rows")
     hidden.costly = True

@@ -21,14 +21,13 @@ import pytest
 
 from kindler import Omega, sandbox
 from kindler.models.signature import Signature, TensorSpec
-from kindler.serve.body_readers import where_read
+from kindler.serve.bodies import where_read
 from kindler.serve.http_errors import Problem
 from kindler.serve.predictions import codec_of
-from kindler.serve.protocols import Sent
+from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.tables import read_arrow
 from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.protocols.values import as_tensor
-from kindler.serve.requests import Target
 from tests.serve.served import Served, linear, serving
 from tests.serve.test_hostile import arrow_of
 
@@ -296,7 +295,7 @@ BODIES: dict[str, tuple[str, str, Callable[[], bytes]]] = {
 def processes_that_read(served: Served) -> list[psutil.Process]:
     """Forks of a process that has imported what they need; it reads nothing itself."""
     for child in psutil.Process(served.process.pid).children():
-        if "kindler.serve.body_readers" in " ".join(child.cmdline()):
+        if "kindler.serve.bodies" in " ".join(child.cmdline()):
             return child.children()
     return []
 

@@ -15,13 +15,12 @@ from hypothesis.extra import numpy as hnp
 from kindler.errors import DataError
 from kindler.models.signature import Array, Signature, TensorSpec, fit, from_columns
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols import Answer, Codec, InferRequest, Sent, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import RAW, OmegaCodec
-from kindler.serve.protocols.tables import ARROW, from_arrow
+from kindler.serve.protocols.tables import ARROW, read_columns
 from kindler.serve.protocols.tfserving import TfServing
 from kindler.serve.protocols.v2 import LENGTH, V2
-from kindler.serve.requests import Answer, InferRequest, Target
 
 ANY = Signature((TensorSpec("x"),))
 NET = Target("net")
@@ -117,7 +116,7 @@ def test_raw_bytes_are_exact(array: Array) -> None:
 def test_arrow_is_exact(array: Array) -> None:
     reply = OmegaCodec().encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": ARROW}, {}), NET)
 
-    (found,) = from_arrow(reply.body).values()
+    (found,) = read_columns(reply.body, ARROW).values()
 
     np.testing.assert_array_equal(found, array)
     assert found.dtype == array.dtype or array.ndim > 1

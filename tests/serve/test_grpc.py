@@ -23,10 +23,16 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from kindler import Omega
-from kindler.serve.grpc_api.messages import INFERENCE, descriptors, message, methods
-from kindler.serve.grpc_api.tensors import InferMessage, request_from
+from kindler.serve.grpc_api.messages import (
+    INFERENCE,
+    InferMessage,
+    descriptors,
+    message,
+    methods,
+    request_from,
+)
 from kindler.serve.http_errors import Problem
-from kindler.serve.requests import InferRequest
+from kindler.serve.protocols import InferRequest
 from kindler.store.keys import Keys
 from tests.serve.served import Served, constant, expected, linear, serving
 

@@ -130,7 +130,7 @@ def test_who_may_not_ask_is_no_failure(client: httpx.Client, tokens: dict[str, s
         assert client.post("/v1/models/net:predict", json=BODY, headers=headers).status_code in (401, 403)
     stats = Stats()
     for status in (200, 400, 401, 403, 503):
-        stats.answered("v2", status, 0.1, "net")
+        stats.answered("v2", status, 0.1, "net", 1)
     assert stats.live._seconds[-1].failures == 2
     assert client.get(url, headers=reader).status_code == 200
 
@@ -216,27 +216,38 @@ def test_a_store_whose_last_key_was_removed_is_not_open_again(tmp_path: Path) ->
 
 
 class CountedKeys(Keys):
-    reads = 0
+    lists = finds = 0
 
     def list(self) -> list[Key]:
-        self.reads += 1
+        self.lists += 1
         return super().list()
 
+    def find(self, name: str) -> Key | None:
+        self.finds += 1
+        return super().find(name)
 
-def test_unknown_keys_cost_few_reads_however_many_there_are(tmp_path: Path) -> None:
+
+def test_an_unknown_key_costs_one_read_of_one_row_however_often_it_is_sent(tmp_path: Path) -> None:
     async def play() -> None:
+        now = 0.0
         keys = CountedKeys(str(tmp_path / "store"))
         keys.add(["read"])
-        authorizer = authorizer_of(keys)
+        authorizer = authorizer_of(keys, lambda: now)
 
-        async def ask(i: int) -> None:
+        async def ask(key_id: str) -> None:
             with pytest.raises(Problem, match="unknown or expired"):
-                await authorizer.authorize({"x-api-key": f"kdl_{i:08x}_x"}, "default", ("read",))
+                await authorizer.authorize({"x-api-key": f"kdl_{key_id}_x"}, "default", ("read",))
 
-        await asyncio.gather(*map(ask, range(200)))
-        assert keys.reads <= 3
+        for _ in range(3):
+            await asyncio.gather(*(ask(f"{i:08x}") for i in range(200)))
+        await ask("x" * 10_000)  # no key has such an id
+        assert (keys.lists, keys.finds) == (1, 200)
         made, token = keys.add(["read"])  # still good from the moment it is made
         assert (await authorizer.authorize({"x-api-key": token}, "default", ("read",))).key == made
+        keys.remove(made.id)
+        keys.lists, now = 0, 10.0
+        await ask(made.id)
+        assert (keys.lists, keys.finds) == (1, 202)
         keys.close()
 
     asyncio.run(play())

@@ -258,6 +258,17 @@ def test_a_log_that_was_rotated_is_written_anew_and_one_that_cannot_be_is_an_err
     assert request_id({"x-request-id": "x" * 129}) != "x" * 129
 
 
+def test_a_line_that_cannot_be_written_is_left_out_and_the_next_one_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = JsonLog(str(tmp_path / "log"))
+    for line in ({"n": {1: "a key that is not text"}}, {"n": 2}):
+        log.write(line)
+    log.close()
+    assert lines(tmp_path / "log") == [{"n": 2}]
+    assert "cannot write to the log" in caplog.text
+
+
 def test_a_canary_answers_its_share_and_a_session_stays_where_it_is(om: Omega) -> None:
     om.models.split("net@prod", canary={2: 0.25})
 

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 
 from kindler.models.signature import Signature
-from kindler.serve.protocols import Sent
+from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.mlflow import Mlflow
-from kindler.serve.requests import Target
 from tests.serve.served import NAMES, Served, X, expected
 
 ARROW = "application/vnd.apache.arrow.stream"

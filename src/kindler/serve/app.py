@@ -26,19 +26,17 @@ from kindler.errors import KindlerError
 from kindler.models.registry import MODEL_KINDS
 from kindler.omega import Omega
 from kindler.serve.auth import Authorizer, Requirement
-from kindler.serve.body_readers import READERS, Readers
-from kindler.serve.catalog_routes import catalog_routes
+from kindler.serve.bodies import READERS, Bodies, ClientGoneError, Receive
+from kindler.serve.catalog_routes import dataset_routes, list_routes, model_routes, server_routes
 from kindler.serve.endpoints import ENTRY, authorize
 from kindler.serve.http_errors import STATUS_TEXTS, Problem
-from kindler.serve.inference_routes import health_routes, inference_routes
+from kindler.serve.inference_routes import health_routes, tensorflow_serving_routes, v2_routes
 from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.openapi import documented_predictions
 from kindler.serve.page import page_routes
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
-from kindler.serve.protocols import Codec
-from kindler.serve.request_body import ClientGoneError, Receive
+from kindler.serve.protocols import Codec, Reply
 from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
-from kindler.serve.requests import Reply
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import Tasks, task_routes, wants_task
@@ -52,7 +50,6 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger("kindler.serve")
 _LOAD_THREADS = 32  # most of them of models that never end loading
-_WAIT_THREADS = 16
 _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would not hear why
 _CLOSES = ("connection", "close")
 _STOPPING = Problem(
@@ -89,29 +86,28 @@ def create_app(
     settings = settings or ServeSettings()
     stats, keys = Stats(), Keys(omega.store)
     # Apart, so that nobody's large model, misspelled name or long script keeps others waiting.
-    catalog_threads, lookup_threads = Threads(2, "kindler-catalog"), Threads(2, "kindler-lookup")
-    load_threads, dataset_threads = Threads(_LOAD_THREADS, "kindler-load"), Threads(2, "kindler-dataset")
-    body_threads, wait_threads = Threads(READERS, "kindler-body"), Threads(_WAIT_THREADS, "kindler-wait")
-    readers = Readers(body_threads, settings.timeout_s, settings.rows)
+    sizes = {"catalog": 2, "lookup": 2, "load": _LOAD_THREADS, "dataset": 2, "body": READERS, "wait": 16}
+    threads = {name: Threads(most, f"kindler-{name}") for name, most in sizes.items()}
+    bodies = Bodies(settings, threads["body"])
     models = ModelRegistry(
         omega,
         settings,
-        catalog_threads=catalog_threads,
-        lookup_threads=lookup_threads,
-        load_threads=load_threads,
+        catalog_threads=threads["catalog"],
+        lookup_threads=threads["lookup"],
+        load_threads=threads["load"],
         stats=stats,
         unsandboxed=_unsandboxed(settings),
     )
-    traffic = Traffic(Splits(omega.store), models, stats, catalog_threads, settings.refresh_s)
+    traffic = Traffic(Splits(omega.store), models, stats, threads["catalog"], settings.refresh_s)
     log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
+    authorizer = Authorizer(keys, threads["catalog"], local=local, origins=settings.cors_origins)
     predictions = Predictions(
         models,
         traffic=traffic,
-        authorizer=Authorizer(keys, catalog_threads, local=local, origins=settings.cors_origins),
-        readers=readers,
+        authorizer=authorizer,
+        bodies=bodies,
         log=log,
-        stats=stats,
-        dataset_threads=dataset_threads,
+        dataset_threads=threads["dataset"],
     )
 
     @asynccontextmanager
@@ -120,11 +116,9 @@ def create_app(
         yield
         traffic.close()
         models.close()
-        for pool in (
-            catalog_threads, lookup_threads, load_threads, dataset_threads, body_threads, wait_threads
-        ):  # fmt: skip
+        for pool in threads.values():
             pool.shutdown(cancel_futures=True)
-        readers.close()
+        bodies.close()
         keys.close()
         log.close()
 
@@ -143,9 +137,13 @@ def create_app(
     for routes in (
         page_routes(),
         health_routes(models),
-        inference_routes(models),
-        catalog_routes(models, predictions.authorizer, readers, tasks),
-        task_routes(tasks, readers, wait_threads),  # its paths fit those of aliases too
+        v2_routes(models),
+        tensorflow_serving_routes(models),
+        server_routes(models, authorizer, tasks),
+        model_routes(models),
+        dataset_routes(models, bodies),
+        list_routes(models),
+        task_routes(tasks, bodies, threads["wait"]),  # its paths fit those of aliases too
         documented_predictions(),
     ):
         api.include_router(routes)
@@ -187,7 +185,8 @@ class ServeApp:
                 target = codec.target(method, path)
                 if target is None or (codec is OMEGA and wants_task(headers, query)):
                     entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
-                    scope[ENTRY] = entry
+                    # What answers GET answers HEAD; whoever sends the response leaves its body out.
+                    scope = {**scope, ENTRY: entry, "method": "GET" if method == "HEAD" else method}
                     await self._api(scope, receive, recorder)
                 else:
                     pairs = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
@@ -226,7 +225,7 @@ class _Recorder:
             self._entry.status = message["status"]
             own = (REQUEST_ID.encode(), self._entry.id.encode())
             message["headers"] = [*message.get("headers", ()), own]
-        else:
+        elif self._entry.method != "HEAD":
             self._entry.bytes_out += len(message.get("body", b""))
         await self._send(message)
 

@@ -25,7 +25,7 @@ from kindler.store.names import matches
 
 _HIGHEST = "admin"  # undeclared routes and actions need it
 _FRESH_S = 2.0
-_PAUSE_S = 0.1  # between two reads of the keys for the sake of unknown ones, which anybody can send
+_MOST_UNKNOWN, _LONGEST_ID = 10_000, 64  # ids that are remembered, as anybody can send them
 _log = logging.getLogger("kindler.serve")
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -90,12 +90,9 @@ class Access:
     def check(self, shelf: str, name: str) -> None:
         """Raise a 403 Problem unless the key is for a name; what says which version of it is ignored."""
         name = bare_name(name)
-        if self.key is not None and self.key.is_limited and not self.covers(shelf, name):
-            raise Problem(
-                403,
-                f"the API key {self.key.id} has no access to {shelf}/{name[:200]} in the bucket"
-                f" {self.bucket[:100]!r}.",
-            )
+        if not self.covers(shelf, name):
+            where = f"{shelf}/{name[:200]} in the bucket {self.bucket[:100]!r}"
+            raise Problem(403, f"the API key {self.key_id} has no access to {where}.")
 
     def check_datasets(self, *names: str | None) -> None:
         """Raise a 403 Problem unless the key may read the datasets that a request names with its model."""
@@ -134,14 +131,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Authorizer:
-    """Checks the keys of requests against those of the store.
+    """Checks the keys of requests against those of the store, which the executor reads.
 
     Args:
-        keys: The keys of the store.
-        executor: Where they are read.
         local: Whether the server listens on a loopback address.
         origins: Web origins whose pages may use a server without keys.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -158,20 +152,17 @@ class Authorizer:
         self._origins = frozenset(origins) - {"*"}
         self._clock = clock
         self._known: dict[str, Key] = {}
+        self._unknown: set[str] = set()  # since the keys were read
         self.is_open = local
-        self._read_at = self._started_at = -1e9
-        self._reading: asyncio.Task[None] | None = None
-        self._rereading: asyncio.Task[None] | None = None
+        self._read_at = -1e9
+        self._reading, self._finding = asyncio.Lock(), asyncio.Lock()
 
     async def authorize(
         self, headers: Mapping[str, str], bucket: str, scopes: Sequence[str], *, limited: bool = False
     ) -> Access:
-        """Check the key of a request.
+        """Check the key of a request, which needs any one of some scopes; without scopes no key is needed.
 
         Args:
-            headers: The request's headers, with names in lower case.
-            bucket: Its bucket.
-            scopes: Any one of these is needed; without scopes no key is.
             limited: Whether the caller checks what the key covers. Otherwise it must cover everything.
 
         Raises:
@@ -180,11 +171,11 @@ class Authorizer:
         if not scopes:
             return Access(None, bucket)
         if self._clock() - self._read_at > _FRESH_S:
-            await self._read_once()
+            async with self._reading:
+                if self._clock() - self._read_at > _FRESH_S:  # nobody else has done it meanwhile
+                    await self._read()
         if self.is_open:
-            _check_host(headers.get("host", ""))
-            if "origin" in headers and headers["origin"] not in self._origins:
-                _check_origin(headers["origin"])
+            self._check_local(headers)
             return Access(None, bucket)
         token = _token(headers)
         if not token:
@@ -204,54 +195,58 @@ class Authorizer:
             )
         return Access(key, bucket)
 
+    def _check_local(self, headers: Mapping[str, str]) -> None:
+        """Reject what a page of another site sends, under its own name or under one that it made ours."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not _is_of_this_machine(host):
+            raise Problem(
+                403, f"a server without API keys only answers on a loopback host name, not {host[:100]!r}."
+            )
+        if origin is not None and origin not in self._origins:
+            try:
+                site = urlsplit(origin).netloc
+            except ValueError:
+                site = ""
+            if not site or not _is_of_this_machine(site):
+                raise Problem(
+                    403, f"a server without API keys does not answer requests from {origin[:100]!r}."
+                )
+
     async def _find(self, key_id: str) -> Key | None:
-        """A key by its id; one that is not known is looked for in the store, as it may be new."""
-        if key_id and key_id not in self._known:
-            if self._rereading is None:
-                self._rereading = asyncio.create_task(self._read_again())
-            await asyncio.shield(self._rereading)
+        """A key by its id; one that is not known may be new. These are looked for one after the other."""
+        if key_id not in self._known and key_id not in self._unknown and 0 < len(key_id) <= _LONGEST_ID:
+            async with self._finding:
+                if key_id not in self._known and key_id not in self._unknown:
+                    loop = asyncio.get_running_loop()
+                    key = await loop.run_in_executor(self._executor, self._keys.find, key_id)
+                    if key is not None:
+                        self._known[key_id] = key
+                    elif len(self._unknown) < _MOST_UNKNOWN:
+                        self._unknown.add(key_id)
         return self._known.get(key_id)
 
-    async def _read_once(self) -> None:
-        """Read the keys, once for all requests that ask meanwhile."""
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
-        await asyncio.shield(self._reading)
-
-    async def _read_again(self) -> None:
-        """Read the keys as they are now or later, a few times a second whoever asks."""
-        await asyncio.sleep(self._started_at + _PAUSE_S - self._clock())
-        if self._reading is not None:
-            await asyncio.wait([self._reading])  # it may be older than the key
-        self._rereading = None
-        await self._read_once()
-
     async def _read(self) -> None:
-        self._started_at = self._clock()
+        """Read all keys, as some may have been removed."""
         try:
             loop = asyncio.get_running_loop()
             keys, were_made = await loop.run_in_executor(
                 self._executor, lambda: (self._keys.list(), self._keys.were_made())
             )
             self._known = {key.id: key for key in keys}
+            self._unknown.clear()
             self.is_open &= not were_made
-            self._read_at = self._clock()
         except StoreError as exc:
             if self._read_at < 0:
                 raise
             # Loaded models can still answer clients whose keys were valid a moment ago.
             _log.warning("cannot read the API keys: %s", exc)
-            self._read_at = self._clock()
-        finally:
-            self._reading = None
+        self._read_at = self._clock()
 
 
 def _check_scopes(key: Key, scopes: Sequence[str]) -> None:
     if not any(map(key.allows, scopes)):
-        raise Problem(
-            403,
-            f"the API key {key.id} has the scopes {', '.join(key.scopes)}; this needs {' or '.join(scopes)}.",
-        )
+        own = ", ".join(key.scopes)
+        raise Problem(403, f"the API key {key.id} has the scopes {own}; this needs {' or '.join(scopes)}.")
 
 
 def _token(headers: Mapping[str, str]) -> str:
@@ -270,19 +265,3 @@ def _is_of_this_machine(host: str) -> bool:
     """Whether a host name, with or without a port, is a loopback name; an empty one is."""
     name = host if host.startswith("[") and host.endswith("]") else host.rsplit(":", 1)[0]
     return not host or is_loopback(name)
-
-
-def _check_host(host: str) -> None:
-    if not _is_of_this_machine(host):
-        raise Problem(
-            403, f"a server without API keys only answers on a loopback host name, not {host[:100]!r}."
-        )
-
-
-def _check_origin(origin: str) -> None:
-    try:
-        host = urlsplit(origin).netloc
-    except ValueError:
-        host = ""
-    if not host or not _is_of_this_machine(host):
-        raise Problem(403, f"a server without API keys does not answer requests from {origin[:100]!r}.")

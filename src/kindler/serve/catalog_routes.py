@@ -7,9 +7,8 @@ must come first; of several decorators the lowest one is first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 from fastapi import APIRouter, Header, Query, Request
@@ -19,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from kindler.data.arrow import stream
 from kindler.serve.auth import Access, Authorizer, needs
-from kindler.serve.body_readers import Readers
+from kindler.serve.bodies import Bodies
 from kindler.serve.datasets import as_table, read_value
 from kindler.serve.endpoints import Asked, Endpoint, Json, Limit
 from kindler.serve.http_errors import Problem
@@ -33,13 +32,8 @@ from kindler.store import Version
 from kindler.store.keys import SCOPES
 from kindler.store.names import check_glob, literal_prefix, matches
 
-_Entries: TypeAlias = Callable[[Shelf, list[Version]], list[dict[str, Any]]]
 _KNOWN = ("orient", "limit", "bucket")
 _ORIENTS = ("dict", "list", "records")
-_MODELS: dict[str, Any] = {"tags": ["models"]}
-_DATASETS: dict[str, Any] = {"tags": ["datasets"]}
-_SERVER: dict[str, Any] = {"tags": ["server"]}
-_BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 class AliasMove(BaseModel):
@@ -55,52 +49,42 @@ class Shares(BaseModel):
     shadow: dict[int, float] = {}
 
 
-_TABLE_SCHEMA = {
-    "type": "object",
-    "required": ["data"],
-    "properties": {
-        "data": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]},
-        "dtypes": {"type": "object", "additionalProperties": {"type": "string"}},
-        "append": {"type": "boolean"},
-        "mode": {"type": "string", "enum": ["fail", "replace", "append"]},
-    },
-}
+class StoredTable(BaseModel):
+    """A table: columns by name, or rows."""
+
+    data: dict[str, Any] | list[dict[str, Any]]
+    dtypes: dict[str, str] = {}
+    append: bool = False
+    mode: Literal["fail", "replace", "append"] = "fail"
+
+
 _TABLE_BODY = {
     "required": True,
-    "content": {"application/json": {"schema": _TABLE_SCHEMA}, ARROW: _BYTES, PARQUET: _BYTES},
+    "content": {
+        "application/json": {"schema": StoredTable.model_json_schema()},
+        **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in (ARROW, PARQUET)},
+    },
 }
 
 
-def catalog_routes(
-    models: ModelRegistry, authorizer: Authorizer, readers: Readers, tasks: Tasks
-) -> APIRouter:
-    """Models, datasets, scripts, buckets, keys and counters."""
-    routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
-    _server(routes, models, authorizer, tasks)
-    _models(routes, models)
-    _datasets(routes, models, readers)
+def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -> APIRouter:
+    """Buckets, keys and counters."""
+    routes = APIRouter(prefix="/api/v1", tags=["server"], route_class=Endpoint)
 
-    for shelf, entries in (("models", _model_entries), ("datasets", _dataset_entries), ("scripts", _entries)):
-        _list_route(routes, models, shelf, entries)
-    return routes
-
-
-def _server(routes: APIRouter, models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -> None:
-    @routes.get("/ping", **_SERVER)
-    @routes.head("/ping", include_in_schema=False)
+    @routes.get("/ping")
     @needs()
     async def ping() -> dict[str, str]:
         """Liveness: the server is running."""
         return {"ping": datetime.now(timezone.utc).isoformat()}
 
-    @routes.get("/buckets", **_SERVER)
+    @routes.get("/buckets")
     @needs("read", filtered=True)
     def buckets(access: Asked) -> dict[str, list[str]]:
         """List the buckets that are not empty."""
         only = access.key.buckets if access.key is not None else ()
         return {"buckets": [name for name in models.omega.buckets if not only or name in only]}
 
-    @routes.get("/key", **_SERVER)
+    @routes.get("/key")
     @needs(*SCOPES, filtered=True)
     async def key(access: Asked) -> dict[str, Any]:
         """The scopes and limits of the API key of this request."""
@@ -113,7 +97,7 @@ def _server(routes: APIRouter, models: ModelRegistry, authorizer: Authorizer, ta
             "open": is_open,
         }
 
-    @routes.get("/stats", **_SERVER)
+    @routes.get("/stats")
     @needs("read")
     async def stats(access: Asked) -> dict[str, Any]:
         """Live figures: rates, latencies, queues, loaded models, and the load of the runtime."""
@@ -125,7 +109,6 @@ def _server(routes: APIRouter, models: ModelRegistry, authorizer: Authorizer, ta
             "started": datetime.fromtimestamp(counted.started, timezone.utc).isoformat(),
             "rows_waiting": models.rows_waiting,
             **counted.live.view(),
-            "latency_ms_per_second": counted.live.latencies(),
             "models": {
                 name: {**model.view(), "versions": versions.get(name, {})}
                 for name, model in counted.models.items()
@@ -135,19 +118,23 @@ def _server(routes: APIRouter, models: ModelRegistry, authorizer: Authorizer, ta
             "runtime": await run_in_threadpool(tasks.load),
         }
 
+    return routes
 
-def _models(routes: APIRouter, models: ModelRegistry) -> None:
-    @routes.get("/model/{name:path}/aliases/{alias}/split", **_MODELS)
+
+def model_routes(models: ModelRegistry) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["models"], route_class=Endpoint)
+
+    @routes.get("/model/{name:path}/aliases/{alias}/split")
     @needs("predict", "read", on="models")
     def split(name: str, alias: str, access: Asked) -> dict[str, Any]:
         """How the requests of an alias are divided among versions."""
         shelf = models.omega[access.bucket].models
         shelf.metadata(name, version=alias)
         chosen = shelf.splits(name).get(alias)
-        canary, shadow = ({}, {}) if chosen is None else (dict(chosen.canary), dict(chosen.shadow))
-        return {"model": name, "alias": alias, "canary": canary, "shadow": shadow}
+        shares = {"canary": dict(chosen.canary), "shadow": dict(chosen.shadow)} if chosen else {}
+        return {"model": name, "alias": alias, "canary": {}, "shadow": {}, **shares}
 
-    @routes.get("/model/{name:path}/signature", **_MODELS)
+    @routes.get("/model/{name:path}/signature")
     @needs("predict", "read", on="models")
     async def signature(name: str, access: Asked) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
@@ -159,10 +146,10 @@ def _models(routes: APIRouter, models: ModelRegistry) -> None:
             **signature_view(model.predictor.signature),
         }
 
-    @routes.get("/model/{name:path}", **_MODELS)
+    @routes.get("/model/{name:path}")
     @needs("predict", "read", on="models")
-    @routes.get("/model/{name:path}/", **_MODELS)
-    @routes.get("/model/{name:path}/metadata", **_MODELS)
+    @routes.get("/model/{name:path}/")
+    @routes.get("/model/{name:path}/metadata")
     def model(name: str, access: Asked) -> Json:
         """A model, its versions, aliases, signature and training history."""
         shelf = models.omega[access.bucket].models
@@ -174,7 +161,7 @@ def _models(routes: APIRouter, models: ModelRegistry) -> None:
         )
         return Json({"model": chosen.name, "result": view, "resource_uri": chosen.name})
 
-    @routes.put("/model/{name:path}/aliases/{alias}/split", **_MODELS)
+    @routes.put("/model/{name:path}/aliases/{alias}/split")
     @needs("admin", on="models")
     def divide(name: str, alias: str, shares: Shares, access: Asked) -> dict[str, Any]:
         """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
@@ -182,7 +169,7 @@ def _models(routes: APIRouter, models: ModelRegistry) -> None:
         shelf.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
         return split(name, alias, access)
 
-    @routes.put("/model/{name:path}/aliases/{alias}", **_MODELS)
+    @routes.put("/model/{name:path}/aliases/{alias}")
     @needs("admin", on="models")
     async def move(name: str, alias: str, to: AliasMove, access: Asked) -> dict[str, Any]:
         """Point an alias at a version. Answers once that version is served."""
@@ -191,7 +178,7 @@ def _models(routes: APIRouter, models: ModelRegistry) -> None:
         await models.moved(access.bucket, name)
         return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
 
-    @routes.delete("/model/{name:path}/aliases/{alias}", **_MODELS)
+    @routes.delete("/model/{name:path}/aliases/{alias}")
     @needs("admin", on="models")
     async def remove(name: str, alias: str, access: Asked) -> dict[str, Any]:
         """Remove an alias."""
@@ -200,11 +187,14 @@ def _models(routes: APIRouter, models: ModelRegistry) -> None:
         await models.moved(access.bucket, name)
         return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
 
+    return routes
 
-def _datasets(routes: APIRouter, models: ModelRegistry, readers: Readers) -> None:
+
+def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["datasets"], route_class=Endpoint)
     settings = models.settings
 
-    @routes.get("/dataset/{name:path}", **_DATASETS)
+    @routes.get("/dataset/{name:path}")
     @needs("read", on="datasets")
     def dataset(
         request: Request,
@@ -239,54 +229,61 @@ def _datasets(routes: APIRouter, models: ModelRegistry, readers: Readers) -> Non
             }
         )
 
-    @routes.put("/dataset/{name:path}", **_DATASETS, openapi_extra={"requestBody": _TABLE_BODY})
+    @routes.put("/dataset/{name:path}", openapi_extra={"requestBody": _TABLE_BODY})
     @needs("write", on="datasets")
     async def put(
         request: Request, name: str, access: Asked, append: bool | None = None, mode: str | None = None
     ) -> dict[str, Any]:
         """Store a table, sent as Arrow, Parquet, or JSON with `data`, `dtypes` and `append`."""
         kind = request.headers.get("content-type", "")
-        table, in_body = await readers.table(await request.body(), kind)
+        table, in_body = await bodies.table(await request.body(), kind)
         by_append = None if append is None else "append" if append else "replace"
         chosen: Any = mode or by_append or in_body or "fail"
         shelf = models.omega[access.bucket].datasets
         version = await run_in_threadpool(lambda: shelf.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 
-    @routes.delete("/dataset/{name:path}", **_DATASETS)
+    @routes.delete("/dataset/{name:path}")
     @needs("write", on="datasets")
     def drop(name: str, access: Asked) -> dict[str, Any]:
         """Remove a dataset with all its versions, or a single version."""
         return {"dataset": name, "dropped": models.omega[access.bucket].datasets.drop(name)}
 
+    return routes
 
-def _list_route(routes: APIRouter, models: ModelRegistry, shelf: str, entries: _Entries) -> None:
-    @routes.get(f"/{shelf}", tags=[shelf])
-    @needs("read", filtered=True)
-    def listing(access: Asked, pattern: str = "**", after: str = "", limit: Limit = None) -> dict[str, Any]:
-        """List a shelf of a bucket, each name with its newest version; `next` begins the next page."""
-        found: Shelf = getattr(models.omega[access.bucket], shelf)
-        versions, following = _page(found, pattern, access, after, limit)
-        listed = {shelf: entries(found, versions)}
-        return listed if limit is None else {**listed, "next": following}
+
+def list_routes(models: ModelRegistry) -> APIRouter:
+    """The names on each shelf."""
+    routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
+
+    def add(shelf: str) -> None:
+        @routes.get(f"/{shelf}", tags=[shelf])
+        @needs("read", filtered=True)
+        def listing(
+            access: Asked, pattern: str = "**", after: str = "", limit: Limit = None
+        ) -> dict[str, Any]:
+            """List a shelf of a bucket, each name with its newest version; `next` begins the next page."""
+            chosen: Shelf = getattr(models.omega[access.bucket], shelf)
+            versions, following = _page(chosen, pattern, access, after, limit)
+            listed = {shelf: _entries(chosen, versions)}
+            return listed if limit is None else {**listed, "next": following}
+
+    for shelf in ("models", "datasets", "scripts"):
+        add(shelf)
+    return routes
 
 
 def _entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
-    return [version_view(version) for version in versions]
-
-
-def _model_entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
-    names = [version.name for version in versions]
-    tags = shelf.store.all_tags(versions[0].bucket, "models", names[0], names[-1]) if names else {}
-    return [{**version_view(v), "tags": tags.get(v.name, {})} for v in versions]
-
-
-def _dataset_entries(shelf: Shelf, versions: list[Version]) -> list[dict[str, Any]]:
-    entries = []
-    for version in versions:
-        rows = version.meta.get("rows")
-        count = sum(rows) if isinstance(rows, list) and None not in rows else None
-        entries.append({**version_view(version), "rows": count, "columns": version.meta.get("columns")})
+    entries = [version_view(version) for version in versions]
+    if shelf.shelf == "models" and versions:
+        bucket, first, last = versions[0].bucket, versions[0].name, versions[-1].name
+        tags = shelf.store.all_tags(bucket, "models", first, last)
+        return [{**entry, "tags": tags.get(entry["name"], {})} for entry in entries]
+    if shelf.shelf == "datasets":
+        for entry, version in zip(entries, versions, strict=True):
+            rows = version.meta.get("rows")
+            entry["rows"] = sum(rows) if isinstance(rows, list) and None not in rows else None
+            entry["columns"] = version.meta.get("columns")
     return entries
 
 

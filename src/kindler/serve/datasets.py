@@ -35,15 +35,11 @@ def read_inputs(
     table = as_table(datasets, version, most_rows, {}, most_bytes=most_bytes)
     if table is not None:
         return table_columns(table), True
-    if version.kind == "numpy" and version.size <= most_bytes:
-        return {"": datasets.get(str(version))}, False
-    if version.kind == "numpy":
-        raise Problem(
-            413, f"the dataset {name!r} has {version.size} bytes; at most {most_bytes} are allowed."
-        )
-    raise Problem(
-        400, f"the dataset {name!r} is of kind {version.kind!r}, which cannot be used as model input."
-    )
+    if version.kind != "numpy":
+        kind = version.kind
+        raise Problem(400, f"the dataset {name!r} is of kind {kind!r}, which cannot be used as model input.")
+    _check_bytes(version.size, most_bytes)
+    return {"": datasets.get(str(version))}, False
 
 
 def as_table(
@@ -85,9 +81,8 @@ def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: in
         return {str(name): plain(_first(array, limit)) for name, array in named.items()}
     if isinstance(value, dict | list | str | int | float | None):
         return value
-    raise Problem(
-        400, f"the dataset {str(version)!r} is a {type(value).__qualname__}, which cannot be written as JSON."
-    )
+    kind = type(value).__qualname__
+    raise Problem(400, f"the dataset {str(version)!r} is a {kind}, which cannot be written as JSON.")
 
 
 def _first_rows(
@@ -149,9 +144,9 @@ def _first(array: Array, limit: int) -> Array:
 
 def _typed(schema: pa.Schema, column: str, text: str) -> Any:
     kind = schema.field(column).type
-    if pa.types.is_boolean(kind) and text.lower() not in ("true", "false", "1", "0"):
-        raise Problem(400, f"{text[:80]!r} is not a valid value for the column {column!r} of type {kind}.")
     try:
+        if pa.types.is_boolean(kind) and text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError(text)
         return pa.scalar(text).cast(kind)
     except (pa.ArrowException, ValueError) as exc:
         raise Problem(

@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from kindler.serve.auth import UNDECLARED, Access, Requirement, bucket_of
+from kindler.serve.bodies import Receive
 from kindler.serve.protocols.values import dumps
-from kindler.serve.request_body import Receive
 from kindler.serve.request_log import Entry
 
 # Where the app keeps what the endpoints need of a request.
@@ -60,8 +60,8 @@ class Endpoint(APIRoute):
             bodies = request.app.state.predictions.bodies
             entry.counted = True  # if it is refused
             request.scope[ACCESS] = await authorize(request, requirement)
-            has_body = request.method not in ("GET", "HEAD")
-            body: bytes = await bodies.read(request.receive, request.headers) if has_body else b""
+            is_get = request.method == "GET"
+            body: bytes = b"" if is_get else await bodies.read(request.receive, request.headers)
             entry.counted, entry.bytes_in = False, len(body)
             try:
                 return await handle(Request(request.scope, _replay(body, request.receive)))

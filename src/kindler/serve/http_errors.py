@@ -60,12 +60,6 @@ class Problem(Exception):
         super().__init__(message)
 
 
-def require_post(method: str) -> None:
-    """Reject other methods with 405."""
-    if method != "POST":
-        raise Problem(405, f"{method} is not allowed; use POST.", {"allow": "POST"})
-
-
 def as_problem(error: BaseException) -> Problem | None:
     """The client's view of an error; None for an internal error, whose details stay in the log."""
     if isinstance(error, Problem):
@@ -79,11 +73,8 @@ def as_problem(error: BaseException) -> Problem | None:
 def own_status(error: BaseException, text: str) -> tuple[int | None, str]:
     """The HTTP status that code of the store gave its exception, and its text without it.
 
-    It is the second argument, as in `raise Exception("not here", 404)`, or an attribute `http_status`.
-
-    Args:
-        error: The exception.
-        text: Its text: of one from another process, all that is left of its arguments.
+    It is the second argument, as in `raise Exception("not here", 404)`, or an attribute `http_status`. Of an
+    exception from another process, its text is all that is left of its arguments.
     """
     status = getattr(error, "http_status", None)
     if _PAIR.fullmatch(text):

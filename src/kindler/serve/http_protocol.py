@@ -1,7 +1,7 @@
 """An HTTP/1.1 connection: uvicorn's, with a limit on the head of a request, in bytes and in seconds.
 
 Whoever sends the head slowly, or never ends it, would otherwise hold a connection for nothing. What comes
-after the head, and how long it may take, is for `request_body.py`.
+after the head, and how long it may take, is for `bodies.py`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kindler.serve.model_views import (
     triton_index,
     triton_statistics,
 )
-from kindler.serve.protocols.values import as_object, loads
+from kindler.serve.protocols.values import load_object
 
 
 def health_routes(models: ModelRegistry) -> APIRouter:
@@ -33,7 +33,6 @@ def health_routes(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(tags=["health"], route_class=Endpoint)
 
     @routes.get("/healthz")
-    @routes.head("/healthz", include_in_schema=False)
     @needs()
     async def healthz() -> dict[str, str]:
         """Liveness: the server is running."""
@@ -42,7 +41,6 @@ def health_routes(models: ModelRegistry) -> APIRouter:
     @routes.get(
         "/readyz", responses={503: {"description": "The store is unreachable, or no loaded model answers"}}
     )
-    @routes.head("/readyz", include_in_schema=False)
     @needs()
     async def readyz() -> dict[str, Any]:
         """Readiness: the store is reachable, and loaded models answer; `stuck` lists those that do not."""
@@ -50,15 +48,12 @@ def health_routes(models: ModelRegistry) -> APIRouter:
 
     @routes.get("/ping", response_class=PlainTextResponse)
     @routes.get("/health", response_class=PlainTextResponse)
-    @routes.head("/ping", include_in_schema=False)
-    @routes.head("/health", include_in_schema=False)
     @needs()
     async def ping() -> str:
         """Liveness for MLflow and SageMaker."""
         return "\n"
 
     @routes.get("/version", response_class=PlainTextResponse)
-    @routes.head("/version", include_in_schema=False)
     @needs()
     async def version() -> str:
         """Kindler's version."""
@@ -74,99 +69,80 @@ def health_routes(models: ModelRegistry) -> APIRouter:
     return routes
 
 
-def inference_routes(models: ModelRegistry) -> APIRouter:
-    """Health and metadata of the Open Inference Protocol, Triton's extensions, and TensorFlow Serving's."""
-    routes = APIRouter(route_class=Endpoint)
-    _triton(routes, models)  # its paths fit those of a model's metadata too
-    _v2(routes, models)
-    _tensorflow_serving(routes, models)
-    return routes
+def v2_routes(models: ModelRegistry) -> APIRouter:
+    """Health and metadata of the Open Inference Protocol, and Triton's extensions."""
+    routes = APIRouter(prefix="/v2", tags=["v2"], route_class=Endpoint)
 
-
-def _names(models: ModelRegistry, access: Asked) -> dict[str, list[str]]:
-    names = models.omega[access.bucket].models.list()
-    return {"models": [name for name in names if access.covers("models", name)]}
-
-
-def _triton(routes: APIRouter, models: ModelRegistry) -> None:
-    v2: dict[str, Any] = {"tags": ["v2"]}
-
-    @routes.get("/v2/models/stats", **v2)
+    # Triton's paths fit those of a model's metadata too.
+    @routes.get("/models/stats")
     @needs("read", filtered=True)
     async def all_statistics(access: Asked) -> Any:
         """Counters of all models that answered, since the server has started."""
         return await triton_statistics(models, access.bucket, access.covers, "", None)
 
-    @routes.get("/v2/models/{name:path}/stats", **v2)
-    @routes.get("/v2/models/{name:path}/versions/{version}/stats", **v2)
+    @routes.get("/models/{name:path}/stats")
+    @routes.get("/models/{name:path}/versions/{version}/stats")
     @needs("predict", "read", on="models")
     async def statistics(name: str, access: Asked, version: str | None = None) -> Any:
         """Counters of a model since the server has started."""
         return await triton_statistics(models, access.bucket, access.covers, name, version)
 
-    @routes.get("/v2/models/{name:path}/config", **v2)
-    @routes.get("/v2/models/{name:path}/versions/{version}/config", **v2)
+    @routes.get("/models/{name:path}/config")
+    @routes.get("/models/{name:path}/versions/{version}/config")
     @needs("predict", "read", on="models")
     async def config(name: str, access: Asked, version: str | None = None) -> dict[str, Any]:
         """Triton's configuration of a model; loads it if needed."""
         return await triton_config(models, (access.bucket, name, version))
 
-    @routes.post("/v2/repository/index", **v2)
+    @routes.post("/repository/index")
     @needs("read", filtered=True)
     async def index(request: Request, access: Asked) -> Any:
         """List the models with their newest versions; `{"ready": true}` leaves out unloaded ones."""
         body = await request.body()
-        ready = bool(as_object(loads(body)).get("ready")) if body else False
+        ready = bool(load_object(body).get("ready")) if body else False
         return await run_in_threadpool(triton_index, models, access.bucket, access.covers, ready=ready)
 
-    @routes.post("/v2/repository/models/{name:path}/load", **v2)
+    @routes.post("/repository/models/{name:path}/load")
     @needs("admin", on="models")
     async def load(request: Request, name: str, access: Asked) -> None:
         """Load a model into memory, also one that was unloaded."""
         body = await request.body()
-        check_load_parameters(as_object(loads(body)).get("parameters") or {} if body else {})
+        check_load_parameters(load_object(body).get("parameters") or {} if body else {})
         await models.load(access.bucket, name)
 
-    @routes.post("/v2/repository/models/{name:path}/unload", **v2)
+    @routes.post("/repository/models/{name:path}/unload")
     @needs("admin", on="models")
     async def unload(name: str, access: Asked) -> None:
         """Take a model out of memory; its requests get 503 until it is loaded again."""
         await models.unload(access.bucket, name)
 
-
-def _v2(routes: APIRouter, models: ModelRegistry) -> None:
-    v2: dict[str, Any] = {"tags": ["v2"]}
-
-    @routes.get("/v2", **v2)
-    @routes.head("/v2", include_in_schema=False)
+    @routes.get("")
     @needs()
     async def server() -> dict[str, Any]:
         """Server metadata."""
         return server_metadata()
 
-    @routes.get("/v2/health/live", **v2)
-    @routes.head("/v2/health/live", include_in_schema=False)
+    @routes.get("/health/live")
     @needs()
     async def live() -> dict[str, bool]:
         """Liveness: the server is running."""
         return {"live": True}
 
-    @routes.get("/v2/health/ready", **v2)
-    @routes.head("/v2/health/ready", include_in_schema=False)
+    @routes.get("/health/ready")
     @needs()
     async def ready() -> dict[str, bool]:
         """Readiness: the server can answer."""
         await models.check_ready()
         return {"ready": True}
 
-    @routes.get("/v2/models", **v2)
+    @routes.get("/models")
     @needs("read", filtered=True)
     def v2_names(access: Asked) -> dict[str, list[str]]:
         """List the models."""
         return _names(models, access)
 
-    @routes.get("/v2/models/{name:path}/ready", **v2)
-    @routes.get("/v2/models/{name:path}/versions/{version}/ready", **v2)
+    @routes.get("/models/{name:path}/ready")
+    @routes.get("/models/{name:path}/versions/{version}/ready")
     @needs("predict", "read", on="models")
     async def model_ready(name: str, access: Asked, version: str | None = None) -> dict[str, Any]:
         """Whether a model is ready; loads it if needed."""
@@ -175,34 +151,36 @@ def _v2(routes: APIRouter, models: ModelRegistry) -> None:
             raise Problem(503, f"{model.version} is unresponsive.")
         return {"name": model.version.name, "ready": True}
 
-    @routes.get("/v2/models/{name:path}", **v2)
-    @routes.get("/v2/models/{name:path}/versions/{version}", **v2)
+    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}/versions/{version}")
     @needs("predict", "read", on="models")
     async def metadata(name: str, access: Asked, version: str | None = None) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
         return await model_metadata(models, (access.bucket, name, version))
 
+    return routes
 
-def _tensorflow_serving(routes: APIRouter, models: ModelRegistry) -> None:
-    v1: dict[str, Any] = {"tags": ["tfserving"]}
 
-    @routes.get("/v1/models", **v1)
+def tensorflow_serving_routes(models: ModelRegistry) -> APIRouter:
+    routes = APIRouter(prefix="/v1", tags=["tfserving"], route_class=Endpoint)
+
+    @routes.get("/models")
     @needs("read", filtered=True)
     def v1_names(access: Asked) -> dict[str, list[str]]:
         """List the models."""
         return _names(models, access)
 
-    @routes.get("/v1/models/{name:path}/metadata", **v1)
-    @routes.get("/v1/models/{name:path}/labels/{version}/metadata", **v1)
-    @routes.get("/v1/models/{name:path}/versions/{version}/metadata", **v1)
+    @routes.get("/models/{name:path}/metadata")
+    @routes.get("/models/{name:path}/labels/{version}/metadata")
+    @routes.get("/models/{name:path}/versions/{version}/metadata")
     @needs("predict", "read", on="models")
     async def signatures(name: str, access: Asked, version: str | None = None) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
         return signature_def(await models.find((access.bucket, name, version)))
 
-    @routes.get("/v1/models/{name:path}", **v1)
-    @routes.get("/v1/models/{name:path}/labels/{version}", **v1)
-    @routes.get("/v1/models/{name:path}/versions/{version}", **v1)
+    @routes.get("/models/{name:path}")
+    @routes.get("/models/{name:path}/labels/{version}")
+    @routes.get("/models/{name:path}/versions/{version}")
     @needs("predict", "read", on="models")
     def status(name: str, access: Asked, version: str | None = None) -> dict[str, Any]:
         """The versions of a model that can be served."""
@@ -218,3 +196,10 @@ def _tensorflow_serving(routes: APIRouter, models: ModelRegistry) -> None:
                 {"version": str(v.number), "state": "AVAILABLE", "status": ok} for v in listed
             ],
         }
+
+    return routes
+
+
+def _names(models: ModelRegistry, access: Asked) -> dict[str, list[str]]:
+    names = models.omega[access.bucket].models.list()
+    return {"models": [name for name in names if access.covers("models", name)]}

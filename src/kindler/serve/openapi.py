@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, NoReturn
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from kindler.models.predictor import METHODS
 from kindler.serve.auth import needs
 from kindler.serve.endpoints import Asked, Endpoint
 from kindler.serve.protocols.omega import RAW
-from kindler.serve.protocols.tables import ARROW, PARQUET
-from kindler.serve.requests import METHODS
+from kindler.serve.protocols.tables import ARROW, CSV, PARQUET
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _Parameters = dict[str, Any]
@@ -114,27 +114,21 @@ class OmegaResponse(BaseModel):
     dtype: Any
 
 
-def _content(*types: str) -> dict[str, Any]:
-    return dict.fromkeys(types, _BYTES)
-
-
-def _documented(tag: str, takes: dict[str, Any], gives: dict[str, Any]) -> dict[str, Any]:
+def _documented(tag: str, takes: tuple[str, ...] = (), gives: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a route takes and gives besides JSON."""
     return {
         "tags": [tag],
-        "openapi_extra": {"requestBody": {"content": takes}},
-        "responses": {200: {"description": "Model outputs", "content": gives}},
+        "openapi_extra": {"requestBody": {"content": dict.fromkeys(takes, _BYTES)}},
+        "responses": {200: {"description": "Model outputs", "content": dict.fromkeys(gives, _BYTES)}},
     }
 
 
 def documented_predictions() -> APIRouter:
     """The routes; none of them is ever reached."""
     routes = APIRouter(route_class=Endpoint)
-    v2 = _documented("v2", {}, _content(RAW))
-    v1 = _documented("tfserving", {}, {})
-    mlflow = _documented(
-        "mlflow", {"text/csv": {"schema": {"type": "string"}}, **_content(PARQUET, ARROW)}, _content(ARROW)
-    )
-    omega = _documented("models", _content(ARROW, RAW), _content(ARROW, RAW))
+    v2, v1 = _documented("v2", gives=(RAW,)), _documented("tfserving")
+    mlflow = _documented("mlflow", (CSV, PARQUET, ARROW), (ARROW,))
+    omega = _documented("models", (ARROW, RAW), (ARROW, RAW))
 
     @routes.post("/v2/models/{name:path}/infer", **v2)
     @routes.post("/v2/models/{name:path}/versions/{version}/infer", **v2)

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from anyio import fail_after
 
@@ -15,21 +16,19 @@ from kindler.models.predictor import Predictor
 from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
 from kindler.serve.auth import Access, Authorizer, bucket_of
 from kindler.serve.batching import Ticket
-from kindler.serve.body_readers import Readers, where_read
+from kindler.serve.bodies import Bodies, Receive
 from kindler.serve.datasets import read_inputs
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
-from kindler.serve.protocols import Codec, Sent
+from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
-from kindler.serve.protocols.v2 import V2, TooManyTexts
-from kindler.serve.request_body import Bodies, Receive
+from kindler.serve.protocols.v2 import V2
 from kindler.serve.request_log import Entry, RequestLog
-from kindler.serve.requests import Answer, InferRequest, Reply, Target, check_rows
-from kindler.serve.stats import Stats
 from kindler.serve.traffic import Traffic
 
+_T = TypeVar("_T")
 Decode: TypeAlias = Callable[[Signature], Awaitable[InferRequest]]
 _log = logging.getLogger("kindler.serve")
 MOST_TEXTS = 1 << 18  # bytes of texts that are taken apart here; more of them hold Python's lock for long
@@ -59,17 +58,14 @@ class Predictions:
         *,
         traffic: Traffic,
         authorizer: Authorizer,
-        readers: Readers,
+        bodies: Bodies,
         log: RequestLog,
-        stats: Stats,
         dataset_threads: Executor,
     ) -> None:
         self.models = models
         self.settings = models.settings
         self.authorizer = authorizer
-        self.readers = readers
-        self.stats = stats
-        self.bodies = Bodies(self.settings, readers.decompressed)
+        self.bodies = bodies
         self._traffic = traffic
         self._log = log
         self._dataset_threads = dataset_threads
@@ -99,7 +95,7 @@ class Predictions:
             )
             encoding = (answer, request, sent, target)
             large = sum(array.nbytes for array in answer.outputs.values()) > LARGE_BYTES
-            reply = await asyncio.to_thread(codec.encode, *encoding) if large else codec.encode(*encoding)
+            reply = await in_thread_if(large, codec.encode, *encoding)
             return replace(reply, headers=(*reply.headers, ("x-model-version", str(answer.version))))
         finally:
             self.bodies.release(body)
@@ -112,17 +108,9 @@ class Predictions:
         entry: Entry,
         receive: Receive | None = None,
     ) -> tuple[Answer, InferRequest]:
-        """Answer a prediction.
+        """Answer a prediction; `decode` makes the request, once the signature of the model is known.
 
-        Args:
-            name: The model.
-            decode: Makes the request, once the signature of the model is known.
-            headers: The request's headers.
-            entry: What is known of the request; says afterwards which version answered.
-            receive: Says when the client has gone away; None if that cancels this call.
-
-        Raises:
-            Problem, KindlerError: It cannot be answered.
+        `receive` says when the client has gone away; None if that cancels this call.
         """
         split = self._traffic.split_of(name)
         loaded = None if split is None else self._traffic.canary(split, headers)
@@ -145,36 +133,22 @@ class Predictions:
     def note(self, entry: Entry, seconds: float) -> None:
         """Count a request that was answered, and write it down."""
         if entry.counted:
-            self.stats.answered(entry.protocol, entry.status, seconds, entry.model, entry.version)
+            self.models.stats.answered(entry.protocol, entry.status, seconds, entry.model, entry.version)
         self._log.add(entry, seconds)
 
     def _decoder(self, codec: Codec, sent: Sent, target: Target, access: Access) -> Decode:
         dataset = sent.query.get("datax") if codec is OMEGA else None
+        if dataset is None:
+            return partial(self.bodies.decode, codec, sent, target)
+        access.check_datasets(dataset)
+        shelf, limits = self.models.omega[access.bucket].datasets, self.settings
+        read = partial(read_inputs, shelf, dataset, most_rows=limits.rows, most_bytes=limits.queue_bytes)
 
         async def from_dataset(_: Signature) -> InferRequest:
-            assert dataset is not None
-            shelf, limits = self.models.omega[access.bucket].datasets, self.settings
-            read = lambda: read_inputs(  # noqa: E731
-                shelf, dataset, most_rows=limits.rows, most_bytes=limits.queue_bytes
-            )
             loop = asyncio.get_running_loop()
             inputs, columns = await loop.run_in_executor(self._dataset_threads, read)
             return InferRequest(inputs=inputs, columns=columns, method=target.action)
 
-        async def from_body(signature: Signature) -> InferRequest:
-            where = where_read(sent)
-            try:
-                if where == "here":
-                    return codec.decode(sent, signature, target)
-                if where == "thread":
-                    return await asyncio.to_thread(codec.decode, sent, signature, target)
-            except TooManyTexts:
-                pass
-            return await self.readers.request(codec, sent, signature, target)
-
-        if dataset is None:
-            return from_body
-        access.check_datasets(dataset)
         return from_dataset
 
     async def _call(
@@ -182,17 +156,14 @@ class Predictions:
     ) -> tuple[Arrays, int]:
         predictor = loaded.predictor
         if request.method not in predictor.methods:
-            raise Problem(
-                400, f"the model has no method {request.method}; available: {', '.join(predictor.methods)}."
-            )
+            available = ", ".join(predictor.methods)
+            raise Problem(400, f"the model has no method {request.method}; available: {available}.")
         signature, method = predictor.signature, request.method
         if request.signature is not None:
             signature, method = _signature_by_name(predictor, request.signature)
-        check_rows(request, self.settings.rows)  # before they are made what the model takes, and larger
+        request.check_rows(self.settings.rows)  # before they are made what the model takes, and larger
         large = sum(array.nbytes for array in request.inputs.values()) > LARGE_BYTES
-        inputs = (
-            await asyncio.to_thread(_fitted, signature, request) if large else _fitted(signature, request)
-        )
+        inputs = await in_thread_if(large, _fitted, signature, request)
         rows = rows_of(inputs)
         timeout_s = min(self.settings.timeout_s, request.timeout_s or self.settings.timeout_s)
         ticket = loaded.batcher.submit(inputs, method, rows=rows, timeout_s=timeout_s, batch=request.batch)
@@ -208,6 +179,11 @@ class Predictions:
             for watch in watches:
                 watch.cancel()
             ticket.leave()
+
+
+async def in_thread_if(large: bool, work: Callable[..., _T], *arguments: Any) -> _T:
+    """What a function gives, which is called in a thread if it may take long."""
+    return await asyncio.to_thread(work, *arguments) if large else work(*arguments)
 
 
 def problem_of(error: Exception, entry: Entry) -> Problem:
@@ -260,7 +236,6 @@ def _selected(outputs: Arrays, request: InferRequest) -> Mapping[str, Any]:
         return outputs
     missing = [name for name in request.outputs if name not in outputs]
     if missing:
-        raise Problem(
-            400, f"the model has no output {missing[0]!r}; available: {', '.join(map(repr, outputs))}."
-        )
+        available = ", ".join(map(repr, outputs))
+        raise Problem(400, f"the model has no output {missing[0]!r}; available: {available}.")
     return {name: outputs[name] for name in request.outputs}

@@ -42,7 +42,6 @@ class Entry:
         method: Its HTTP method, or "gRPC".
         path: Its path without the query, or the gRPC method.
         trace: Its W3C `traceparent`, if it had one.
-        key: The id of its API key.
         model: The model that answered, as counters have it.
         changes: Whether it may change something: the audit log has it.
         counted: Whether the server's counters have it: predictions, and what was refused before an endpoint.
@@ -100,9 +99,10 @@ class JsonLog:
             file = logging.StreamHandler() if path == "-" else logging.handlers.WatchedFileHandler(path)
         except OSError as exc:
             raise ConfigError(f"cannot write the log {path!r}: {exc.strerror or exc}.") from exc
-        file.setFormatter(_Line())
-        file.handleError = self._failed  # type: ignore[method-assign]
-        self._path, self._file, self._dropped = path, file, 0
+        file.setFormatter(_Json())
+        # A full disk must not end a server, nor may a line that cannot be written.
+        file.handleError = lambda _: _log.warning("cannot write to the log %s", path, exc_info=True)  # type: ignore[method-assign]
+        self._file, self._dropped = file, 0
         self._waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
         self._writer = logging.handlers.QueueListener(self._waiting, file)
         self._writer.start()
@@ -113,35 +113,21 @@ class JsonLog:
             self._dropped += 1
             return
         if self._dropped:
-            self._put({"level": "warning", "message": f"{self._dropped} lines were dropped"})
-            self._dropped = 0
-        self._put(line)
+            dropped, self._dropped = self._dropped, 0
+            self.write({"level": "warning", "message": f"{dropped} lines were dropped"})
+        self._waiting.put(logging.LogRecord("kindler.requests", logging.INFO, "", 0, line, None, None))
 
     def close(self) -> None:
         """Write what waits, and close the file."""
         self._writer.stop()
         self._file.close()
 
-    def _put(self, line: Mapping[str, Any]) -> None:
-        self._waiting.put(logging.LogRecord("kindler.requests", logging.INFO, "", 0, line, None, None))
-
-    def _failed(self, record: logging.LogRecord) -> None:  # a full disk must not end a server
-        _log.warning("cannot write to the log %s", self._path, exc_info=True)
-
-
-class _Line(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return orjson.dumps(record.msg, default=str).decode()
-
 
 class RequestLog:
-    """Writes entries to the access log and the audit log, where there are any.
+    """Writes all requests to the access log, and changes and refusals to the audit log, where there are any.
 
-    Args:
-        access: Where all requests go; None for nowhere.
-        audit: Where changes and refusals go; None for nowhere.
-        level: The least level of a line in the access log: "info" has all requests, "warning" those with a
-            4xx status or worse, "error" those with a 5xx status.
+    The access log has requests from a level on: "info" has all, "warning" those with a 4xx status or worse,
+    "error" those with a 5xx status.
     """
 
     def __init__(self, access: str | None = None, audit: str | None = None, level: str = "info") -> None:
@@ -179,13 +165,16 @@ def configure(level: str, form: str) -> None:
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "log": "server",
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
+        line: Any = record.msg  # of a request; else a text
+        if not isinstance(line, Mapping):
+            time = datetime.fromtimestamp(record.created, timezone.utc)
+            line = {
+                "log": "server",
+                "time": time.isoformat(timespec="milliseconds"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": record.getMessage(),
+            }
+            if record.exc_info:
+                line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ _MAX_VERSIONS = 1000  # whose counters are kept
 _MAX_SIZES = 256  # of batches that are counted apart
 _SAMPLES = 512  # latencies that are kept of one second, for all models together
 _WINDOW_S = 60
+_BUSY = (413, 429, 503)
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -55,11 +56,7 @@ class _Second:
 
 
 class _Live:
-    """The last minute, second by second, and the latencies of the last requests.
-
-    Args:
-        samples: How many latencies are kept of each second, for `latencies`.
-    """
+    """The last minute, second by second with so many latencies of each, and those of the last requests."""
 
     def __init__(self, samples: int = 0) -> None:
         self._samples = samples
@@ -77,28 +74,28 @@ class _Live:
             current.latencies.append(seconds)
         self._latencies.append(seconds)
 
-    def latencies(self) -> dict[str, list[float | None]]:
-        """Milliseconds, for each second of the last minute; None for one without requests."""
-        now = int(time.monotonic())
-        kept = {second.number: sorted(second.latencies) for second in self._seconds}
-        each = [kept.get(now - i) or [] for i in range(_WINDOW_S, 0, -1)]
-        return {
-            name: [round(at[round((len(at) - 1) * share)] * 1e3, 3) if at else None for at in each]
-            for name, share in (("p50", 0.5), ("p99", 0.99))
-        }
-
     def view(self) -> dict[str, Any]:
         now = int(time.monotonic())
-        recent = [second for second in self._seconds if now - _WINDOW_S <= second.number < now]
-        rates = {second.number: second.requests for second in recent}
-        p50, p90, p99 = np.percentile(np.array(self._latencies or [0.0]) * 1e3, [50, 90, 99])
-        return {
-            "requests_per_second": sum(rates.get(now - i, 0) for i in range(1, 6)) / 5,
-            "requests_last_minute": sum(second.requests for second in recent),
-            "failures_last_minute": sum(second.failures for second in recent),
-            "per_second": [rates.get(now - i, 0) for i in range(_WINDOW_S, 0, -1)],
-            "latency_ms": {"p50": round(p50, 3), "p90": round(p90, 3), "p99": round(p99, 3)},
+        known = {second.number: second for second in self._seconds}
+        minute = [known.get(now - i, _Second(0)) for i in range(_WINDOW_S, 0, -1)]
+        p50, p90, p99 = _percentiles(self._latencies or [0.0], 50, 90, 99)
+        view: dict[str, Any] = {
+            "requests_per_second": sum(second.requests for second in minute[-5:]) / 5,
+            "requests_last_minute": sum(second.requests for second in minute),
+            "failures_last_minute": sum(second.failures for second in minute),
+            "per_second": [second.requests for second in minute],
+            "latency_ms": {"p50": p50, "p90": p90, "p99": p99},
         }
+        if self._samples:
+            each = [_percentiles(s.latencies, 50, 99) if s.latencies else (None, None) for s in minute]
+            p50s, p99s = zip(*each, strict=True)
+            view["latency_ms_per_second"] = {"p50": p50s, "p99": p99s}
+        return view
+
+
+def _percentiles(seconds: Iterable[float], *which: int) -> list[float]:
+    """Of seconds, in milliseconds."""
+    return [round(float(value) * 1e3, 3) for value in np.percentile(list(seconds), which)]
 
 
 class ModelStats:
@@ -124,8 +121,7 @@ class VersionStats:
     """The counters of one version of a model, since the server has started.
 
     Attributes:
-        requests: Requests that it answered, also those that failed.
-        seconds: What they took together, from arrival to answer; `failed_seconds` those that failed.
+        seconds: What its requests took together, from arrival to answer; `failed_seconds` those that failed.
         batches: Calls; `rows`, `call_seconds` and `queue_seconds` (of the first request of each) are of all.
         by_rows: For each number of rows in a call, how many calls there were and what they took.
         last: When it last answered, in seconds since 1970; 0 for never.
@@ -143,7 +139,7 @@ class VersionStats:
         self.restarts: Counter[str] = Counter()
 
     def answered(self, seconds: float, *, failed: bool) -> None:
-        """A request of this version was answered."""
+        self._model.live.add(seconds, failed=failed)
         self.requests += 1
         self.seconds += seconds
         if failed:
@@ -152,7 +148,6 @@ class VersionStats:
         self.last = time.time()
 
     def called(self, call: CallStats) -> None:
-        """A call of this version has ended."""
         model = self._model
         model.batch_rows.add(call.rows)
         model.call_seconds.add(call.seconds)
@@ -169,7 +164,6 @@ class VersionStats:
             counted[1] += call.seconds
 
     def lost(self, why: ProcessLost) -> None:
-        """A process of this version was lost, and is replaced."""
         self.restarts["hung" if why.hung else "memory" if why.by_memory else "crashed"] += 1
 
     def view(self) -> dict[str, Any]:
@@ -189,7 +183,7 @@ class Stats:
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
-        self._seconds: dict[str, _Histogram] = {}
+        self._seconds: defaultdict[str, _Histogram] = defaultdict(lambda: _Histogram(_SECONDS))
         self.loads: Counter[str] = Counter()
         self.loaded = self.loaded_bytes = self.waiting = 0
         self._on_devices: list[tuple[str, int, str, int]] = []
@@ -198,15 +192,11 @@ class Stats:
         self.versions: OrderedDict[tuple[str, int], VersionStats] = OrderedDict()
         self.started = time.time()
 
-    def model(self, name: str) -> ModelStats:
-        if name not in self.models:
-            self.models[name] = ModelStats()
-        return self.models[name]
-
     def version(self, name: str, number: int) -> VersionStats:
         known = self.versions.get((name, number))
         if known is None:
-            known = self.versions[name, number] = VersionStats(self.model(name))
+            model = self.models.setdefault(name, ModelStats())
+            known = self.versions[name, number] = VersionStats(model)
             if len(self.versions) > _MAX_VERSIONS:  # of those that nobody asks for any more
                 (oldest, _), _ = self.versions.popitem(last=False)
                 if not any(other == oldest for other, _ in self.versions):
@@ -214,20 +204,14 @@ class Stats:
         return known
 
     def answered(
-        self, protocol: str, status: int, seconds: float, model: str | None, version: int | None = None
+        self, protocol: str, status: int, seconds: float, model: str | None, version: int | None
     ) -> None:
-        """A request was answered."""
         self._requests[protocol, status] += 1
-        histogram = self._seconds.get(protocol)
-        if histogram is None:
-            histogram = self._seconds[protocol] = _Histogram(_SECONDS)
-        histogram.add(seconds)
+        self._seconds[protocol].add(seconds)
         failed = status >= 400 and status not in (401, 403)  # auth failures do not count as model failures
         self.live.add(seconds, failed=failed)
-        if model is not None:
-            self.model(model).live.add(seconds, failed=failed)
-            if version is not None:
-                self.version(model, version).answered(seconds, failed=failed)
+        if model is not None and version is not None:
+            self.version(model, version).answered(seconds, failed=failed)
 
     def count_loaded(self, loaded: Iterable[tuple[str, int, int, str | None, int]]) -> None:
         """All loaded versions: name, number, bytes, device and bytes there."""
@@ -246,19 +230,15 @@ class Stats:
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client`'s collectors."""
-        models, versions = self.models.items(), [(*key, v) for key, v in self.versions.items()]
-        refused: Counter[int] = Counter()
-        for (_, status), count in self._requests.items():
-            if status in (413, 429, 503):
-                refused[status] += count
-        answered: Counter[tuple[Any, ...]] = Counter()
-        shadows: Counter[tuple[Any, ...]] = Counter()
-        restarts: Counter[tuple[Any, ...]] = Counter()
-        for name, number, v in versions:
-            answered[name, number, "answered"] = v.requests - v.failures
-            answered[name, number, "failed"] = v.failures
-            shadows.update({(name, number, outcome): n for outcome, n in v.shadows.items()})
-            restarts.update({(name, number, reason): n for reason, n in v.restarts.items()})
+        models, versions = self.models.items(), self.versions.items()
+        statuses = {status: sum(n for (_, s), n in self._requests.items() if s == status) for status in _BUSY}
+        outcomes = {
+            (*key, outcome): count
+            for key, v in versions
+            for outcome, count in (("answered", v.requests - v.failures), ("failed", v.failures))
+        }
+        shadows = {(*key, outcome): n for key, v in versions for outcome, n in v.shadows.items()}
+        restarts = {(*key, reason): n for key, v in versions for reason, n in v.restarts.items()}
         failures = {name: model.failures for name, model in models}
         outcome, reason = "model version outcome", "model version reason"
         yield _counter("requests", "Requests", "protocol status", self._requests)
@@ -270,11 +250,11 @@ class Stats:
         ):
             yield _histogram(name, text, "model", [(model, getattr(m, attribute)) for model, m in models])
         yield _counter("model_failures", "Calls of a model that raised", "model", failures)
-        yield _counter("version_requests", "Requests that a version of a model answered", outcome, answered)
+        yield _counter("version_requests", "Requests that a version of a model answered", outcome, outcomes)
         yield _counter("shadow_requests", "Shadow calls of a version of a model", outcome, shadows)
         text = "Processes of a version of a model that were lost and replaced"
         yield _counter("process_restarts", text, reason, restarts)
-        yield _counter("refused", "Requests that were not queued", "status", refused)
+        yield _counter("refused", "Requests that were not queued", "status", statuses)
         yield _counter("loads", "Models loaded", "outcome", self.loads)
         yield GaugeMetricFamily("kindler_loaded_models", "Models in memory", self.loaded)
         yield GaugeMetricFamily("kindler_loaded_bytes", "Bytes of models in memory", self.loaded_bytes)

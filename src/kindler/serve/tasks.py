@@ -15,26 +15,25 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import parse_qsl
 
-import numpy as np
 from anyio import move_on_after
 from fastapi import APIRouter, Depends, Header, Query, Request
 
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
+from kindler.models.predictor import METHODS
 from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
 from kindler.runtime.calls import TaskHandle
 from kindler.runtime.runtime import Runtime
 from kindler.serve.auth import Access, needs
-from kindler.serve.body_readers import Readers, where_read
+from kindler.serve.bodies import Bodies
 from kindler.serve.endpoints import Asked, Endpoint, Json
 from kindler.serve.http_errors import Problem, as_problem, own_status
-from kindler.serve.protocols import Sent
+from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
-from kindler.serve.requests import METHODS, Target
 from kindler.serve.settings import ServeSettings
 from kindler.store.keys import Key
 
@@ -52,6 +51,7 @@ _YES = ("1", "true", "yes", "on")
 _RESERVED = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
 _MAYBE_JSON = {**_ANY_JSON, "required": False}
+_Start: TypeAlias = Callable[[Runtime], TaskHandle]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,9 +59,7 @@ class StartedTask:
     """A task of a client.
 
     Attributes:
-        handle: The runtime's handle.
         head: The first fields of its response: the model, or the script.
-        started: When it was sent.
         owner: The id of the key that sent it; None without keys.
         ended: When it had finished, by the monotonic clock.
     """
@@ -89,13 +87,7 @@ class Tasks:
         self._tasks: OrderedDict[str, StartedTask] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(
-        self,
-        access: Access,
-        head: Mapping[str, Any],
-        call: Callable[[Runtime], TaskHandle],
-        size: int = 0,
-    ) -> StartedTask:
+    def start(self, access: Access, head: Mapping[str, Any], call: _Start, size: int = 0) -> StartedTask:
         """Start a task on the runtime of a bucket."""
         with self._lock:
             self._forget_old(room=1)
@@ -218,27 +210,29 @@ async def _later(
 Later = Annotated[bool, Depends(_later)]
 
 
-def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter:
+def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
     """Routes that start, poll and cancel tasks; the executor is where the runtime is called."""
 
-    async def answered(request: Request, start: Callable[[], StartedTask], *, later: bool) -> Json:
+    async def run(
+        request: Request, later: bool, access: Access, head: Mapping[str, Any], call: _Start, size: int
+    ) -> Json:
         loop = asyncio.get_running_loop()
-        task = await loop.run_in_executor(executor, start)
+        task = await loop.run_in_executor(executor, tasks.start, access, head, call, size)
         if later:
             task_id, path = task.handle.id, request.url.path
-            content = {**task.head, "task_id": task_id, "status": "PENDING", "resource_uri": path}
+            content = {**head, "task_id": task_id, "status": "PENDING", "resource_uri": path}
             return Json(content, 202, {"location": f"/api/v1/task/{task_id}/result"})
         await tasks.wait(task)
         return await loop.run_in_executor(executor, lambda: Json(tasks.answer(task)))
 
     routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
-    responses: dict[str, Any] = {"responses": {202: {"description": "Accepted: the task id"}}}
+    accepted: dict[int | str, dict[str, Any]] = {202: {"description": "Accepted: the task id"}}
 
     @routes.put(
         "/model/{name:path}/{action}",
         tags=["models"],
         openapi_extra={"requestBody": _MAYBE_JSON},
-        **responses,
+        responses=accepted,
     )
     @needs(on="models", actions=_SCOPES)
     async def model(
@@ -251,19 +245,18 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         datay: str | None = None,
     ) -> Json:
         """Train or score a stored model on stored datasets, or predict asynchronously."""
-        data = await _data(request, readers, access, Target(name, action=action), datax, datay)
+        data = await _data(request, bodies, access, Target(name, action=action), datax, datay)
         # What a task holds until it has finished: its body, or its decoded data if larger.
         sizes = [size for item in data if isinstance(size := getattr(item, "nbytes", 0), int)]
         size = max(len(await request.body()), sum(sizes))
-
-        def start() -> StartedTask:
-            call = lambda runtime: getattr(runtime.model(name), action)(*data)  # noqa: E731
-            return tasks.start(access, {"model": name}, call, size)
-
-        return await answered(request, start, later=later)
+        call = lambda runtime: getattr(runtime.model(name), action)(*data)  # noqa: E731
+        return await run(request, later, access, {"model": name}, call, size)
 
     @routes.post(
-        "/script/{name:path}/run", tags=["scripts"], openapi_extra={"requestBody": _ANY_JSON}, **responses
+        "/script/{name:path}/run",
+        tags=["scripts"],
+        openapi_extra={"requestBody": _ANY_JSON},
+        responses=accepted,
     )
     @needs("predict", on="scripts")
     async def script(request: Request, name: str, access: Asked, later: Later) -> Json:
@@ -273,12 +266,8 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
         body = await request.body()
         arguments = () if not body else (await asyncio.to_thread(loads, body),)
         named = {key: value for key, value in request.query_params.items() if key not in _RESERVED}
-
-        def start() -> StartedTask:
-            call = lambda runtime: runtime.script(name).run(*arguments, **named)  # noqa: E731
-            return tasks.start(access, {"script": name}, call, len(body))
-
-        return await answered(request, start, later=later)
+        call = lambda runtime: runtime.script(name).run(*arguments, **named)  # noqa: E731
+        return await run(request, later, access, {"script": name}, call, len(body))
 
     @routes.get("/task/{task}/status", tags=["tasks"])
     @needs("predict", filtered=True)
@@ -309,7 +298,7 @@ def task_routes(tasks: Tasks, readers: Readers, executor: Executor) -> APIRouter
 
 
 async def _data(
-    request: Request, readers: Readers, access: Access, target: Target, datax: str | None, datay: str | None
+    request: Request, bodies: Bodies, access: Access, target: Target, datax: str | None, datay: str | None
 ) -> tuple[Any, ...]:
     """The arguments of an action: names of datasets, or the request's data."""
     action = target.action
@@ -321,10 +310,7 @@ async def _data(
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
     sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
-    if where_read(sent) == "process":
-        decoded = await readers.request(OmegaCodec(), sent, Signature((), ()), target)
-    else:
-        decoded = await asyncio.to_thread(OmegaCodec().decode, sent, Signature((), ()), target)
+    decoded = await bodies.decode(OmegaCodec(), sent, target, Signature((), ()))
     inputs = {name: as_text(array, name) for name, array in decoded.inputs.items()}
     if not decoded.columns:
         (array,) = inputs.values()
@@ -336,7 +322,7 @@ async def _data(
 
 def _response(task: StartedTask, result: Any) -> dict[str, Any]:
     name, started = next(iter(task.head.values())), task.started.isoformat()
-    return {**task.head, "result": _plain(result), "resource_uri": name, "started": started}
+    return {**task.head, "result": plain(result), "resource_uri": name, "started": started}
 
 
 def _failure(error: KindlerError) -> Problem:
@@ -344,22 +330,3 @@ def _failure(error: KindlerError) -> Problem:
     end = "\n\nraised as " if isinstance(error, WorkerError) else "\n"
     status, text = own_status(error, str(error).partition(end)[0])
     return Problem(status or 400, f"the task failed: {type(error).__name__}: {text[:500]}")
-
-
-def _plain(value: Any) -> Any:
-    """A result as JSON values; anything else as text."""
-    if isinstance(value, np.ndarray):
-        return plain(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inside) for key, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inside) for inside in value]
-    for form, arguments in (("tolist", ()), ("to_pydict", ()), ("to_dict", ("list",))):  # of pandas and Arrow
-        if hasattr(value, form):
-            return _plain(getattr(value, form)(*arguments))
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    fits = isinstance(value, float | str | None) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 63)
-    return value if fits else str(value)

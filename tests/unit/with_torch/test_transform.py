@@ -15,9 +15,8 @@ from kindler import Estimator, Omega
 from kindler.errors import DataError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.signature import fit as fit_inputs
-from kindler.serve.protocols import Sent
+from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.tfserving import TfServing
-from kindler.serve.requests import Target
 from tests.torch.test_transform import classifier, pictures
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kindler.serve.http_errors import Problem
 from kindler.serve.memory import resident_bytes
@@ -18,12 +18,9 @@ _LOOK_S = 0.1  # between two looks at messages on their way
 
 
 class Shares:
-    """Something of which there is only so much, and nobody gets all.
+    """Something of which there is only so much (`most`), and one client may have only a `share`.
 
-    Args:
-        most: What there is.
-        share: What one client may have of it. The first thing that a client asks for is never refused.
-        what: Its name in messages.
+    The first thing that a client asks for is never refused.
     """
 
     def __init__(self, most: int, share: int, what: str) -> None:
@@ -56,17 +53,14 @@ class Shares:
 
 @dataclass(eq=False, slots=True)
 class Upload:
-    """A call whose message is on its way.
+    """A call whose message is on its way: who sends it, and what ends the call and says why.
 
-    Attributes:
-        client: Who sends it.
-        end: Ends the call, and says why.
-        until: When it must be there; None for a stream, which may wait between two messages.
+    It must be there at `until`; None is for a stream, which may wait between two messages.
     """
 
     client: Hashable
     end: Callable[[Problem], None]
-    until: float | None = field(default=None)
+    until: float | None
 
 
 class Uploads:
@@ -87,7 +81,6 @@ class Uploads:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, upload: Upload) -> None:
-        """Watch over one."""
         if not self._waiting:
             self._before = self._size() - self._elsewhere()
         self._waiting[upload] = None
@@ -95,7 +88,6 @@ class Uploads:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def remove(self, upload: Upload) -> None:
-        """Its message is there, or does not matter any more."""
         self._waiting.pop(upload, None)
 
     def _look(self) -> None:
@@ -106,15 +98,12 @@ class Uploads:
         held = self._size() - self._elsewhere() - self._before
         if held > self._most_bytes:
             busy = Problem(503, f"the server is busy with {held} bytes of messages.", {"retry-after": "1"})
-            for upload in self._of_the_busiest():
-                self._end(upload, busy)
+            timed = [upload for upload in self._waiting if upload.until is not None] or list(self._waiting)
+            for client, _ in Counter(upload.client for upload in timed).most_common(1):
+                for upload in [one for one in timed if one.client == client]:
+                    self._end(upload, busy)
         if self._waiting:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
-
-    def _of_the_busiest(self) -> list[Upload]:
-        timed = [upload for upload in self._waiting if upload.until is not None] or list(self._waiting)
-        ((client, _),) = Counter(upload.client for upload in timed).most_common(1) or [(None, 0)]
-        return [upload for upload in timed if upload.client == client]
 
     def _end(self, upload: Upload, problem: Problem) -> None:
         del self._waiting[upload]

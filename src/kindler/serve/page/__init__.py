@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from dataclasses import dataclass
 from importlib import resources
 
 from fastapi import APIRouter, Request
@@ -17,8 +16,6 @@ from fastapi.responses import Response
 from kindler.serve.auth import needs
 from kindler.serve.endpoints import Endpoint
 from kindler.serve.http_errors import Problem
-
-__all__ = ["page_routes"]
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -43,38 +40,26 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    packed: bytes
-    kind: str
-    etag: str
-
-    def reply(self, request: Request) -> Response:
-        headers = {**_HEADERS, "etag": self.etag}
-        if self.etag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self.packed, 200, {**headers, "content-encoding": "gzip"}, self.kind)
-        return Response(self.content, 200, headers, self.kind)
-
-
 def page_routes() -> APIRouter:
     """The page at `/`, and what belongs to it below `/static/`."""
     routes = APIRouter(include_in_schema=False, route_class=Endpoint)
-    files = _files()
+    files = {
+        entry.name: _File(entry.read_bytes(), _TYPES[suffix])
+        for entry in (resources.files(__package__) / "files").iterdir()
+        if (suffix := "." + entry.name.rpartition(".")[2]) in _TYPES
+    }
 
-    @routes.api_route("/", methods=["GET", "HEAD"])
+    @routes.get("/")
     @needs()
     async def index(request: Request) -> Response:
         return files["index.html"].reply(request)
 
-    @routes.api_route("/favicon.ico", methods=["GET", "HEAD"])
+    @routes.get("/favicon.ico")
     @needs()
     async def icon(request: Request) -> Response:
         return files["favicon.svg"].reply(request)
 
-    @routes.api_route("/static/{name:path}", methods=["GET", "HEAD"])
+    @routes.get("/static/{name:path}")
     @needs()
     async def static(request: Request, name: str) -> Response:
         if name not in files:
@@ -84,12 +69,16 @@ def page_routes() -> APIRouter:
     return routes
 
 
-def _files() -> dict[str, _File]:
-    files = {}
-    for entry in (resources.files(__package__) / "files").iterdir():
-        suffix = "." + entry.name.rpartition(".")[2]
-        if suffix in _TYPES:
-            content = entry.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
-            files[entry.name] = _File(content, gzip.compress(content, mtime=0), _TYPES[suffix], etag)
-    return files
+class _File:
+    def __init__(self, content: bytes, media_type: str) -> None:
+        self._content, self._packed = content, gzip.compress(content, mtime=0)
+        self._type = media_type
+        self._etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+
+    def reply(self, request: Request) -> Response:
+        headers = {**_HEADERS, "etag": self._etag}
+        if self._etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self._packed, 200, {**headers, "content-encoding": "gzip"}, self._type)
+        return Response(self._content, 200, headers, self._type)

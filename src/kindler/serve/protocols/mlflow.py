@@ -7,23 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature
-from kindler.serve.http_errors import Problem, require_post
-from kindler.serve.protocols import Sent
-from kindler.serve.protocols.tables import (
-    ARROW,
-    PARQUET,
-    columns_of,
-    from_arrow,
-    from_csv,
-    from_parquet,
-    from_records,
-    to_arrow,
-)
-from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
-from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
+from kindler.serve.http_errors import Problem
+from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols.tables import ARROW, CSV, PARQUET, columns_in, read_columns, to_arrow
+from kindler.serve.protocols.values import as_tensor, as_tensors, dumps, load_object, only, plain
 
-_PATH = re.compile(r"/(?:models/(?P<name>.+)/)?invocations")
 _FIELDS = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _CODES = {
     400: "BAD_REQUEST",
@@ -33,33 +23,18 @@ _CODES = {
 }
 
 
-class Mlflow:
-    """See the module."""
-
+class Mlflow(Codec):
     name = "mlflow"
-
-    def target(self, method: str, path: str) -> Target | None:
-        match = _PATH.fullmatch(path)
-        if match is None:
-            return None
-        require_post(method)
-        return Target(match["name"] or "")
+    path = re.compile(r"/(?:models/(?P<name>.+)/)?invocations")
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
         kind = sent.content_type
-        if kind == "text/csv":
-            return InferRequest(inputs=from_csv(sent.body), columns=True)
-        if kind == PARQUET:
-            return InferRequest(inputs=from_parquet(sent.body), columns=True)
-        if kind == ARROW:
-            return InferRequest(inputs=from_arrow(sent.body), columns=True)
+        if kind in (CSV, PARQUET, ARROW):
+            return InferRequest(inputs=read_columns(sent.body, kind), columns=True)
         if kind != "application/json":
-            raise Problem(
-                415,
-                f"unsupported content type {kind!r};"
-                f" expected application/json, text/csv, {PARQUET} or {ARROW}.",
-            )
-        body = as_object(loads(sent.body))
+            expected = f"application/json, {CSV}, {PARQUET} or {ARROW}"
+            raise Problem(415, f"unsupported content type {kind!r}; expected {expected}.")
+        body = load_object(sent.body)
         fields = [field for field in _FIELDS if field in body]
         if len(fields) != 1:
             raise Problem(
@@ -68,18 +43,21 @@ class Mlflow:
                 f" {', '.join(map(repr, _FIELDS))}; received {fields or 'none of them'}.",
             )
         request = _request(fields[0], body[fields[0]])
-        if isinstance(body.get("params"), dict):
-            request.params = body["params"]
+        params = body.get("params")
+        if isinstance(params, dict):
+            request.params = params
             # As with a model that `om.models.export_mlflow` wrote.
-            request.method = _method(body["params"])
+            request.method = params.get("method", "predict")
+            if request.method not in METHODS:
+                shown = str(request.method)[:80]
+                raise Problem(400, f"'method' must be one of {', '.join(METHODS)}; received {shown!r}.")
         return request
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
         if ARROW in sent.headers.get("accept", ""):
             return Reply(to_arrow(answer), ARROW)
         outputs = {name: plain(array) for name, array in answer.outputs.items()}
-        predictions: Any = next(iter(outputs.values())) if len(outputs) == 1 else outputs
-        return Reply(dumps({"predictions": predictions}, tokens=True))
+        return Reply(dumps({"predictions": only(outputs)}, tokens=True))
 
     def problem(self, status: int, message: str) -> Reply:
         if status == 415:
@@ -88,28 +66,20 @@ class Mlflow:
         return Reply(dumps({"error_code": code, "message": message}, tokens=False), status=status)
 
 
-def _method(params: dict[str, Any]) -> str:
-    method = params.get("method", "predict")
-    if method not in METHODS:
-        raise Problem(400, f"'method' must be one of {', '.join(METHODS)}; received {str(method)[:80]!r}.")
-    return str(method)
-
-
 def _request(field: str, value: Any) -> InferRequest:
     if field == "dataframe_split":
         return InferRequest(inputs=_with_nan(_split(value)), columns=True)
     if field == "dataframe_records":
         if not isinstance(value, list):
             raise Problem(400, "'dataframe_records' must be a list of objects.")
-        return InferRequest(inputs=_with_nan(from_records(value)), columns=True)
+        return InferRequest(inputs=_with_nan(columns_in(value)), columns=True)
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return InferRequest(inputs=from_records(value), columns=True)
+        return InferRequest(inputs=columns_in(value), columns=True)
     if isinstance(value, dict):
         if not value:
             raise Problem(400, f"{field!r} is empty.")
-        inputs = {str(name): as_tensor(item, f"the input {name!r}") for name, item in value.items()}
-        return InferRequest(inputs=inputs, columns=True)
-    return InferRequest(inputs={"": as_tensor(value, f"{field!r}")})
+        return InferRequest(inputs=as_tensors(value), columns=True)
+    return InferRequest(inputs={"": as_tensor(value, repr(field))})
 
 
 def _with_nan(columns: dict[str, Array]) -> dict[str, Array]:
@@ -122,7 +92,7 @@ def _with_nan(columns: dict[str, Array]) -> dict[str, Array]:
     return filled
 
 
-def _split(value: Any) -> dict[str, Any]:
+def _split(value: Any) -> dict[str, Array]:
     if not isinstance(value, dict) or not isinstance(value.get("data"), list):
         raise Problem(400, "'dataframe_split' must be an object with 'data', a list of rows.")
     rows = value["data"]
@@ -133,4 +103,4 @@ def _split(value: Any) -> dict[str, Any]:
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(columns):
             raise Problem(400, f"row {i} of 'dataframe_split' does not have {len(columns)} values.")
-    return columns_of({str(name): [row[i] for row in rows] for i, name in enumerate(columns)})
+    return columns_in({str(name): [row[i] for row in rows] for i, name in enumerate(columns)})

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols import Sent
-from kindler.serve.protocols.tables import ARROW, columns_of, from_arrow, from_records, to_arrow
-from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
-from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols.tables import ARROW, columns_in, read_columns, to_arrow
+from kindler.serve.protocols.values import as_tensor, dumps, load_object, only, plain
 
 RAW = "application/octet-stream"
-_PATH = re.compile(rf"/api/v1/model/(?P<name>.+)/(?P<action>{'|'.join(METHODS)})/?")
 _ALIAS = re.compile(r"/api/v1/model/.+/aliases/[^/]+")  # which may have the name of an action
 _DTYPES = (
     "bool",
@@ -31,13 +29,13 @@ _DTYPES = (
 )
 
 
-class OmegaCodec:
-    """See the module."""
-
+class OmegaCodec(Codec):
     name = "omega"
+    path = re.compile(rf"/api/v1/model/(?P<name>.+)/(?P<action>{'|'.join(METHODS)})/?")
+    error = "message"
 
     def target(self, method: str, path: str) -> Target | None:
-        match = _PATH.fullmatch(path)
+        match = self.path.fullmatch(path)
         if match is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
             return None
         if method not in ("PUT", "POST"):
@@ -47,77 +45,56 @@ class OmegaCodec:
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
         kind = sent.content_type
         if kind == ARROW:
-            return InferRequest(inputs=from_arrow(sent.body), columns=True, method=target.action)
-        if kind == RAW:
-            return InferRequest(inputs={"": _raw(sent)}, method=target.action)
-        if kind not in ("", "application/json", "application/x-www-form-urlencoded"):
+            inputs = read_columns(sent.body, ARROW)
+        elif kind == RAW:
+            inputs = {"": _raw(sent)}
+        elif kind in ("", "application/json", "application/x-www-form-urlencoded"):
+            inputs = _inputs(load_object(sent.body))
+        else:
             raise Problem(
                 415, f"unsupported content type {kind!r}; expected application/json, {ARROW} or {RAW}."
             )
-        body = as_object(loads(sent.body))
-        if "data" not in body:
-            raise Problem(400, "the request has no 'data'.")
-        columns = body.get("columns")
-        if columns is not None and not (
-            isinstance(columns, list) and all(isinstance(c, str) for c in columns)
-        ):
-            raise Problem(400, "'columns' must be a list of names.")
-        data, shape = body["data"], body.get("shape")
-        if isinstance(data, list) and not (data and isinstance(data[0], dict)):
-            array = as_tensor(data, "'data'")
-            return InferRequest(
-                inputs={"": array if shape is None else _cells(array, shape)}, method=target.action
-            )
-        arrays = _chosen(data, columns)
-        if shape is not None:
-            if len(arrays) != 1:
-                raise Problem(400, f"'shape' needs exactly one column; received {len(arrays)}.")
-            (array,) = arrays.values()
-            return InferRequest(inputs={"": _cells(array, shape)}, method=target.action)
-        return InferRequest(inputs=arrays, columns=True, method=target.action)
+        return InferRequest(inputs=inputs, columns=kind == ARROW or "" not in inputs, method=target.action)
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
-        accept = sent.headers.get("accept", "")
+        accept, outputs = sent.headers.get("accept", ""), answer.outputs
         if ARROW in accept:
             return Reply(to_arrow(answer), ARROW)
         if RAW in accept:
             return _raw_reply(answer)
         flat = sent.query.get("flat", "") not in ("", "0", "false")
-        outputs = {name: plain(a.ravel() if flat else a) for name, a in answer.outputs.items()}
-        one = len(outputs) == 1
-        shapes = {name: list(array.shape) for name, array in answer.outputs.items()}
-        dtypes = {name: _dtype(array) for name, array in answer.outputs.items()}
-        return Reply(
-            dumps(
-                {
-                    "model": answer.model,
-                    "result": _only(outputs) if one else outputs,
-                    "resource_uri": answer.model,
-                    "version": answer.version,
-                    "shape": _only(shapes) if one else shapes,
-                    "dtype": _only(dtypes) if one else dtypes,
-                },
-                tokens=False,
-            )
-        )
-
-    def problem(self, status: int, message: str) -> Reply:
-        return Reply(dumps({"message": message}, tokens=False), status=status)
+        document = {
+            "model": answer.model,
+            "result": only({name: plain(a.ravel() if flat else a) for name, a in outputs.items()}),
+            "resource_uri": answer.model,
+            "version": answer.version,
+            "shape": only({name: list(array.shape) for name, array in outputs.items()}),
+            "dtype": only({n: "text" if a.dtype.kind in "OU" else a.dtype.name for n, a in outputs.items()}),
+        }
+        return Reply(dumps(document, tokens=False))
 
 
-def _chosen(data: Any, columns: list[str] | None) -> dict[str, Array]:
-    if isinstance(data, list):
-        columns_by_name = from_records(data)
-    elif isinstance(data, Mapping):
-        columns_by_name = columns_of(data)
-    else:
-        raise Problem(400, "'data' must be an object of columns, or a list of rows.")
-    if columns is None:
-        return columns_by_name
-    missing = [name for name in columns if name not in columns_by_name]
-    if missing:
-        raise Problem(400, f"'data' lacks the columns {', '.join(missing)}.")
-    return {name: columns_by_name[name] for name in columns}
+def _inputs(body: dict[str, Any]) -> dict[str, Array]:
+    """Columns by name, or an array under "" if it has none or is given a shape."""
+    if "data" not in body:
+        raise Problem(400, "the request has no 'data'.")
+    data, names, shape = body["data"], body.get("columns"), body.get("shape")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise Problem(400, "'columns' must be a list of names.")
+    if isinstance(data, list) and not (data and isinstance(data[0], dict)):
+        array = as_tensor(data, "'data'")
+        return {"": array if shape is None else _cells(array, shape)}
+    columns = columns_in(data)
+    if names is not None:
+        missing = [name for name in names if name not in columns]
+        if missing:
+            raise Problem(400, f"'data' lacks the columns {', '.join(missing)}.")
+        columns = {name: columns[name] for name in names}
+    if shape is None:
+        return columns
+    if len(columns) != 1:
+        raise Problem(400, f"'shape' needs exactly one column; received {len(columns)}.")
+    return {"": _cells(*columns.values(), shape)}
 
 
 def _cells(array: Array, shape: Any) -> Array:
@@ -159,11 +136,3 @@ def _raw_reply(answer: Answer) -> Reply:
     shape = ",".join(map(str, array.shape))
     headers = (("x-dtype", array.dtype.name), ("x-shape", shape), ("x-version", str(answer.version)))
     return Reply(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), RAW, headers)
-
-
-def _dtype(array: Array) -> str:
-    return "text" if array.dtype.kind in "OU" else str(array.dtype.name)
-
-
-def _only(found: Mapping[str, Any]) -> Any:
-    return next(iter(found.values()))

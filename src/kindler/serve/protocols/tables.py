@@ -2,13 +2,14 @@
 
 A few bytes of Arrow or Parquet can stand for more rows than there is memory. A stream that claims more than
 its bytes hold is refused before it is read. What a Parquet file becomes is known only when it is read: that
-happens in a process whose memory is bounded (`body_readers.py`), and what it claims is looked at first.
+happens in a process whose memory is bounded (`bodies.py`), and what it claims is looked at first.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,44 @@ from kindler.errors import DataError, first_line
 from kindler.models import arrow_columns
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols.values import as_object, as_tensor, loads
-from kindler.serve.requests import Answer
+from kindler.serve.protocols import Answer
+from kindler.serve.protocols.values import as_tensors, load_object
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
+CSV = "text/csv"
 _GROWTH = 16  # how much larger than the body a Parquet file may say that it is
 _SPARE_BYTES = 64 << 20
 
 
-def from_records(records: Sequence[Any]) -> dict[str, Array]:
-    """A list of objects with the same names."""
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:  # Arrow's own among them: the body may be what it should, and is too much
+        raise
+    except (pa.ArrowException, OSError, TypeError, ValueError) as exc:
+        raise Problem(400, f"the body is not {what}: {first_line(exc)}.") from exc
+
+
+def columns_in(data: Any) -> dict[str, Array]:
+    """The columns of a table in JSON: a list of objects, an object of lists, or one of objects by row."""
+    if isinstance(data, list):
+        return as_tensors(by_name(data))
+    if not isinstance(data, dict):
+        raise Problem(400, "'data' must be an object of columns, or a list of rows.")
+    _check_columns(len(data))
+    columns = {
+        name: list(values.values()) if isinstance(values, dict) else values for name, values in data.items()
+    }
+    for name, values in columns.items():
+        if not isinstance(values, list):
+            raise Problem(400, f"the column {name!r} must be a list.")
+    return as_tensors(columns)
+
+
+def by_name(records: list[Any]) -> dict[str, list[Any]]:
+    """The values of objects that all have the same names."""
     if not records or not isinstance(records[0], dict):
         raise Problem(400, "the data must be a non-empty list of objects.")
     names = list(records[0])
@@ -40,40 +68,19 @@ def from_records(records: Sequence[Any]) -> dict[str, Array]:
     for i, record in enumerate(records):
         if not isinstance(record, dict) or record.keys() != records[0].keys():
             raise Problem(400, f"row {i} does not have the columns of the first row: {names}.")
-    return {name: as_tensor([record[name] for record in records], f"the column {name!r}") for name in names}
+    return {name: [record[name] for record in records] for name in names}
 
 
-def columns_of(data: Mapping[str, Any]) -> dict[str, Array]:
-    """An object of lists, or of objects that are lists by row number."""
-    _check_columns(len(data))
-    arrays = {}
-    for name, values in data.items():
-        listed = list(values.values()) if isinstance(values, dict) else values
-        if not isinstance(listed, list):
-            raise Problem(400, f"the column {name!r} must be a list.")
-        arrays[str(name)] = as_tensor(listed, f"the column {name!r}")
-    return arrays
-
-
-def from_csv(body: bytes) -> dict[str, Array]:
-    """A table with a line of names."""
+def read_columns(body: bytes, kind: str) -> dict[str, Array]:
+    """The columns of a body of CSV, Parquet or Arrow."""
+    if kind == ARROW:
+        return table_columns(read_arrow(body))
+    if kind == PARQUET:
+        return table_columns(read_parquet(body, share_texts=True))
     _check_columns(body.count(b",", 0, body.find(b"\n")) + 1)
-    try:
-        return table_columns(pyarrow.csv.read_csv(io.BytesIO(body)))
-    except MemoryError:
-        raise
-    except (pa.ArrowException, ValueError) as exc:
-        raise Problem(400, f"the body is not CSV: {first_line(exc)}.") from exc
-
-
-def from_parquet(body: bytes) -> dict[str, Array]:
-    """A Parquet file."""
-    return table_columns(read_parquet(body, share_texts=True))
-
-
-def from_arrow(body: bytes) -> dict[str, Array]:
-    """A stream of Arrow record batches."""
-    return table_columns(read_arrow(body))
+    with _reading("CSV"):
+        table = pyarrow.csv.read_csv(io.BytesIO(body))
+    return table_columns(table)
 
 
 def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
@@ -87,38 +94,26 @@ def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         raise Problem(
             415, f"unsupported content type {kind[:80]!r}; expected application/json, {ARROW} or {PARQUET}."
         )
-    fields = as_object(loads(body))
+    fields = load_object(body)
     if "data" not in fields:
         raise Problem(400, "the request has no 'data'.")
-    mode = fields.get("mode")
+    mode, dtypes = fields.get("mode"), fields.get("dtypes")
     if mode is not None and not isinstance(mode, str):
         raise Problem(400, "'mode' must be a string.")
-    table = _from_json(fields["data"], fields.get("dtypes"))
+    arrays = columns_in(fields["data"])
+    dtypes = {} if dtypes is None else dtypes
+    if not isinstance(dtypes, dict):
+        raise Problem(400, "'dtypes' must be an object of columns.")
+    if unknown := [name for name in dtypes if name not in arrays]:
+        raise Problem(400, f"'dtypes' names {unknown[0]!r}, which is not a column.")
+    with _reading("a table"):
+        columns = {name: pa.array(array.tolist()) for name, array in arrays.items()}
+        for name, dtype in dtypes.items():
+            columns[name] = columns[name].cast(pa.from_numpy_dtype(np.dtype(str(dtype))))
+        table = pa.table(columns)
     # omega|ml's word: true adds rows, false puts these in the place of those that are there.
     append = fields.get("append")
     return table, mode or ("append" if append is True else "replace" if append is False else None)
-
-
-def _from_json(data: Any, dtypes: Any) -> pa.Table:
-    if isinstance(data, dict):
-        arrays = columns_of(data)
-    elif isinstance(data, list):
-        arrays = from_records(data)
-    else:
-        raise Problem(400, "'data' must be an object of columns, or a list of rows.")
-    if dtypes is not None and not isinstance(dtypes, dict):
-        raise Problem(400, "'dtypes' must be an object of columns.")
-    try:
-        columns = {name: pa.array(array.tolist()) for name, array in arrays.items()}
-        for name, dtype in (dtypes or {}).items():
-            if name not in columns:
-                raise Problem(400, f"'dtypes' names {name!r}, which is not a column.")
-            columns[name] = columns[name].cast(pa.from_numpy_dtype(np.dtype(str(dtype))))
-        return pa.table(columns)
-    except MemoryError:
-        raise
-    except (pa.ArrowException, TypeError, ValueError) as exc:
-        raise Problem(400, f"the data is not a table: {exc}") from exc
 
 
 def _check_columns(count: int) -> None:
@@ -128,13 +123,8 @@ def _check_columns(count: int) -> None:
 
 def to_arrow(answer: Answer) -> bytes:
     """The outputs as columns of an Arrow stream; what has several dimensions as tensors of fixed shape."""
-    arrays, names = [], []
-    for name, array in answer.outputs.items():
-        if not array.ndim or len(array) != answer.rows:
-            raise Problem(400, f"the output {name!r} does not have one row per row of the request.")
-        names.append(name)
-        arrays.append(_arrow(array))
-    return stream(pa.Table.from_arrays(arrays, names=names))
+    answer.check_rows()
+    return stream(pa.table({name: _arrow(array) for name, array in answer.outputs.items()}))
 
 
 def _arrow(array: Array) -> pa.Array:
@@ -156,15 +146,12 @@ def table_columns(table: pa.Table) -> dict[str, Array]:
 
 def read_arrow(body: bytes) -> pa.Table:
     """A stream of Arrow record batches, without compression."""
-    try:
+    with _reading("an Arrow stream"):
         return received.arrow_table(body)
-    except ValueError as exc:
-        raise Problem(400, f"the body is not an Arrow stream: {first_line(exc)}.") from exc
 
 
 def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
-    """A Parquet file."""
-    try:
+    with _reading("a Parquet file"):
         with pq.ParquetFile(pa.BufferReader(body)) as file:
             metadata, schema = file.metadata, file.schema_arrow
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -182,10 +169,6 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
             return _read(body, texts)
         except (pa.ArrowNotImplementedError, OSError):  # some encodings of texts cannot be shared
             return _read(body, None)
-    except MemoryError:  # Arrow's own among them: it is a Parquet file, and too much
-        raise
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise Problem(400, f"the body is not a Parquet file: {first_line(exc)}.") from exc
 
 
 def _read(body: bytes, texts: list[str] | None) -> pa.Table:

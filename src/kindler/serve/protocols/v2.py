@@ -6,23 +6,21 @@ A body is JSON, or JSON followed by the raw bytes of tensors; then a header tell
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature, TensorSpec
-from kindler.serve.http_errors import Problem, require_post
-from kindler.serve.protocols import Sent
-from kindler.serve.protocols.values import as_object, as_tensor, dumps, loads, plain
-from kindler.serve.requests import METHODS, Answer, InferRequest, Reply, Target
+from kindler.serve.http_errors import Problem
+from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols.values import as_objects, as_tensor, dumps, load_object, plain
 
 LENGTH = "inference-header-content-length"
-_PATH = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?/infer")
 DTYPES = {
     "BOOL": "bool",
     "FP16": "float16",
@@ -39,54 +37,29 @@ class TooManyTexts(Exception):
     """A tensor of so many texts that they are taken apart in another process."""
 
 
-class V2:
-    """See the module.
-
-    Args:
-        most_texts: The most bytes of texts in a tensor that are taken apart here; None is any number.
-    """
+class V2(Codec):
+    """The protocol; tensors of more than `most_texts` bytes of texts are not taken apart here."""
 
     name = "v2"
+    path = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?/infer")
 
     def __init__(self, most_texts: int | None = None) -> None:
         self._most_texts = most_texts
 
-    def target(self, method: str, path: str) -> Target | None:
-        match = _PATH.fullmatch(path)
-        if match is None:
-            return None
-        require_post(method)
-        return Target(match["name"], match["version"])
-
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        """See `Codec`."""
         json_length = sent.headers.get(LENGTH)
         length = len(sent.body) if json_length is None else _length(json_length, len(sent.body))
         if json_length is not None and length == 0:
             return _raw(sent.body, signature)
-        told_body = as_object(loads(sent.body[:length]))
-        inputs = told_body.get("inputs")
+        body = load_object(sent.body[:length])
+        inputs = body.get("inputs")
         if not isinstance(inputs, list) or not inputs:
             raise Problem(400, "the request needs 'inputs', a list of tensors.")
-        rest = _Rest(sent.body[length:])
-        arrays: dict[str, Array] = {}
-        for entry in inputs:
-            name, array = _tensor(entry, rest, self._most_texts)
-            if name in arrays:
-                raise Problem(400, f"the input {name!r} appears twice.")
-            arrays[name] = array
-        rest.check_empty()
-        outputs = _outputs(told_body.get("outputs"))
-        params = _object(told_body.get("parameters"), "parameters")
-        wanted = next((name for name in outputs or () if name in METHODS), "predict")
-        return InferRequest(
-            inputs=arrays,
-            method=wanted,
-            params=params,
-            outputs=outputs,
-            id=_text(told_body.get("id", ""), "id"),
-            timeout_s=timeout_of(params.get("timeout")),
-            batch=params.get("batch", True) is not False,
+        return infer_request(
+            _tensors(inputs, memoryview(sent.body)[length:], self._most_texts),
+            _object(body.get("parameters"), "parameters"),
+            _outputs(body.get("outputs")),
+            _text(body.get("id", ""), "id"),
         )
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
@@ -114,8 +87,31 @@ class V2:
         headers = (("inference-header-content-length", str(len(head))),)
         return Reply(b"".join([head, *raw]), "application/octet-stream", headers)
 
-    def problem(self, status: int, message: str) -> Reply:
-        return Reply(dumps({"error": message}, tokens=False), status=status)
+
+def infer_request(
+    tensors: Iterable[tuple[str, Array]],
+    params: Mapping[str, Any],
+    outputs: Mapping[str, Mapping[str, Any]],
+    request_id: str,
+) -> InferRequest:
+    """A request of the protocol, over HTTP or gRPC."""
+    arrays: dict[str, Array] = {}
+    for name, array in tensors:
+        if name in arrays:
+            raise Problem(400, f"the input {name!r} appears twice.")
+        arrays[name] = array
+    timeout = params.get("timeout") or 0
+    if not isinstance(timeout, int) or timeout < 0 or timeout is True:
+        raise Problem(400, f"timeout={timeout!r}: must be a whole number of microseconds.")
+    return InferRequest(
+        inputs=arrays,
+        method=next((name for name in outputs if name in METHODS), "predict"),
+        params=params,
+        outputs=outputs or None,
+        id=request_id,
+        timeout_s=timeout / 1e6 or None,
+        batch=params.get("batch", True) is not False,
+    )
 
 
 def datatype_of(array: Array) -> str:
@@ -129,98 +125,64 @@ def described(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": _DATATYPES.get(spec.dtype or "float64", "BYTES"), "shape": shape}
 
 
-class _Rest:
-    """The bytes behind the JSON, taken tensor by tensor."""
+def _tensors(entries: list[Any], rest: memoryview, most_texts: int | None) -> Iterator[tuple[str, Array]]:
+    """The tensors of a body, whose values are in its JSON or one behind the other after it."""
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise Problem(400, "an input must be an object with name, shape, datatype and data.")
+        name, datatype = _text(entry.get("name"), "name of an input"), entry.get("datatype")
+        shape = checked_shape(name, datatype, entry.get("shape"))
+        params = _object(entry.get("parameters"), f"parameters of the input {name!r}")
+        if "binary_data_size" in params:
+            size = params["binary_data_size"]
+            if "data" in entry:
+                raise Problem(400, f"the input {name!r} has both data and a binary_data_size.")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise Problem(400, f"the input {name!r} has the invalid binary_data_size {size!r}.")
+            if size > len(rest):
+                left = len(rest)
+                raise Problem(400, f"the input {name!r} should have {size} bytes; the body has {left} left.")
+            content, rest = rest[:size], rest[size:]
+            yield name, from_bytes(content, datatype, shape, name, most_texts=most_texts)
+            continue
+        if "data" not in entry:
+            raise Problem(400, f"the input {name!r} has no data.")
+        values = entry["data"] if isinstance(entry["data"], list) else [entry["data"]]
+        array = as_tensor(values, f"the input {name!r}")
+        if datatype == "BYTES":
+            array = _texts(array, name, encoded=params.get("content_type") == "base64")
+        yield name, typed(array, datatype, shape, name)
+    if rest:
+        raise Problem(400, f"the body has {len(rest)} bytes that belong to no input.")
 
-    def __init__(self, content: bytes) -> None:
-        self._content = memoryview(content)
-        self._at = 0
 
-    def take(self, size: Any, name: str) -> memoryview:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise Problem(400, f"the input {name!r} has the invalid binary_data_size {size!r}.")
-        if self._at + size > len(self._content):
-            left = len(self._content) - self._at
-            raise Problem(400, f"the input {name!r} should have {size} bytes; the body has {left} left.")
-        self._at += size
-        return self._content[self._at - size : self._at]
-
-    def check_empty(self) -> None:
-        left = len(self._content) - self._at
-        if left:
-            raise Problem(400, f"the body has {left} bytes that belong to no input.")
-
-
-def _tensor(entry: Any, rest: _Rest, most_texts: int | None) -> tuple[str, Array]:
-    if not isinstance(entry, dict):
-        raise Problem(400, "an input must be an object with name, shape, datatype and data.")
-    name = _text(entry.get("name"), "name of an input")
-    datatype = entry.get("datatype")
-    if not isinstance(datatype, str) or datatype not in DTYPES:
+def typed(array: Array, datatype: str, shape: tuple[int, ...], name: str) -> Array:
+    """Values as the tensor that they are said to be."""
+    target = np.dtype(DTYPES[datatype])
+    if array.dtype != target:
+        whole = array.dtype.kind in "biu"
+        if array.dtype.kind == "O" or (target.kind in "biu" and not whole and array.size):
+            raise Problem(400, f"the input {name!r} has values that do not match the datatype {datatype}.")
+        if target.kind in "iu" and array.size:
+            info = np.iinfo(target)
+            if int(array.min()) < info.min or int(array.max()) > info.max:
+                raise Problem(400, f"the input {name!r} has values out of range for the datatype {datatype}.")
+        with np.errstate(over="ignore"):
+            array = array.astype(target, copy=False)
+    if array.size != math.prod(shape):
         raise Problem(
             400,
-            f"the input {name!r} has the unknown datatype {datatype!r}; expected one of {', '.join(DTYPES)}.",
+            f"the input {name!r} has {array.size} values; its shape {list(shape)} needs {math.prod(shape)}.",
         )
-    shape = checked_shape(entry.get("shape"), name)
-    params = _object(entry.get("parameters"), f"parameters of the input {name!r}")
-    if "binary_data_size" in params:
-        if "data" in entry:
-            raise Problem(400, f"the input {name!r} has both data and a binary_data_size.")
-        content = rest.take(params["binary_data_size"], name)
-        return name, from_bytes(content, datatype, shape, name, most_texts=most_texts)
-    if "data" not in entry:
-        raise Problem(400, f"the input {name!r} has no data.")
-    values = entry["data"] if isinstance(entry["data"], list) else [entry["data"]]
-    if datatype == "BYTES":
-        array = _texts(values, name, encoded=params.get("content_type") == "base64")
-    else:
-        array = _numbers(_exact(as_tensor(values, f"the input {name!r}"), values, datatype), datatype, name)
-    return name, _reshaped(array, shape, name)
+    return array.reshape(shape)
 
 
-def _numbers(array: Array, datatype: str, name: str) -> Array:
-    target = np.dtype(DTYPES[datatype])
-    if array.dtype == target:
-        return array
-    whole = array.dtype.kind in "biu"
-    if array.dtype.kind == "O" or (target.kind in "biu" and not whole and array.size):
-        raise Problem(400, f"the input {name!r} has values that do not match the datatype {datatype}.")
-    if target.kind in "iu" and array.size:
-        info = np.iinfo(target)
-        if int(array.min()) < info.min or int(array.max()) > info.max:
-            raise Problem(400, f"the input {name!r} has values out of range for the datatype {datatype}.")
-    with np.errstate(over="ignore"):
-        return array.astype(target, copy=False)
-
-
-def _exact(array: Array, values: list[Any], datatype: str) -> Array:
-    """Whole numbers beyond those of int64 beside others become floats, which would lose digits."""
-    if datatype != "UINT64" or array.dtype.kind != "f":
-        return array
-    items = np.array(values, dtype=object)
-    whole = all(type(item) is int and 0 <= item < 1 << 64 for item in items.ravel())
-    return items.astype(np.uint64) if whole else array
-
-
-def _texts(values: list[Any], name: str, *, encoded: bool) -> Array:
-    array = np.array(_flat(values, name), dtype=object)
+def _texts(array: Array, name: str, *, encoded: bool) -> Array:
     try:
-        if encoded:
-            array[:] = [base64.b64decode(item, validate=True) for item in array]
-        else:
-            array[:] = [item.encode() for item in array]
-    except (AttributeError, TypeError, ValueError, binascii.Error) as exc:
+        items = array.ravel().tolist()
+        return as_objects([base64.b64decode(i, validate=True) if encoded else i.encode() for i in items])
+    except (AttributeError, TypeError, ValueError) as exc:
         raise Problem(400, f"the input {name!r} has values that do not match the datatype BYTES.") from exc
-    return array
-
-
-def _flat(values: list[Any], name: str, depth: int = 0) -> list[Any]:
-    if depth > 32:
-        raise Problem(400, f"the input {name!r} is nested too deeply.")
-    flat: list[Any] = []
-    for value in values:
-        flat += _flat(value, name, depth + 1) if isinstance(value, list) else [value]
-    return flat
 
 
 def from_bytes(
@@ -240,8 +202,7 @@ def from_bytes(
                 f"the input {name!r} has {len(content)} bytes, which is not a whole number of"
                 f" {datatype} values.",
             )
-        array = np.frombuffer(content, dtype)
-        return _reshaped(array.astype(dtype.newbyteorder("="), copy=False), shape, name)
+        return typed(np.frombuffer(content, dtype), datatype, shape, name)
     if most_texts is not None and len(content) > most_texts:
         raise TooManyTexts(f"{len(content)} bytes of texts")
     if 4 * math.prod(shape) > len(content):
@@ -255,9 +216,7 @@ def from_bytes(
             raise Problem(400, f"the input {name!r} ends in the middle of a value.")
         items.append(bytes(content[end : end + size]))
         at = end + size
-    array = np.empty(len(items), dtype=object)
-    array[:] = items
-    return _reshaped(array, shape, name)
+    return typed(as_objects(items), datatype, shape, name)
 
 
 def raw_bytes(array: Array) -> bytes | memoryview:
@@ -285,28 +244,21 @@ def _raw(body: bytes, signature: Signature) -> InferRequest:
     return InferRequest(inputs={spec.name: array}, params={"binary_data_output": True})
 
 
-def _reshaped(array: Array, shape: tuple[int, ...], name: str) -> Array:
-    if array.size != math.prod(shape):
+def checked_shape(name: str, datatype: Any, shape: Any) -> tuple[int, ...]:
+    """The shape of a tensor, if that and its datatype are valid."""
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        expected = ", ".join(DTYPES)
         raise Problem(
-            400,
-            f"the input {name!r} has {array.size} values; its shape {list(shape)} needs {math.prod(shape)}.",
+            400, f"the input {name!r} has the unknown datatype {datatype!r}; expected one of {expected}."
         )
-    return array.reshape(shape)
-
-
-def checked_shape(value: Any, name: str) -> tuple[int, ...]:
-    """The shape of a tensor."""
-    fine = isinstance(value, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 40 for n in value
-    )
-    if not fine or len(value) > 32:
+    fine = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+    if not fine or len(shape) > 32:
         raise Problem(400, f"the input {name!r} has no valid shape; expected a list of at most 32 lengths.")
-    return tuple(value)
+    return tuple(shape)
 
 
-def _outputs(value: Any) -> dict[str, Mapping[str, Any]] | None:
-    if not value:
-        return None
+def _outputs(value: Any) -> dict[str, Mapping[str, Any]]:
+    value = value or []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise Problem(400, "'outputs' must be a list of objects with a name.")
     return {
@@ -320,15 +272,6 @@ def _length(text: str, there: int) -> int:
     if not 0 <= length <= there:
         raise Problem(400, f"{LENGTH}: {text[:40]!r} is not a length within the body's {there} bytes.")
     return length
-
-
-def timeout_of(value: Any) -> float | None:
-    """Seconds, of microseconds by Triton's rule; 0 is none."""
-    if value is None or value == 0:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Problem(400, f"timeout={value!r}: must be a whole number of microseconds.")
-    return value / 1e6
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

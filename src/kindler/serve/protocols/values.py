@@ -20,13 +20,11 @@ _SHOWN = 80
 _LONG = 256  # values in a list from which it pays to look at the first of them
 _MOST_DIMS = 32
 _NUMBERS = frozenset((int, float, bool))
+_WORDS = {str: "text", dict: "objects", list: "lists", type(None): "null", bool: "booleans", bytes: "bytes"}
 
 
 def loads(body: bytes) -> Any:
-    """The value that a body has.
-
-    `NaN` and `Infinity` are accepted, as most clients write them.
-    """
+    """The value that a body has. `NaN` and `Infinity` are accepted, as most clients write them."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as exc:
@@ -38,26 +36,19 @@ def loads(body: bytes) -> Any:
         raise Problem(400, f"the body is not valid JSON: {exc}.") from exc
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """The value, if it is an object."""
+def load_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is."""
+    value = loads(body)
     if not isinstance(value, dict):
-        raise Problem(400, f"the body must be a JSON object; received {_kind(value)}.")
+        raise Problem(400, f"the body must be a JSON object, not {_word(type(value))}.")
     return value
 
 
 def as_tensor(value: Any, what: str) -> Array:
     """Nested lists as an array of numbers, booleans or text."""
-    values, dims = _flattened(value, what)
-    return _array(values, what).reshape(dims)
-
-
-def _flattened(value: Any, what: str) -> tuple[list[Any], list[int]]:
-    """The values of nested lists one behind the other, and the lengths of the lists.
-
-    Never by numpy, which would make all texts as long as the longest.
-    """
+    # Never by numpy, which would make all texts as long as the longest.
     if not isinstance(value, list):
-        return [value], []
+        return _array([value], what).reshape(())
     dims = [len(value)]
     while value and type(value[0]) is list:
         lengths = set(map(len, value)) if set(map(type, value)) == {list} else set()
@@ -67,7 +58,12 @@ def _flattened(value: Any, what: str) -> tuple[list[Any], list[int]]:
             raise Problem(400, f"{what} is not an array: it is nested too deeply.")
         dims.append(lengths.pop())
         value = list(chain.from_iterable(value))
-    return value, dims
+    return _array(value, what).reshape(dims)
+
+
+def as_tensors(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Each value as an array."""
+    return {str(name): as_tensor(value, repr(name)) for name, value in values.items()}
 
 
 def _array(values: list[Any], what: str) -> Array:
@@ -78,7 +74,8 @@ def _array(values: list[Any], what: str) -> Array:
     if types <= _NUMBERS:
         array = np.array(values)
         try:
-            # Whole numbers that no integer of a machine holds become floats.
+            if types == {int} and array.dtype.kind not in "iu":  # some fit int64 and some only uint64
+                return np.array(values, np.uint64 if min(values) >= 0 and max(values) < 1 << 64 else float)
             return array if array.dtype.kind in "biuf" else np.array(list(map(float, values)))
         except OverflowError as exc:
             raise Problem(400, f"{what} has a number that does not fit a float.") from exc
@@ -86,17 +83,22 @@ def _array(values: list[Any], what: str) -> Array:
         raise Problem(400, f"{what} is not an array: its rows have different lengths.")
     texts = types <= {str, bytes, type(None)}
     if texts or (type(None) in types and types <= {str, type(None)} | _NUMBERS):
-        objects = np.empty(len(values), dtype=object)
-        objects[:] = values
-        return objects
+        return as_objects(values)
     names = ", ".join(sorted({_word(kind) for kind in types}))
     raise Problem(400, f"{what} mixes {names}, which cannot form one array.")
+
+
+def as_objects(values: list[Any]) -> Array:
+    """An array of these objects, whatever they are."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def _packed(value: list[Any]) -> Array | None:
     """Bytes or floats, such as an image, in a third of the time that numpy takes.
 
-    Both ways refuse what is no number, and give what numpy would.
+    Both ways refuse what is not a number, and give what numpy would.
     """
     try:
         if type(value[0]) is int:
@@ -124,22 +126,43 @@ def with_bytes(value: Any, *, depth: int = 0) -> Any:
     return {key: with_bytes(item, depth=depth + 1) for key, item in value.items()}
 
 
-def plain(array: Array) -> Any:
-    """Something that `dumps` can write: the array itself, or lists of text."""
-    if array.dtype.kind in "biuf":
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    if array.dtype.kind == "M":
-        return array.astype(str).tolist()
-    return _texts(array.tolist())
+def in_base64(value: bytes) -> dict[str, str]:
+    """Bytes as JSON: what `with_bytes` reads."""
+    return {"b64": base64.b64encode(value).decode()}
+
+
+def only(values: Mapping[str, Any]) -> Any:
+    """The value alone if there is just one, else all by name."""
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def plain(value: Any) -> Any:
+    """The value as `dumps` can write it: arrays of numbers as they are, what JSON does not have as text."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "biuf":
+            return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+        return plain((value.astype(str) if value.dtype.kind == "M" else value).tolist())
+    if isinstance(value, str | float | None):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return in_base64(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    for form, arguments in (("tolist", ()), ("to_pydict", ()), ("to_dict", ("list",))):  # of pandas and Arrow
+        if hasattr(value, form):
+            return plain(getattr(value, form)(*arguments))
+    return str(value)
 
 
 def dumps(value: Any, *, tokens: bool) -> bytes:
-    """JSON of values and arrays.
-
-    Args:
-        value: The value.
-        tokens: Write what is not finite as `NaN` and `Infinity`; else as null.
-    """
+    """JSON of values and arrays. What is not finite is `NaN` and `Infinity` with `tokens`, and else null."""
     if tokens and not _all_finite(value):
         return json.dumps(value, default=_listed, separators=(",", ":")).encode()
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS, default=_listed)
@@ -156,30 +179,8 @@ def _all_finite(value: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, bytes):
-        return _texts(value)
-    return str(value)
-
-
-def _texts(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_texts(item) for item in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"b64": base64.b64encode(value).decode()}
-    return value
-
-
-def _kind(value: Any) -> str:
-    return {list: "a list", str: "text", bool: "a boolean", type(None): "null", bytes: "bytes"}.get(
-        type(value), "a number"
-    )
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else plain(value)
 
 
 def _word(kind: type) -> str:
-    words = {str: "text", dict: "objects", type(None): "null", bool: "booleans", bytes: "bytes"}
-    return words.get(kind, "numbers")
+    return _WORDS.get(kind, "numbers")
