@@ -45,7 +45,7 @@ def again(codec: Codec, body: bytes, **headers: str) -> Array:
 
 @given(ARRAYS)
 def test_v2_in_binary_is_exact(array: Array) -> None:
-    reply = V2().encode(answer(array), BINARY, NOTHING, NET)
+    reply = V2().encode(answer(array), BINARY, NOTHING)
     length = int(dict(reply.headers)[LENGTH])
     told = json.loads(reply.body[:length])
     head = json.dumps({"inputs": told["outputs"]}).encode()
@@ -58,7 +58,7 @@ def test_v2_in_binary_is_exact(array: Array) -> None:
 
 @given(ARRAYS)
 def test_v2_in_json_is_exact_where_json_has_the_values(array: Array) -> None:
-    reply = V2().encode(answer(array), InferRequest(inputs={}), NOTHING, NET)
+    reply = V2().encode(answer(array), InferRequest(inputs={}), NOTHING)
     told = json.loads(reply.body)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         assert None in told["outputs"][0]["data"]
@@ -73,7 +73,7 @@ def test_v2_in_json_is_exact_where_json_has_the_values(array: Array) -> None:
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=5))
 def test_v2_bytes_are_exact_in_binary(values: list[bytes]) -> None:
     array = np.array(values, dtype=object)
-    reply = V2().encode(answer(array), BINARY, NOTHING, NET)
+    reply = V2().encode(answer(array), BINARY, NOTHING)
     length = int(dict(reply.headers)[LENGTH])
     head = json.dumps({"inputs": json.loads(reply.body[:length])["outputs"]}).encode()
 
@@ -83,7 +83,7 @@ def test_v2_bytes_are_exact_in_binary(values: list[bytes]) -> None:
 @given(hnp.arrays("float32", SHAPES), st.booleans())
 def test_tensorflow_serving_keeps_every_float_nan_and_infinity_too(array: Array, rows: bool) -> None:
     codec, asked = TfServing(), InferRequest(inputs={}, params={"rows": rows})
-    body = json.loads(codec.encode(answer(array), asked, NOTHING, NET).body)
+    body = json.loads(codec.encode(answer(array), asked, NOTHING).body)
     words = ("predictions", "instances") if rows else ("outputs", "inputs")
 
     found = again(codec, json.dumps({words[1]: body[words[0]]}).encode())
@@ -94,7 +94,7 @@ def test_tensorflow_serving_keeps_every_float_nan_and_infinity_too(array: Array,
 @given(FINITE)
 def test_mlflow_keeps_every_float(array: Array) -> None:
     codec = Mlflow()
-    body = json.loads(codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {}, {}), NET).body)
+    body = json.loads(codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {}, {})).body)
     sent = json.dumps({"inputs": body["predictions"]}).encode()
 
     np.testing.assert_array_equal(again(codec, sent, **{"content-type": "application/json"}), array)
@@ -103,7 +103,7 @@ def test_mlflow_keeps_every_float(array: Array) -> None:
 @given(ARRAYS)
 def test_raw_bytes_are_exact(array: Array) -> None:
     codec = OmegaCodec()
-    reply = codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": RAW}, {}), NET)
+    reply = codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": RAW}, {}))
     headers = dict(reply.headers)
     sent = Sent(reply.body, {"content-type": RAW}, {"dtype": headers["x-dtype"], "shape": headers["x-shape"]})
 
@@ -114,7 +114,7 @@ def test_raw_bytes_are_exact(array: Array) -> None:
 
 @given(ARRAYS)
 def test_arrow_is_exact(array: Array) -> None:
-    reply = OmegaCodec().encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": ARROW}, {}), NET)
+    reply = OmegaCodec().encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": ARROW}, {}))
 
     (found,) = read_columns(reply.body, ARROW).values()
 

@@ -28,7 +28,6 @@ from kindler.serve.grpc_api.messages import (
     InferMessage,
     descriptors,
     message,
-    methods,
     request_from,
 )
 from kindler.serve.http_errors import Problem
@@ -185,7 +184,7 @@ def test_every_message_has_the_numbers_and_types_of_the_official_protocol() -> N
     for name, fields in _fields(ours).items():
         assert fields.items() <= known[name].items(), name
     theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
-    for name, method in methods(INFERENCE).items():
+    for name, method in descriptors().FindServiceByName(INFERENCE).methods_by_name.items():
         assert method.input_type.full_name == theirs[name].input_type.full_name
         assert method.output_type.full_name == theirs[name].output_type.full_name
 

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from kindler import Omega
-from kindler.serve.auth import Authorizer, is_loopback
+from kindler.serve.auth import Access, Authorizer, is_loopback
 from kindler.serve.http_errors import Problem
+from kindler.serve.request_log import Entry
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
 from kindler.store.keys import Key, Keys
@@ -197,17 +198,22 @@ def authorizer_of(keys: Keys, clock: Callable[[], float] = time.monotonic) -> Au
     return Authorizer(keys, Threads(1, "test"), local=True, clock=clock)
 
 
+async def access(authorizer: Authorizer, scope: str, token: str = "") -> Access:
+    headers = {"x-api-key": token} if token else {}
+    return await authorizer.authorize(Entry("1", "GET", "/", "v2"), headers, None, (scope,))
+
+
 def test_a_store_whose_last_key_was_removed_is_not_open_again(tmp_path: Path) -> None:
     async def play() -> None:
         keys = Keys(str(tmp_path / "store"))
         now = 0.0
         authorizer = authorizer_of(keys, lambda: now)
-        assert (await authorizer.authorize({}, "default", ("admin",))).key is None  # it never had one
+        assert (await access(authorizer, "admin")).key is None  # it never had one
         keys.remove(keys.add(["read"])[0].id)
         now = 10.0
         for asked in (authorizer, authorizer_of(keys)):  # one that was open, and one that starts now
             with pytest.raises(Problem, match="no keys any more: `kindler keys add`") as caught:
-                await asked.authorize({}, "default", ("admin",))
+                await access(asked, "admin")
             assert caught.value.status == 401
             assert not asked.is_open
         keys.close()
@@ -236,14 +242,14 @@ def test_an_unknown_key_costs_one_read_of_one_row_however_often_it_is_sent(tmp_p
 
         async def ask(key_id: str) -> None:
             with pytest.raises(Problem, match="unknown or expired"):
-                await authorizer.authorize({"x-api-key": f"kdl_{key_id}_x"}, "default", ("read",))
+                await access(authorizer, "read", f"kdl_{key_id}_x")
 
         for _ in range(3):
             await asyncio.gather(*(ask(f"{i:08x}") for i in range(200)))
         await ask("x" * 10_000)  # no key has such an id
         assert (keys.lists, keys.finds) == (1, 200)
         made, token = keys.add(["read"])  # still good from the moment it is made
-        assert (await authorizer.authorize({"x-api-key": token}, "default", ("read",))).key == made
+        assert (await access(authorizer, "read", token)).key == made
         keys.remove(made.id)
         keys.lists, now = 0, 10.0
         await ask(made.id)

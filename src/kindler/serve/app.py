@@ -30,9 +30,13 @@ from kindler.serve.bodies import READERS, Bodies, ClientGoneError, Receive
 from kindler.serve.catalog_routes import dataset_routes, list_routes, model_routes, server_routes
 from kindler.serve.endpoints import ENTRY, authorize
 from kindler.serve.http_errors import STATUS_TEXTS, Problem
-from kindler.serve.inference_routes import health_routes, tensorflow_serving_routes, v2_routes
+from kindler.serve.inference_routes import (
+    health_routes,
+    prediction_routes,
+    tensorflow_serving_routes,
+    v2_routes,
+)
 from kindler.serve.model_registry import ModelRegistry
-from kindler.serve.openapi import documented_predictions
 from kindler.serve.page import page_routes
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
 from kindler.serve.protocols import Codec, Reply
@@ -144,7 +148,7 @@ def create_app(
         dataset_routes(models, bodies),
         list_routes(models),
         task_routes(tasks, bodies, threads["wait"]),  # its paths fit those of aliases too
-        documented_predictions(),
+        prediction_routes(),
     ):
         api.include_router(routes)
     for kind in (Problem, KindlerError, HTTPException, RequestValidationError):
@@ -178,8 +182,18 @@ class ServeApp:
         entry = Entry(request_id(headers), method, path, codec.name)
         entry.client = (scope.get("client") or ("",))[0]
         entry.trace = headers.get("traceparent", "")
-        recorder = _Recorder(send, entry)
         reply: Reply | None = None
+
+        async def record(message: MutableMapping[str, Any]) -> None:
+            """Send a response with the request's id, and note what was sent."""
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+                own = (REQUEST_ID.encode(), entry.id.encode())
+                message["headers"] = [*message.get("headers", ()), own]
+            elif method != "HEAD":
+                entry.bytes_out += len(message.get("body", b""))
+            await send(message)
+
         try:
             try:
                 target = codec.target(method, path)
@@ -187,7 +201,7 @@ class ServeApp:
                     entry.changes = target is None and method not in ("GET", "HEAD", "OPTIONS")
                     # What answers GET answers HEAD; whoever sends the response leaves its body out.
                     scope = {**scope, ENTRY: entry, "method": "GET" if method == "HEAD" else method}
-                    await self._api(scope, receive, recorder)
+                    await self._api(scope, receive, record)
                 else:
                     pairs = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
                     reply = await self.predictions.predict(codec, target, headers, pairs, receive, entry)
@@ -202,32 +216,13 @@ class ServeApp:
                     await asyncio.sleep(self.predictions.bodies.pause_after(exc, entry.bytes_in, seconds))
             if reply is not None:
                 entry.counted = True
-                await _send(reply, receive, recorder)
+                await _send(reply, receive, record)
         except ClientGoneError:
             entry.status = 499
         except asyncio.CancelledError:  # the server stops, and waits no longer
             if not entry.status:
-                await _send(_refusal(codec, _STOPPING), None, recorder)
+                await _send(_refusal(codec, _STOPPING), None, record)
         self.predictions.note(entry, time.perf_counter() - started)
-
-
-class _Recorder:
-    """Sends a response with the request's id, and notes what was sent."""
-
-    __slots__ = ("_entry", "_send")
-
-    def __init__(self, send: Send, entry: Entry) -> None:
-        self._send = send
-        self._entry = entry
-
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self._entry.status = message["status"]
-            own = (REQUEST_ID.encode(), self._entry.id.encode())
-            message["headers"] = [*message.get("headers", ()), own]
-        elif self._entry.method != "HEAD":
-            self._entry.bytes_out += len(message.get("body", b""))
-        await self._send(message)
 
 
 async def _on_error(request: Request, error: Exception) -> Any:

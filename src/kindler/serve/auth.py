@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
 from kindler.serve.http_errors import Problem
+from kindler.serve.request_log import Entry
 from kindler.store.keys import Key, Keys, id_of
 from kindler.store.names import matches
 
@@ -111,8 +112,7 @@ def bare_name(name: str) -> str:
     return re.split(r"[\[{#@^]", name, maxsplit=1)[0]
 
 
-def bucket_of(headers: Mapping[str, str], in_url: str | None) -> str:
-    """The bucket of a request, by its header or by `?bucket=`; a 400 Problem if these differ."""
+def _bucket(headers: Mapping[str, str], in_url: str | None) -> str:
     in_header = headers.get("bucket")
     if in_header and in_url and in_header != in_url:
         raise Problem(400, f"the header names the bucket {in_header[:100]!r}, and the URL {in_url[:100]!r}.")
@@ -158,16 +158,25 @@ class Authorizer:
         self._reading, self._finding = asyncio.Lock(), asyncio.Lock()
 
     async def authorize(
-        self, headers: Mapping[str, str], bucket: str, scopes: Sequence[str], *, limited: bool = False
+        self,
+        entry: Entry,
+        headers: Mapping[str, str],
+        in_url: str | None,
+        scopes: Sequence[str],
+        *,
+        limited: bool = False,
     ) -> Access:
-        """Check the key of a request, which needs any one of some scopes; without scopes no key is needed.
+        """Check the key of a request, and note it and the bucket.
 
         Args:
+            in_url: The bucket that its URL names.
+            scopes: Any one of these is needed; without scopes no key is.
             limited: Whether the caller checks what the key covers. Otherwise it must cover everything.
 
         Raises:
             Problem: 401 for a missing, unknown or expired key; 403 for one that does not allow this.
         """
+        entry.bucket = bucket = _bucket(headers, in_url)
         if not scopes:
             return Access(None, bucket)
         if self._clock() - self._read_at > _FRESH_S:
@@ -193,6 +202,7 @@ class Authorizer:
             raise Problem(
                 403, f"the API key {key.id} is restricted; this endpoint needs an unrestricted key."
             )
+        entry.key = key.id
         return Access(key, bucket)
 
     def _check_local(self, headers: Mapping[str, str]) -> None:

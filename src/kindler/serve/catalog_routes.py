@@ -20,7 +20,7 @@ from kindler.data.arrow import stream
 from kindler.serve.auth import Access, Authorizer, needs
 from kindler.serve.bodies import Bodies
 from kindler.serve.datasets import as_table, read_value
-from kindler.serve.endpoints import Asked, Endpoint, Json, Limit
+from kindler.serve.endpoints import Authorized, Endpoint, Json, Limit
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.model_views import loaded_view, model_view, signature_view, version_view
@@ -53,9 +53,9 @@ class StoredTable(BaseModel):
     """A table: columns by name, or rows."""
 
     data: dict[str, Any] | list[dict[str, Any]]
-    dtypes: dict[str, str] = {}
-    append: bool = False
-    mode: Literal["fail", "replace", "append"] = "fail"
+    dtypes: dict[str, str] | None = None
+    append: bool | None = None
+    mode: Literal["fail", "replace", "append"] | None = None
 
 
 _TABLE_BODY = {
@@ -79,14 +79,14 @@ def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -
 
     @routes.get("/buckets")
     @needs("read", filtered=True)
-    def buckets(access: Asked) -> dict[str, list[str]]:
+    def buckets(access: Authorized) -> dict[str, list[str]]:
         """List the buckets that are not empty."""
         only = access.key.buckets if access.key is not None else ()
         return {"buckets": [name for name in models.omega.buckets if not only or name in only]}
 
     @routes.get("/key")
     @needs(*SCOPES, filtered=True)
-    async def key(access: Asked) -> dict[str, Any]:
+    async def key(access: Authorized) -> dict[str, Any]:
         """The scopes and limits of the API key of this request."""
         key, is_open = access.key, authorizer.is_open
         return {
@@ -99,7 +99,7 @@ def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -
 
     @routes.get("/stats")
     @needs("read")
-    async def stats(access: Asked) -> dict[str, Any]:
+    async def stats(access: Authorized) -> dict[str, Any]:
         """Live figures: rates, latencies, queues, loaded models, and the load of the runtime."""
         counted = models.stats
         versions: dict[str, dict[str, Any]] = {}
@@ -126,7 +126,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
 
     @routes.get("/model/{name:path}/aliases/{alias}/split")
     @needs("predict", "read", on="models")
-    def split(name: str, alias: str, access: Asked) -> dict[str, Any]:
+    def split(name: str, alias: str, access: Authorized) -> dict[str, Any]:
         """How the requests of an alias are divided among versions."""
         shelf = models.omega[access.bucket].models
         shelf.metadata(name, version=alias)
@@ -136,7 +136,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
 
     @routes.get("/model/{name:path}/signature")
     @needs("predict", "read", on="models")
-    async def signature(name: str, access: Asked) -> dict[str, Any]:
+    async def signature(name: str, access: Authorized) -> dict[str, Any]:
         """Inputs and outputs of a model; loads it if needed."""
         model = await models.find((access.bucket, name, None))
         return {
@@ -150,7 +150,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
     @needs("predict", "read", on="models")
     @routes.get("/model/{name:path}/")
     @routes.get("/model/{name:path}/metadata")
-    def model(name: str, access: Asked) -> Json:
+    def model(name: str, access: Authorized) -> Json:
         """A model, its versions, aliases, signature and training history."""
         shelf = models.omega[access.bucket].models
         chosen = shelf.metadata(name)
@@ -163,29 +163,30 @@ def model_routes(models: ModelRegistry) -> APIRouter:
 
     @routes.put("/model/{name:path}/aliases/{alias}/split")
     @needs("admin", on="models")
-    def divide(name: str, alias: str, shares: Shares, access: Asked) -> dict[str, Any]:
+    def divide(name: str, alias: str, shares: Shares, access: Authorized) -> dict[str, Any]:
         """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
         shelf = models.omega[access.bucket].models
         shelf.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
         return split(name, alias, access)
 
+    async def moved(access: Access, name: str) -> dict[str, Any]:
+        await models.moved(access.bucket, name)
+        tags = await run_in_threadpool(models.omega[access.bucket].models.tags, name)
+        return {"model": name, "tags": tags}
+
     @routes.put("/model/{name:path}/aliases/{alias}")
     @needs("admin", on="models")
-    async def move(name: str, alias: str, to: AliasMove, access: Asked) -> dict[str, Any]:
+    async def move(name: str, alias: str, to: AliasMove, access: Authorized) -> dict[str, Any]:
         """Point an alias at a version. Answers once that version is served."""
-        shelf = models.omega[access.bucket].models
-        await run_in_threadpool(shelf.tag, f"{name}@{to.version}", alias)
-        await models.moved(access.bucket, name)
-        return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
+        await run_in_threadpool(models.omega[access.bucket].models.tag, f"{name}@{to.version}", alias)
+        return await moved(access, name)
 
     @routes.delete("/model/{name:path}/aliases/{alias}")
     @needs("admin", on="models")
-    async def remove(name: str, alias: str, access: Asked) -> dict[str, Any]:
+    async def remove(name: str, alias: str, access: Authorized) -> dict[str, Any]:
         """Remove an alias."""
-        shelf = models.omega[access.bucket].models
-        await run_in_threadpool(shelf.untag, name, alias)
-        await models.moved(access.bucket, name)
-        return {"model": name, "tags": await run_in_threadpool(shelf.tags, name)}
+        await run_in_threadpool(models.omega[access.bucket].models.untag, name, alias)
+        return await moved(access, name)
 
     return routes
 
@@ -199,7 +200,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
     def dataset(
         request: Request,
         name: str,
-        access: Asked,
+        access: Authorized,
         orient: str = "dict",
         limit: Annotated[int, Query(ge=1, le=1_000_000)] = 1000,
         accept: Annotated[str, Header()] = "",
@@ -232,7 +233,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
     @routes.put("/dataset/{name:path}", openapi_extra={"requestBody": _TABLE_BODY})
     @needs("write", on="datasets")
     async def put(
-        request: Request, name: str, access: Asked, append: bool | None = None, mode: str | None = None
+        request: Request, name: str, access: Authorized, append: bool | None = None, mode: str | None = None
     ) -> dict[str, Any]:
         """Store a table, sent as Arrow, Parquet, or JSON with `data`, `dtypes` and `append`."""
         kind = request.headers.get("content-type", "")
@@ -245,7 +246,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
 
     @routes.delete("/dataset/{name:path}")
     @needs("write", on="datasets")
-    def drop(name: str, access: Asked) -> dict[str, Any]:
+    def drop(name: str, access: Authorized) -> dict[str, Any]:
         """Remove a dataset with all its versions, or a single version."""
         return {"dataset": name, "dropped": models.omega[access.bucket].datasets.drop(name)}
 
@@ -260,7 +261,7 @@ def list_routes(models: ModelRegistry) -> APIRouter:
         @routes.get(f"/{shelf}", tags=[shelf])
         @needs("read", filtered=True)
         def listing(
-            access: Asked, pattern: str = "**", after: str = "", limit: Limit = None
+            access: Authorized, pattern: str = "**", after: str = "", limit: Limit = None
         ) -> dict[str, Any]:
             """List a shelf of a bucket, each name with its newest version; `next` begins the next page."""
             chosen: Shelf = getattr(models.omega[access.bucket], shelf)

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from kindler.serve.auth import UNDECLARED, Access, Requirement, bucket_of
+from kindler.serve.auth import UNDECLARED, Access, Requirement
 from kindler.serve.bodies import Receive
 from kindler.serve.protocols.values import dumps
 from kindler.serve.request_log import Entry
@@ -38,7 +38,7 @@ async def _access(
     return access
 
 
-Asked = Annotated[Access, Depends(_access)]
+Authorized = Annotated[Access, Depends(_access)]
 Limit = Annotated[
     int | None,
     Query(ge=1, le=10_000, description="Page size. Pass `next` as `after` to get the next page."),
@@ -73,17 +73,15 @@ class Endpoint(APIRoute):
 
 async def authorize(request: Request, requirement: Requirement) -> Access:
     """Check the key of a request; see `Authorizer.authorize`."""
-    entry: Entry = request.scope[ENTRY]
-    entry.bucket = bucket_of(request.headers, request.query_params.get("bucket"))
     path = request.path_params
     name = path.get("name") if requirement.shelf else None
     access: Access = await request.app.state.predictions.authorizer.authorize(
+        request.scope[ENTRY],
         request.headers,
-        entry.bucket,
+        request.query_params.get("bucket"),
         requirement.scopes_for(path),
         limited=requirement.filtered or bool(name),
     )
-    entry.key = access.key_id
     if requirement.shelf and name:
         access.check(requirement.shelf, name)
     return access

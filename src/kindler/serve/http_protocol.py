@@ -22,19 +22,9 @@ class GuardedTransport:
         self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("write", "pause_reading", "resume_reading") and self._transport.is_closing():
+            return lambda *_: None
         return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
 
 
 class HttpProtocol(HttpToolsProtocol):

@@ -14,7 +14,7 @@ from anyio import fail_after
 
 from kindler.models.predictor import Predictor
 from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
-from kindler.serve.auth import Access, Authorizer, bucket_of
+from kindler.serve.auth import Access, Authorizer
 from kindler.serve.batching import Ticket
 from kindler.serve.bodies import Bodies, Receive
 from kindler.serve.datasets import read_inputs
@@ -80,9 +80,7 @@ class Predictions:
         entry: Entry,
     ) -> Reply:
         """Answer one of the HTTP protocols."""
-        entry.bucket = bucket = bucket_of(headers, query.get("bucket"))
-        access = await self.authorizer.authorize(headers, bucket, SCOPES, limited=True)
-        entry.key = access.key_id
+        access = await self.authorizer.authorize(entry, headers, query.get("bucket"), SCOPES, limited=True)
         name = target.name or await self.models.default_name()
         access.check("models", name)
         body = await self.bodies.read(receive, headers)
@@ -90,12 +88,10 @@ class Predictions:
             entry.bytes_in = len(body)
             sent = Sent(body, headers, query)
             decode = self._decoder(codec, sent, target, access)
-            answer, request = await self.infer(
-                (bucket, name, target.version), decode, headers, entry, receive
-            )
-            encoding = (answer, request, sent, target)
+            model = (access.bucket, name, target.version)
+            answer, request = await self.infer(model, decode, headers, entry, receive)
             large = sum(array.nbytes for array in answer.outputs.values()) > LARGE_BYTES
-            reply = await in_thread_if(large, codec.encode, *encoding)
+            reply = await in_thread_if(large, codec.encode, answer, request, sent)
             return replace(reply, headers=(*reply.headers, ("x-model-version", str(answer.version))))
         finally:
             self.bodies.release(body)

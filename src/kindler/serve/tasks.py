@@ -29,7 +29,7 @@ from kindler.runtime.calls import TaskHandle
 from kindler.runtime.runtime import Runtime
 from kindler.serve.auth import Access, needs
 from kindler.serve.bodies import Bodies
-from kindler.serve.endpoints import Asked, Endpoint, Json
+from kindler.serve.endpoints import Authorized, Endpoint, Json
 from kindler.serve.http_errors import Problem, as_problem, own_status
 from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.omega import OmegaCodec
@@ -239,7 +239,7 @@ def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
         request: Request,
         name: str,
         action: str,
-        access: Asked,
+        access: Authorized,
         later: Later,
         datax: str | None = None,
         datay: str | None = None,
@@ -259,7 +259,7 @@ def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
         responses=accepted,
     )
     @needs("predict", on="scripts")
-    async def script(request: Request, name: str, access: Asked, later: Later) -> Json:
+    async def script(request: Request, name: str, access: Authorized, later: Later) -> Json:
         """Run a stored function with the body as its argument; the server must run with `--trusted`."""
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise Problem(415, "unsupported content type; the argument of a script must be application/json.")
@@ -271,13 +271,13 @@ def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
 
     @routes.get("/task/{task}/status", tags=["tasks"])
     @needs("predict", filtered=True)
-    def status(task: str, access: Asked) -> dict[str, Any]:
+    def status(task: str, access: Authorized) -> dict[str, Any]:
         """State of a task: PENDING, STARTED, SUCCESS, FAILURE or REVOKED."""
         return {"task_id": task, "status": _WORDS[tasks.find(task, access.key).handle.status]}
 
     @routes.get("/task/{task}/result", tags=["tasks"])
     @needs("predict", filtered=True)
-    def result(task: str, access: Asked) -> Json:
+    def result(task: str, access: Authorized) -> Json:
         """Result of a task; the status of its error, with the reason, if it failed."""
         started = tasks.find(task, access.key)
         handle = started.handle
@@ -288,7 +288,7 @@ def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
 
     @routes.delete("/task/{task}", tags=["tasks"])
     @needs("predict", filtered=True)
-    def cancel(task: str, access: Asked) -> dict[str, Any]:
+    def cancel(task: str, access: Authorized) -> dict[str, Any]:
         """Cancel a task, or stop it if it is running; a finished task stays as it is."""
         handle = tasks.find(task, access.key).handle
         handle.cancel()

@@ -69,11 +69,6 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(descriptors().FindMessageTypeByName(name))
 
 
-def methods(service: str) -> dict[str, Any]:
-    """The methods of a service, by name."""
-    return dict(descriptors().FindServiceByName(service).methods_by_name)
-
-
 def parsed(kind: Any, content: bytes) -> Any:
     """A message of a class, of its bytes."""
     try:

@@ -28,7 +28,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from kindler.errors import ConfigError, KindlerError
-from kindler.serve.auth import Access, bucket_of
+from kindler.serve.auth import Access
 from kindler.serve.grpc_api.limits import Shares, Upload, Uploads
 from kindler.serve.grpc_api.messages import (
     INFERENCE,
@@ -36,7 +36,6 @@ from kindler.serve.grpc_api.messages import (
     TooManyFields,
     descriptors,
     message,
-    methods,
     parsed,
     request_from,
     response_to,
@@ -107,63 +106,7 @@ _THREADS, _NICE = ("event_engine", "lifeguard", "grpc_"), 10  # which start othe
 Answer: TypeAlias = Callable[["_Call", Any], Awaitable[Any]]
 
 
-class GrpcServer:
-    """Answers gRPC on a port of its own, on the event loop of the HTTP server."""
-
-    def __init__(self, predictions: Predictions, host: str, port: int, tls: Tls | None = None) -> None:
-        self._service = Service(predictions)
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._tls = tls
-        self._server: Any = None
-        self.port = port
-
-    async def start(self) -> None:
-        """Begin to answer."""
-        # A call whose client has gone is not worth a traceback; what goes wrong is logged by the service.
-        logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: record.exc_info is None)
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limits = {
-            "grpc.max_receive_message_length": self._service.most_bytes,
-            "grpc.max_allowed_incoming_connections": (
-                min(_CONNECTIONS, max(16, files // 4)) if files > 0 else _CONNECTIONS
-            ),
-        }
-        self._server = grpc.aio.server(options=[*_OPTIONS.items(), *limits.items()])
-        self._server.add_generic_rpc_handlers((self._service,))
-        try:
-            if self._tls is None:
-                self.port = self._server.add_insecure_port(self._address)
-            else:
-                self.port = self._server.add_secure_port(self._address, _credentials(self._tls))
-        except RuntimeError as exc:
-            raise ConfigError(f"cannot listen on {self._address} for gRPC: {exc}.") from exc
-        await self._server.start()
-        _let_others_go_first()
-
-    async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and let those that run end within so many seconds."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
-
-
-def _let_others_go_first() -> None:
-    """Where processors are short, HTTP and the models come before what strangers send to grpcio's threads."""
-    for folder in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # it has ended, or the system has no such thing
-            if (folder / "comm").read_text().startswith(_THREADS):
-                os.setpriority(os.PRIO_PROCESS, int(folder.name), _NICE)
-
-
-def _credentials(tls: Tls) -> Any:
-    roots = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
-    return grpc.ssl_server_credentials(
-        [(Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())],
-        root_certificates=roots,
-        require_client_auth=roots is not None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Method:
     """A method of a service.
 
@@ -252,78 +195,97 @@ class _Call:
         return self.access.bucket, name, version or None
 
 
-class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers calls; `most_bytes` is the largest message."""
+class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers gRPC on a port of its own, on the event loop of the HTTP server."""
 
-    def __init__(self, predictions: Predictions) -> None:
+    def __init__(self, predictions: Predictions, host: str, port: int, tls: Tls | None = None) -> None:
         self._predictions = predictions
         self._models = predictions.models
-        settings = predictions.settings
-        self._timeout_s = settings.timeout_s
-        self.most_bytes = settings.body_bytes + _SPARE_BYTES
+        self._settings = predictions.settings
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._tls = tls
+        self._server: Any = None
+        self.port = port
         self._lobby = Shares(_MOST_CALLS, _CALLS_OF_A_CONNECTION, "calls without a key")
         self._calls = Shares(_MOST_CALLS, _CALLS_OF_A_KEY, "calls")
-        most = settings.queue_bytes
+        most = self._settings.queue_bytes
         self._answers = Shares(most, most // 2, "bytes of answers that are still unread")
         self._uploads = Uploads(most, lambda: predictions.bodies.held_bytes)
-        self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), _pool())
+        pool = descriptors()
+        for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+            pool.AddSerializedFile(described.serialized_pb)
+        self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), pool)
         self._handlers = self._made()
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        # A call whose client has gone is not worth a traceback; what goes wrong is logged here.
+        logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: record.exc_info is None)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        connections = max(16, files // 4) if files > 0 else _CONNECTIONS
+        limits = {
+            "grpc.max_receive_message_length": self._settings.body_bytes + _SPARE_BYTES,
+            "grpc.max_allowed_incoming_connections": min(_CONNECTIONS, connections),
+        }
+        self._server = grpc.aio.server(options=[*_OPTIONS.items(), *limits.items()])
+        self._server.add_generic_rpc_handlers((self,))
+        try:
+            if self._tls is None:
+                self.port = self._server.add_insecure_port(self._address)
+            else:
+                self.port = self._server.add_secure_port(self._address, _credentials(self._tls))
+        except RuntimeError as exc:
+            raise ConfigError(f"cannot listen on {self._address} for gRPC: {exc}.") from exc
+        await self._server.start()
+        _let_others_go_first()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and let those that run end within so many seconds."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call; None for an unknown method."""
         return self._handlers.get(handler_call_details.method)
 
     def _made(self) -> dict[str, Any]:
-        known: dict[str, tuple[tuple[str, ...], Answer]] = {
-            "ServerLive": (_OPEN, self._live),
-            "ServerReady": (_OPEN, self._ready),
-            "ServerMetadata": (_OPEN, self._server),
-            "ModelReady": (_MODEL, self._model_ready),
-            "ModelMetadata": (_MODEL, self._metadata),
-            "ModelConfig": (_MODEL, self._config),
-            "ModelStatistics": (_MODEL, self._statistics),
-            "ModelInfer": (PREDICT, self._infer),
-            "RepositoryIndex": (("read",), self._index),
-            "RepositoryModelLoad": (_ADMIN, self._load),
-            "RepositoryModelUnload": (_ADMIN, self._unload),
+        known: dict[tuple[str, str], tuple[tuple[str, ...], Answer]] = {
+            (INFERENCE, "ServerLive"): (_OPEN, self._live),
+            (INFERENCE, "ServerReady"): (_OPEN, self._ready),
+            (INFERENCE, "ServerMetadata"): (_OPEN, self._metadata_of_server),
+            (INFERENCE, "ModelReady"): (_MODEL, self._model_ready),
+            (INFERENCE, "ModelMetadata"): (_MODEL, self._metadata),
+            (INFERENCE, "ModelConfig"): (_MODEL, self._config),
+            (INFERENCE, "ModelStatistics"): (_MODEL, self._statistics),
+            (INFERENCE, "ModelInfer"): (PREDICT, self._infer),
+            (INFERENCE, "ModelStreamInfer"): (PREDICT, self._infers),
+            (INFERENCE, "RepositoryIndex"): (("read",), self._index),
+            (INFERENCE, "RepositoryModelLoad"): (_ADMIN, self._load),
+            (INFERENCE, "RepositoryModelUnload"): (_ADMIN, self._unload),
+            (_HEALTH, "Check"): (_OPEN, self._check),
+            (_HEALTH, "Watch"): (SCOPES, self._watch),
+            (_REFLECTION, "ServerReflectionInfo"): (SCOPES, self._reflect),
         }
-        streams: dict[str, tuple[tuple[str, ...], Answer]] = {
-            f"/{INFERENCE}/ModelStreamInfer": (PREDICT, self._infers),
-            f"/{_HEALTH}/Watch": (SCOPES, self._watch),
-            f"/{_REFLECTION}/ServerReflectionInfo": (SCOPES, self._reflect),
-            f"/{_REFLECTION.replace('v1alpha', 'v1')}/ServerReflectionInfo": (SCOPES, self._reflect),
-        }
-        made = {
-            f"/{_HEALTH}/Check": _Method("Check", _OPEN, self._check, None, health_pb2.HealthCheckResponse)
-        }
-        described = methods(INFERENCE)
-        for name, (scopes, answer) in known.items():
-            request = message(described[name].input_type.full_name) if scopes else None
-            request = bytes if name == "ModelInfer" else request
-            response = message(described[name].output_type.full_name)
-            made[f"/{INFERENCE}/{name}"] = _Method(name, scopes, answer, request, response)
-        for path, (scopes, answer) in streams.items():
-            made[path] = _Method(path.rpartition("/")[2], scopes, answer)
         # All read their messages themselves: grpcio would read one before it asks who sends it.
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        return {
-            path: (unary if method.response else stream)(partial(self._serve, method))
-            for path, method in made.items()
-        }
+        made = {}
+        for (service, name), (scopes, answer) in known.items():
+            described = descriptors().FindMethodByName(f"{service}.{name}")
+            method = _Method(name, scopes, answer)
+            if not described.server_streaming:
+                sent = None if not scopes else message(described.input_type.full_name)
+                method.request = bytes if name == "ModelInfer" else sent
+                method.response = message(described.output_type.full_name)
+            made[f"/{service}/{name}"] = (unary if method.response else stream)(partial(self._serve, method))
+        path = f"/{_REFLECTION}/ServerReflectionInfo"
+        return {**made, path.replace("v1alpha", "v1"): made[path]}
 
     async def _serve(self, method: _Method, _: Any, context: Any) -> bytes | None:
         """Answer a call; the predictions of a stream are noted one by one."""
         started = time.perf_counter()
         call = _Call(context, method.name)
         try:
-            await self._admit(call, method.scopes)
-            sent = None if method.request is None else await self._sent(call, method)
-            reply = await method.answer(call, sent)
-            if method.response is None:
-                return None
-            answer = reply if isinstance(reply, bytes) else method.response(**reply).SerializeToString()
-            call.entry.status, call.entry.bytes_out = 200, len(answer)
-            return answer
+            return await self._answered(call, method)
         except asyncio.CancelledError:
             call.entry.status = 499 if method.response else 0  # which is how most streams end
             raise
@@ -339,6 +301,16 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         error = await call.refuse(problem)
         del call, context, _  # the context has the error, whose frame this is
         raise error
+
+    async def _answered(self, call: _Call, method: _Method) -> bytes | None:
+        await self._admit(call, method.scopes)
+        sent = None if method.request is None else await self._sent(call, method)
+        reply = await method.answer(call, sent)
+        if method.response is None:
+            return None
+        answer: bytes = reply if isinstance(reply, bytes) else method.response(**reply).SerializeToString()
+        call.entry.status, call.entry.bytes_out = 200, len(answer)
+        return answer
 
     def _refusal(self, call: _Call, error: Exception, started: float) -> tuple[Problem, float] | None:
         """What the client is told, and after how long; None if it has gone, or knows.
@@ -363,15 +335,12 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             call.holds(self._calls.take(call.client))
 
     async def _authorize(self, call: _Call, scopes: tuple[str, ...]) -> None:
-        entry = call.entry
-        entry.bucket = bucket_of(call.headers, None)
         authorizer = self._predictions.authorizer
-        call.access = await authorizer.authorize(call.headers, entry.bucket, scopes, limited=True)
-        entry.key = call.access.key_id
+        call.access = await authorizer.authorize(call.entry, call.headers, None, scopes, limited=True)
 
     async def _message(self, call: _Call, *, waits: bool = False) -> bytes | None:
         """The next message of a call that was admitted; None if there is none."""
-        until = None if waits else time.monotonic() + self._timeout_s
+        until = None if waits else time.monotonic() + self._settings.timeout_s
         upload = Upload(call.client, call.end, until)
         timer = asyncio.get_running_loop().call_later(_AT_HAND_S, self._uploads.add, upload)
         try:
@@ -443,7 +412,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _ready(self, call: _Call, sent: Any) -> Any:
         return {"ready": await self._status() == health_pb2.HealthCheckResponse.SERVING}
 
-    async def _server(self, call: _Call, sent: Any) -> Any:
+    async def _metadata_of_server(self, call: _Call, sent: Any) -> Any:
         return server_metadata()
 
     async def _check(self, call: _Call, _: Any) -> Any:
@@ -538,9 +507,18 @@ def _small(kind: Any, content: bytes) -> Any:
     return parsed(kind, content)
 
 
-def _pool() -> Any:
-    """The messages of all services."""
-    pool = descriptors()
-    for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
-        pool.AddSerializedFile(described.serialized_pb)
-    return pool
+def _let_others_go_first() -> None:
+    """Where processors are short, HTTP and the models come before what strangers send to grpcio's threads."""
+    for folder in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended, or the system has no such thing
+            if (folder / "comm").read_text().startswith(_THREADS):
+                os.setpriority(os.PRIO_PROCESS, int(folder.name), _NICE)
+
+
+def _credentials(tls: Tls) -> Any:
+    roots = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
+    return grpc.ssl_server_credentials(
+        [(Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())],
+        root_certificates=roots,
+        require_client_auth=roots is not None,
+    )

@@ -135,7 +135,7 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         """The answer.
 
         Raises:

@@ -53,7 +53,7 @@ class Mlflow(Codec):
                 raise Problem(400, f"'method' must be one of {', '.join(METHODS)}; received {shown!r}.")
         return request
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         if ARROW in sent.headers.get("accept", ""):
             return Reply(to_arrow(answer), ARROW)
         outputs = {name: plain(array) for name, array in answer.outputs.items()}

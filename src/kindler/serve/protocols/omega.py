@@ -56,7 +56,7 @@ class OmegaCodec(Codec):
             )
         return InferRequest(inputs=inputs, columns=kind == ARROW or "" not in inputs, method=target.action)
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         accept, outputs = sent.headers.get("accept", ""), answer.outputs
         if ARROW in accept:
             return Reply(to_arrow(answer), ARROW)

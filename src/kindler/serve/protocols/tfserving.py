@@ -52,7 +52,7 @@ class TfServing(Codec):
         inputs = _inputs(body[word], word)
         return InferRequest(inputs=inputs, signature=asked or None, params={_ROWS: by_row})
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         outputs = {name: _shown(name, array) for name, array in answer.outputs.items()}
         if not request.params[_ROWS]:
             return Reply(dumps({"outputs": only(outputs)}, tokens=True))

@@ -62,7 +62,7 @@ class V2(Codec):
             _text(body.get("id", ""), "id"),
         )
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent, target: Target) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         all_binary = bool(request.params.get("binary_data_output", False))
         shown: list[dict[str, Any]] = []
         raw: list[bytes | memoryview] = []
