@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -62,5 +63,7 @@ def test_every_way_to_predict_is_in_the_document(client: httpx.Client) -> None:
     assert document["components"]["schemas"][asked.rpartition("/")[2]]["required"] == ["inputs"]
     assert {"200", "400", "401", "404", "413", "429", "503", "504"} <= infer["responses"].keys()
     assert infer["security"] == [{"bearer": []}]
-    operations = [op["operationId"] for path in document["paths"].values() for op in path.values()]
-    assert len(operations) == len(set(operations))
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert re.fullmatch(r"[A-Z].+\.", operation["description"]), operation  # one line, and a sentence

@@ -240,9 +240,9 @@ class Bodies:
                 )
                 if "status" in reply.fields:
                     raise _refusal(reply)
-                found = await self._in_thread(lambda: read(reply))
+                value = await self._in_thread(lambda: read(reply))
                 is_sound = True
-                return found
+                return value
             except Problem as exc:
                 is_sound = exc.costly = True
                 raise

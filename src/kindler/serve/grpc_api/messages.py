@@ -110,12 +110,12 @@ def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[byte
     view, kept, taken = memoryview(content), [], []
     after = 0
     try:
-        for i, (found, _, start, begin, end) in enumerate(spans(content)):
+        for i, (field, _, start, begin, end) in enumerate(spans(content)):
             if i == _LOOKED_AT and start < _LOOKED_AT * _LEAST_BYTES:
                 raise Malformed(f"{_LOOKED_AT} fields in its first {start} bytes")
             if i >= most:
                 raise TooManyFields if most < MOST_FIELDS else Malformed(f"more than {MOST_FIELDS} fields")
-            if found == number:
+            if field == number:
                 kept.append(view[after:start])
                 taken.append(view[begin:end])
                 after = end
@@ -143,8 +143,9 @@ def response_to(answer: Answer, request: InferRequest, in_stream: bool) -> bytes
 
     Tensors are copied once, by a call that lets other threads run if they are large.
     """
-    made = message("inference.ModelInferResponse")
-    reply = made(model_name=answer.model, model_version=str(answer.version), id=request.id)
+    reply = message("inference.ModelInferResponse")(
+        model_name=answer.model, model_version=str(answer.version), id=request.id
+    )
     parts: list[Any] = [b""]
     for name, array in answer.outputs.items():
         reply.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)

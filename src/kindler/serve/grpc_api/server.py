@@ -215,7 +215,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             pool.AddSerializedFile(described.serialized_pb)
         self._reflection = reflection.ReflectionServicer((INFERENCE, _HEALTH, _REFLECTION), pool)
-        self._handlers = self._made()
+        self._handlers = self._methods()
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -248,7 +248,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """The handler of a call; None for an unknown method."""
         return self._handlers.get(handler_call_details.method)
 
-    def _made(self) -> dict[str, Any]:
+    def _methods(self) -> dict[str, Any]:
         known: dict[tuple[str, str], tuple[tuple[str, ...], Answer]] = {
             (INFERENCE, "ServerLive"): (_OPEN, self._live),
             (INFERENCE, "ServerReady"): (_OPEN, self._ready),
@@ -268,7 +268,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         }
         # All read their messages themselves: grpcio would read one before it asks who sends it.
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
-        made = {}
+        handlers = {}
         for (service, name), (scopes, answer) in known.items():
             described = descriptors().FindMethodByName(f"{service}.{name}")
             method = _Method(name, scopes, answer)
@@ -276,9 +276,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 sent = None if not scopes else message(described.input_type.full_name)
                 method.request = bytes if name == "ModelInfer" else sent
                 method.response = message(described.output_type.full_name)
-            made[f"/{service}/{name}"] = (unary if method.response else stream)(partial(self._serve, method))
+            handlers[f"/{service}/{name}"] = (unary if method.response else stream)(
+                partial(self._serve, method)
+            )
         path = f"/{_REFLECTION}/ServerReflectionInfo"
-        return {**made, path.replace("v1alpha", "v1"): made[path]}
+        return {**handlers, path.replace("v1alpha", "v1"): handlers[path]}
 
     async def _serve(self, method: _Method, _: Any, context: Any) -> bytes | None:
         """Answer a call; the predictions of a stream are noted one by one."""
