@@ -39,7 +39,7 @@ from kindler.serve.inference_routes import (
 from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.page import page_routes
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
-from kindler.serve.protocols import Codec, Reply
+from kindler.serve.protocols import Reply
 from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
@@ -211,7 +211,7 @@ class ServeApp:
                 if entry.status:  # FastAPI has answered with 500
                     _log.exception("%s failed (request %s)", path[:200], entry.id)
                 else:
-                    reply = _refusal(codec, problem_of(exc, entry))
+                    reply = codec.problem(problem_of(exc, entry))
                     seconds = time.perf_counter() - started
                     await asyncio.sleep(self.predictions.bodies.pause_after(exc, entry.bytes_in, seconds))
             if reply is not None:
@@ -221,7 +221,7 @@ class ServeApp:
             entry.status = 499
         except asyncio.CancelledError:  # the server stops, and waits no longer
             if not entry.status:
-                await _send(_refusal(codec, _STOPPING), None, record)
+                await _send(codec.problem(_STOPPING), None, record)
         self.predictions.note(entry, time.perf_counter() - started)
 
 
@@ -243,13 +243,8 @@ async def _on_error(request: Request, error: Exception) -> Any:
         problem = Problem(422, f"{where}: {first.get('msg', 'is not valid')}.")
     else:
         problem = problem_of(error, entry)
-    reply = _refusal(codec_of(request.url.path), problem)
+    reply = codec_of(request.url.path).problem(problem)
     return lambda scope, receive, send: _send(reply, receive, send)
-
-
-def _refusal(codec: Codec, problem: Problem) -> Reply:
-    reply = codec.problem(problem.status, problem.message)
-    return Reply(reply.body, reply.content_type, tuple(problem.headers.items()), problem.status)
 
 
 async def _send(reply: Reply, receive: Receive | None, send: Send) -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,7 +24,6 @@ from kindler.serve.request_log import Entry
 from kindler.store.keys import Key, Keys, id_of
 from kindler.store.names import matches
 
-_HIGHEST = "admin"  # undeclared routes and actions need it
 _FRESH_S = 2.0
 _MOST_UNKNOWN, _LONGEST_ID = 10_000, 64  # ids that are remembered, as anybody can send them
 _log = logging.getLogger("kindler.serve")
@@ -40,29 +39,21 @@ class Requirement:
         shelf: The shelf of the name in its path; None if it has none.
         filtered: The endpoint itself leaves out what a key does not cover. A key for some buckets or names
             opens only endpoints that have a shelf or are filtered.
-        actions: The scope of each `action` in its path.
     """
 
     scopes: tuple[str, ...]
     shelf: str | None = None
     filtered: bool = False
-    actions: Mapping[str, str] = field(default_factory=dict)
-
-    def scopes_for(self, path: Mapping[str, str]) -> tuple[str, ...]:
-        """The scopes, given the parameters of the path."""
-        return (self.actions.get(path["action"], _HIGHEST),) if self.actions else self.scopes
 
 
-UNDECLARED = Requirement((_HIGHEST,))
+UNDECLARED = Requirement(("admin",))
 
 
-def needs(
-    *scopes: str, on: str | None = None, filtered: bool = False, actions: Mapping[str, str] | None = None
-) -> Callable[[_Endpoint], _Endpoint]:
+def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
     """Declare what an endpoint requires: see `Requirement`."""
 
     def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_needs = Requirement(scopes, on, filtered, actions or {})  # type: ignore[attr-defined]
+        endpoint.kindler_needs = Requirement(scopes, on, filtered)  # type: ignore[attr-defined]
         return endpoint
 
     return mark
@@ -95,11 +86,17 @@ class Access:
             where = f"{shelf}/{name[:200]} in the bucket {self.bucket[:100]!r}"
             raise Problem(403, f"the API key {self.key_id} has no access to {where}.")
 
+    def require(self, *scopes: str) -> None:
+        """Raise a 403 Problem unless the key has one of these scopes."""
+        if self.key is not None and not any(map(self.key.allows, scopes)):
+            own, wanted = ", ".join(self.key.scopes), " or ".join(scopes)
+            raise Problem(403, f"the API key {self.key.id} has the scopes {own}; this needs {wanted}.")
+
     def check_datasets(self, *names: str | None) -> None:
         """Raise a 403 Problem unless the key may read the datasets that a request names with its model."""
         for name in names:
-            if self.key is not None and name is not None:
-                _check_scopes(self.key, ("read",))
+            if name is not None:
+                self.require("read")
                 self.check("datasets", name)
 
 
@@ -197,13 +194,14 @@ class Authorizer:
         key = await self._find(id_of(token))
         if key is None or not key.is_of(token) or key.is_over():
             raise Problem(401, "unknown or expired API key.", {"www-authenticate": "Bearer"})
-        _check_scopes(key, scopes)
+        access = Access(key, bucket)
+        access.require(*scopes)
         if key.is_limited and not limited:
             raise Problem(
                 403, f"the API key {key.id} is restricted; this endpoint needs an unrestricted key."
             )
         entry.key = key.id
-        return Access(key, bucket)
+        return access
 
     def _check_local(self, headers: Mapping[str, str]) -> None:
         """Reject what a page of another site sends, under its own name or under one that it made ours."""
@@ -251,12 +249,6 @@ class Authorizer:
             # Loaded models can still answer clients whose keys were valid a moment ago.
             _log.warning("cannot read the API keys: %s", exc)
         self._read_at = self._clock()
-
-
-def _check_scopes(key: Key, scopes: Sequence[str]) -> None:
-    if not any(map(key.allows, scopes)):
-        own = ", ".join(key.scopes)
-        raise Problem(403, f"the API key {key.id} has the scopes {own}; this needs {' or '.join(scopes)}.")
 
 
 def _token(headers: Mapping[str, str]) -> str:

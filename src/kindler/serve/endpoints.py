@@ -73,13 +73,12 @@ class Endpoint(APIRoute):
 
 async def authorize(request: Request, requirement: Requirement) -> Access:
     """Check the key of a request; see `Authorizer.authorize`."""
-    path = request.path_params
-    name = path.get("name") if requirement.shelf else None
+    name = request.path_params.get("name") if requirement.shelf else None
     access: Access = await request.app.state.predictions.authorizer.authorize(
         request.scope[ENTRY],
         request.headers,
         request.query_params.get("bucket"),
-        requirement.scopes_for(path),
+        requirement.scopes,
         limited=requirement.filtered or bool(name),
     )
     if requirement.shelf and name:

@@ -46,7 +46,6 @@ _WORDS = {
     "failed": "FAILURE",
     "cancelled": "REVOKED",
 }
-_SCOPES = {verb: "write" if verb in ("fit", "partial_fit") else "predict" for verb in _VERBS}
 _YES = ("1", "true", "yes", "on")
 _RESERVED = ("async", "bucket", "datax", "datay")
 _ANY_JSON = {"required": True, "content": {"application/json": {"schema": {}}}}
@@ -234,7 +233,7 @@ def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
         openapi_extra={"requestBody": _MAYBE_JSON},
         responses=accepted,
     )
-    @needs(on="models", actions=_SCOPES)
+    @needs("predict", "write", on="models")
     async def model(
         request: Request,
         name: str,
@@ -302,6 +301,8 @@ async def _data(
 ) -> tuple[Any, ...]:
     """The arguments of an action: names of datasets, or the request's data."""
     action = target.action
+    scope = "predict" if action in (*METHODS, "score") else "write" if action in _VERBS else "admin"
+    access.require(scope)
     if action not in _VERBS:
         raise Problem(404, f"unknown action {action[:40]!r}; expected one of {', '.join(_VERBS)}.")
     if datax is not None:

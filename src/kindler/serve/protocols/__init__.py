@@ -142,6 +142,7 @@ class Codec(ABC):
             Problem: 400 or 406: the outputs cannot be written in the form that was asked for.
         """
 
-    def problem(self, status: int, message: str) -> Reply:
+    def problem(self, problem: Problem) -> Reply:
         """The response for a failed request."""
-        return Reply(dumps({self.error: message}, tokens=False), status=status)
+        body = dumps({self.error: problem.message}, tokens=False)
+        return Reply(body, headers=tuple(problem.headers.items()), status=problem.status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,12 @@ class Mlflow(Codec):
         outputs = {name: plain(array) for name, array in answer.outputs.items()}
         return Reply(dumps({"predictions": only(outputs)}, tokens=True))
 
-    def problem(self, status: int, message: str) -> Reply:
-        if status == 415:
-            return Reply(message.encode(), "text/plain", status=status)
-        code = _CODES.get(status, "BAD_REQUEST" if status < 500 else "INTERNAL_ERROR")
-        return Reply(dumps({"error_code": code, "message": message}, tokens=False), status=status)
+    def problem(self, problem: Problem) -> Reply:
+        reply = super().problem(problem)
+        if problem.status == 415:
+            return replace(reply, body=problem.message.encode(), content_type="text/plain")
+        code = _CODES.get(problem.status, "BAD_REQUEST" if problem.status < 500 else "INTERNAL_ERROR")
+        return replace(reply, body=dumps({"error_code": code, "message": problem.message}, tokens=False))
 
 
 def _request(field: str, value: Any) -> InferRequest:
