@@ -25,10 +25,10 @@ from kindler import sandbox
 from kindler.errors import KindlerError
 from kindler.models.registry import MODEL_KINDS
 from kindler.omega import Omega
-from kindler.serve.auth import Authorizer, Requirement
+from kindler.serve.auth import Authorizer
 from kindler.serve.bodies import READERS, Bodies, ClientGoneError, Receive
 from kindler.serve.catalog_routes import dataset_routes, list_routes, model_routes, server_routes
-from kindler.serve.endpoints import ENTRY, authorize
+from kindler.serve.endpoints import ENTRY, Requirement, authorize
 from kindler.serve.http_errors import STATUS_TEXTS, Problem
 from kindler.serve.inference_routes import (
     health_routes,

@@ -1,4 +1,4 @@
-"""Authorization: what each route requires, and what the API key of a request allows.
+"""Authorization: what the API key of a request allows.
 
 A server on a loopback address is open while its store has never had keys, but only under a loopback host
 name, and not for pages of other sites, which a browser on this machine could otherwise send to it.
@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from kindler.errors import StoreError
@@ -27,36 +26,6 @@ from kindler.store.names import matches
 _FRESH_S = 2.0
 _MOST_UNKNOWN, _LONGEST_ID = 10_000, 64  # ids that are remembered, as anybody can send them
 _log = logging.getLogger("kindler.serve")
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """What a request needs.
-
-    Attributes:
-        scopes: Any one of these; empty if no key is needed.
-        shelf: The shelf of the name in its path; None if it has none.
-        filtered: The endpoint itself leaves out what a key does not cover. A key for some buckets or names
-            opens only endpoints that have a shelf or are filtered.
-    """
-
-    scopes: tuple[str, ...]
-    shelf: str | None = None
-    filtered: bool = False
-
-
-UNDECLARED = Requirement(("admin",))
-
-
-def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
-    """Declare what an endpoint requires: see `Requirement`."""
-
-    def mark(endpoint: _Endpoint) -> _Endpoint:
-        endpoint.kindler_needs = Requirement(scopes, on, filtered)  # type: ignore[attr-defined]
-        return endpoint
-
-    return mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from kindler.data.arrow import stream
-from kindler.serve.auth import Access, Authorizer, needs
+from kindler.serve.auth import Access, Authorizer
 from kindler.serve.bodies import Bodies
 from kindler.serve.datasets import as_table, read_value
-from kindler.serve.endpoints import Authorized, Endpoint, Json, Limit
+from kindler.serve.endpoints import Authorized, Endpoint, Json, needs
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.model_views import loaded_view, model_view, signature_view, version_view
@@ -34,6 +34,10 @@ from kindler.store.names import check_glob, literal_prefix, matches
 
 _KNOWN = ("orient", "limit", "bucket")
 _ORIENTS = ("dict", "list", "records")
+Limit = Annotated[
+    int | None,
+    Query(ge=1, le=10_000, description="Page size. Pass `next` as `after` to get the next page."),
+]
 
 
 class AliasMove(BaseModel):
@@ -155,10 +159,8 @@ def model_routes(models: ModelRegistry) -> APIRouter:
         shelf = models.omega[access.bucket].models
         chosen = shelf.metadata(name)
         same = (chosen.address, chosen.number)
-        loaded = [m for m in models.loaded() if (m.version.address, m.version.number) == same]
-        view = model_view(
-            shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, loaded[0] if loaded else None
-        )
+        loaded = (m for m in models.loaded() if (m.version.address, m.version.number) == same)
+        view = model_view(shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, next(loaded, None))
         return Json({"model": chosen.name, "result": view, "resource_uri": chosen.name})
 
     @routes.put("/model/{name:path}/aliases/{alias}/split")
@@ -218,7 +220,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
             value = read_value(shelf, version, trusted=settings.trusted, limit=limit, most_bytes=most)
             shape = getattr(value, "shape", None)
             extra = {} if shape is None else {"shape": list(shape), "dtype": value.dtype.name}
-            return Json({**head, "data": value if shape is None else plain(value), **extra})
+            return Json({**head, "data": plain(value), **extra})
         if ARROW in accept:
             return Response(stream(table), media_type=ARROW)
         return Json(

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols.tables import table_columns
-from kindler.serve.protocols.values import plain
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.tables import expression, schema_of
 from kindler.store import Version
@@ -78,7 +77,7 @@ def read_value(datasets: Datasets, version: Version, *, trusted: bool, limit: in
     if version.kind == "arrays":
         named = dict(value.items() if isinstance(value, dict) else enumerate(value))
         _check_bytes(sum(array.nbytes for array in named.values()), most_bytes)
-        return {str(name): plain(_first(array, limit)) for name, array in named.items()}
+        return {str(name): _first(array, limit) for name, array in named.items()}
     if isinstance(value, dict | list | str | int | float | None):
         return value
     kind = type(value).__qualname__

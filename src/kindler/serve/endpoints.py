@@ -1,22 +1,53 @@
-"""What all FastAPI endpoints share: authorization and body limits before they run, and their dependencies."""
+"""What all FastAPI endpoints share: what they require, checked before their body is read; and its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Query, Request, Security
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from kindler.serve.auth import UNDECLARED, Access, Requirement
+from kindler.serve.auth import Access
 from kindler.serve.bodies import Receive
 from kindler.serve.protocols.values import dumps
 from kindler.serve.request_log import Entry
 
 # Where the app keeps what the endpoints need of a request.
 ENTRY, ACCESS = "kindler.entry", "kindler.access"
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a request needs.
+
+    Attributes:
+        scopes: Any one of these; empty if no key is needed.
+        shelf: The shelf of the name in its path; None if it has none.
+        filtered: The endpoint itself leaves out what a key does not cover. A key for some buckets or names
+            opens only endpoints that have a shelf or are filtered.
+    """
+
+    scopes: tuple[str, ...]
+    shelf: str | None = None
+    filtered: bool = False
+
+
+UNDECLARED = Requirement(("admin",))
+
+
+def needs(*scopes: str, on: str | None = None, filtered: bool = False) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare what an endpoint requires: see `Requirement`."""
+
+    def mark(endpoint: _Endpoint) -> _Endpoint:
+        endpoint.kindler_needs = Requirement(scopes, on, filtered)  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
 
 
 class Json(Response):
@@ -39,10 +70,6 @@ async def _access(
 
 
 Authorized = Annotated[Access, Depends(_access)]
-Limit = Annotated[
-    int | None,
-    Query(ge=1, le=10_000, description="Page size. Pass `next` as `after` to get the next page."),
-]
 
 
 class Endpoint(APIRoute):

@@ -17,8 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 import kindler
 from kindler.models.predictor import METHODS
-from kindler.serve.auth import needs
-from kindler.serve.endpoints import Authorized, Endpoint
+from kindler.serve.endpoints import Authorized, Endpoint, needs
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.model_views import (

@@ -27,9 +27,9 @@ from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
 from kindler.runtime.calls import TaskHandle
 from kindler.runtime.runtime import Runtime
-from kindler.serve.auth import Access, needs
+from kindler.serve.auth import Access
 from kindler.serve.bodies import Bodies
-from kindler.serve.endpoints import Authorized, Endpoint, Json
+from kindler.serve.endpoints import Authorized, Endpoint, Json, needs
 from kindler.serve.http_errors import Problem, as_problem, own_status
 from kindler.serve.protocols import Sent, Target
 from kindler.serve.protocols.omega import OmegaCodec

@@ -13,8 +13,7 @@ from importlib import resources
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from kindler.serve.auth import needs
-from kindler.serve.endpoints import Endpoint
+from kindler.serve.endpoints import Endpoint, needs
 from kindler.serve.http_errors import Problem
 
 _TYPES = {
