@@ -40,7 +40,7 @@ from kindler.serve.model_registry import ModelRegistry
 from kindler.serve.page import page_routes
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
 from kindler.serve.protocols import Reply
-from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog, request_id
+from kindler.serve.request_log import REQUEST_ID, Entry, RequestLog
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.tasks import Tasks, task_routes, wants_task
@@ -179,9 +179,8 @@ class ServeApp:
         method, path, query = scope["method"], scope["path"], scope["query_string"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         codec = codec_of(path)
-        entry = Entry(request_id(headers), method, path, codec.name)
-        entry.client = (scope.get("client") or ("",))[0]
-        entry.trace = headers.get("traceparent", "")
+        client = (scope.get("client") or ("",))[0]
+        entry = Entry.of(headers, method, path, codec.name, client)
         reply: Reply | None = None
 
         async def record(message: MutableMapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Entry:
     path: str
     protocol: str
     client: str = ""
-    trace: str = ""
+    trace: str | None = None
     status: int = 0
     key: str | None = None
     bucket: str = "default"
@@ -66,11 +66,19 @@ class Entry:
     counted: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, headers: Mapping[str, str], method: str, path: str, protocol: str, client: str) -> Entry:
+        """The entry of a request that has come."""
+        trace = headers.get("traceparent")
+        return cls(request_id(headers), method, path, protocol, client, trace and trace[:_MAX_SHOWN])
+
     def line(self, seconds: float) -> dict[str, Any]:
         """The entry as an object; what is not known is left out."""
-        line: dict[str, Any] = {
+        level = "error" if self.status >= 500 else "warning" if self.status >= 400 else "info"
+        known = {name: getattr(self, name) for name in ("key", "model", "version", "rows", "trace")}
+        return {
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "level": "error" if self.status >= 500 else "warning" if self.status >= 400 else "info",
+            "level": level,
             "request_id": self.id,
             "client": self.client,
             "method": self.method,
@@ -81,14 +89,9 @@ class Entry:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "bucket": self.bucket[:_MAX_SHOWN],
+            **{name: value for name, value in known.items() if value is not None},
+            **self.notes,
         }
-        for name in ("key", "model", "version", "rows"):
-            value = getattr(self, name)
-            if value is not None:
-                line[name] = value
-        if self.trace:
-            line["trace"] = self.trace[:_MAX_SHOWN]
-        return line | self.notes
 
 
 class JsonLog:

@@ -53,7 +53,7 @@ from kindler.serve.predictions import LARGE_BYTES, MOST_TEXTS, Predictions, in_t
 from kindler.serve.predictions import SCOPES as PREDICT
 from kindler.serve.protocols import InferRequest
 from kindler.serve.protocols.v2 import TooManyTexts
-from kindler.serve.request_log import REQUEST_ID, Entry, request_id
+from kindler.serve.request_log import REQUEST_ID, Entry
 from kindler.serve.settings import Tls
 from kindler.store.keys import SCOPES
 
@@ -155,10 +155,9 @@ class _Call:
         return self.access.key_id or self.peer
 
     def new_entry(self) -> Entry:
-        entry = Entry(request_id(self.headers), "gRPC", self._method, "grpc", counted=True)
-        address = unquote(self.peer).partition(":")[2]  # of "ipv6:%5B::1%5D:50"
-        entry.client = address.rpartition(":")[0].strip("[]")
-        entry.trace = self.headers.get("traceparent", "")
+        client = unquote(self.peer).partition(":")[2].rpartition(":")[0].strip("[]")  # "ipv6:%5B::1%5D:50"
+        entry = Entry.of(self.headers, "gRPC", self._method, "grpc", client)
+        entry.counted = True
         return entry
 
     def holds(self, give_back: Callable[[], None]) -> None:
