@@ -16,7 +16,7 @@ from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
 from kindler.serve.protocols.tables import ARROW, columns_in, read_columns, to_arrow
-from kindler.serve.protocols.values import as_tensor, dumps, load_object, only, plain
+from kindler.serve.protocols.values import as_tensor, dumps, field_of, load_object, only, plain
 
 RAW = "application/octet-stream"
 _ALIAS = re.compile(r"/api/v1/model/.+/aliases/[^/]+")  # which may have the name of an action
@@ -78,15 +78,13 @@ def _inputs(body: dict[str, Any]) -> dict[str, Array]:
     """Columns by name, or an array under "" if it has none or is given a shape."""
     if "data" not in body:
         raise Problem(400, "the request has no 'data'.")
-    data, names, shape = body["data"], body.get("columns"), body.get("shape")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise Problem(400, "'columns' must be a list of names.")
+    data, names, shape = body["data"], field_of(body, "columns", []), body.get("shape")
     if isinstance(data, list) and not (data and isinstance(data[0], dict)):
         array = as_tensor(data, "'data'")
         return {"": array if shape is None else _cells(array, shape)}
     columns = columns_in(data)
-    if names is not None:
-        missing = [name for name in names if name not in columns]
+    if names:
+        missing = [str(name)[:80] for name in names if not isinstance(name, str) or name not in columns]
         if missing:
             raise Problem(400, f"'data' lacks the columns {', '.join(missing)}.")
         columns = {name: columns[name] for name in names}

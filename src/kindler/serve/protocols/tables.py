@@ -24,7 +24,7 @@ from kindler.models import arrow_columns
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Answer
-from kindler.serve.protocols.values import as_tensors, load_object
+from kindler.serve.protocols.values import as_tensors, field_of, load_object
 
 ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
@@ -97,13 +97,8 @@ def read_table(body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
     fields = load_object(body)
     if "data" not in fields:
         raise Problem(400, "the request has no 'data'.")
-    mode, dtypes = fields.get("mode"), fields.get("dtypes")
-    if mode is not None and not isinstance(mode, str):
-        raise Problem(400, "'mode' must be a string.")
+    mode, dtypes = field_of(fields, "mode", ""), field_of(fields, "dtypes", {})
     arrays = columns_in(fields["data"])
-    dtypes = {} if dtypes is None else dtypes
-    if not isinstance(dtypes, dict):
-        raise Problem(400, "'dtypes' must be an object of columns.")
     if unknown := [name for name in dtypes if name not in arrays]:
         raise Problem(400, f"'dtypes' names {unknown[0]!r}, which is not a column.")
     with _reading("a table"):

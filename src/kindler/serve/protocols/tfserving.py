@@ -15,6 +15,7 @@ from kindler.serve.protocols.values import (
     as_tensor,
     as_tensors,
     dumps,
+    field_of,
     in_base64,
     load_object,
     only,
@@ -45,12 +46,10 @@ class TfServing(Codec):
         if not isinstance(body, dict) or ("instances" in body) == ("inputs" in body):
             raise Problem(400, "the request must have either 'instances' or 'inputs'.")
         by_row = "instances" in body
-        asked = body.get("signature_name")
-        if asked is not None and not isinstance(asked, str):
-            raise Problem(400, "'signature_name' must be a string.")
         word = "instances" if by_row else "inputs"
         inputs = _inputs(body[word], word)
-        return InferRequest(inputs=inputs, signature=asked or None, params={_ROWS: by_row})
+        signature_name = field_of(body, "signature_name", "") or None
+        return InferRequest(inputs=inputs, signature=signature_name, params={_ROWS: by_row})
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
         outputs = {name: _shown(name, array) for name, array in answer.outputs.items()}

@@ -18,7 +18,7 @@ from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.http_errors import Problem
 from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
-from kindler.serve.protocols.values import as_objects, as_tensor, dumps, load_object, plain
+from kindler.serve.protocols.values import as_objects, as_tensor, dumps, field_of, load_object, plain
 
 LENGTH = "inference-header-content-length"
 DTYPES = {
@@ -52,14 +52,14 @@ class V2(Codec):
         if json_length is not None and length == 0:
             return _raw(sent.body, signature)
         body = load_object(sent.body[:length])
-        inputs = body.get("inputs")
-        if not isinstance(inputs, list) or not inputs:
+        inputs = _named(body, "inputs")
+        if not inputs:
             raise Problem(400, "the request needs 'inputs', a list of tensors.")
         return infer_request(
             _tensors(inputs, memoryview(sent.body)[length:], self._most_texts),
-            _object(body.get("parameters"), "parameters"),
-            _outputs(body.get("outputs")),
-            _text(body.get("id", ""), "id"),
+            field_of(body, "parameters", {}),
+            {out["name"]: field_of(out, "parameters", {}) for out in _named(body, "outputs")},
+            field_of(body, "id", ""),
         )
 
     def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
@@ -125,14 +125,22 @@ def described(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": _DATATYPES.get(spec.dtype or "float64", "BYTES"), "shape": shape}
 
 
-def _tensors(entries: list[Any], rest: memoryview, most_texts: int | None) -> Iterator[tuple[str, Array]]:
+def _named(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects with names; empty if it is not there."""
+    entries = field_of(body, name, [])
+    if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries):
+        raise Problem(400, f"{name!r} must be a list of objects with a name.")
+    return entries
+
+
+def _tensors(
+    entries: list[dict[str, Any]], rest: memoryview, most_texts: int | None
+) -> Iterator[tuple[str, Array]]:
     """The tensors of a body, whose values are in its JSON or one behind the other after it."""
     for entry in entries:
-        if not isinstance(entry, dict):
-            raise Problem(400, "an input must be an object with name, shape, datatype and data.")
-        name, datatype = _text(entry.get("name"), "name of an input"), entry.get("datatype")
+        name, datatype = entry["name"], entry.get("datatype")
         shape = checked_shape(name, datatype, entry.get("shape"))
-        params = _object(entry.get("parameters"), f"parameters of the input {name!r}")
+        params = field_of(entry, "parameters", {})
         if "binary_data_size" in params:
             size = params["binary_data_size"]
             if "data" in entry:
@@ -257,32 +265,8 @@ def checked_shape(name: str, datatype: Any, shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _outputs(value: Any) -> dict[str, Mapping[str, Any]]:
-    value = value or []
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise Problem(400, "'outputs' must be a list of objects with a name.")
-    return {
-        _text(entry.get("name"), "name of an output"): _object(entry.get("parameters"), "parameters")
-        for entry in value
-    }
-
-
 def _length(text: str, there: int) -> int:
     length = int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else -1
     if not 0 <= length <= there:
         raise Problem(400, f"{LENGTH}: {text[:40]!r} is not a length within the body's {there} bytes.")
     return length
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Problem(400, f"{what} must be an object.")
-    return value
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise Problem(400, f"the {what} must be a string.")
-    return value

@@ -8,7 +8,7 @@ import json
 from array import array as Packed
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -16,10 +16,12 @@ import orjson
 from kindler.models.signature import Array
 from kindler.serve.http_errors import Problem
 
+_T = TypeVar("_T", str, dict[str, Any], list[Any])
 _SHOWN = 80
 _LONG = 256  # values in a list from which it pays to look at the first of them
 _MOST_DIMS = 32
 _NUMBERS = frozenset((int, float, bool))
+_SINGLE = {str: "a string", dict: "an object", list: "a list"}
 _WORDS = {str: "text", dict: "objects", list: "lists", type(None): "null", bool: "booleans", bytes: "bytes"}
 
 
@@ -41,6 +43,16 @@ def load_object(body: bytes) -> dict[str, Any]:
     value = loads(body)
     if not isinstance(value, dict):
         raise Problem(400, f"the body must be a JSON object, not {_word(type(value))}.")
+    return value
+
+
+def field_of(fields: Mapping[str, Any], name: str, default: _T) -> _T:
+    """A field of a JSON object, which must be of its default's type if it is there."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        raise Problem(400, f"{name!r} must be {_SINGLE[type(default)]}.")
     return value
 
 
