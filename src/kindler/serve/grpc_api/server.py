@@ -304,7 +304,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         raise error
 
     async def _answered(self, call: _Call, method: _Method) -> bytes | None:
-        await self._admit(call, method.scopes)
+        call.holds(self._lobby.take(call.peer))
+        await self._authorize(call, method.scopes)
+        if method.scopes:
+            call.let_go()
+            call.holds(self._calls.take(call.client))
         sent = None if method.request is None else await self._sent(call, method)
         reply = await method.answer(call, sent)
         if method.response is None:
@@ -327,13 +331,6 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         seconds = time.perf_counter() - started
         pause_s = self._predictions.bodies.pause_after(error, call.entry.bytes_in, seconds)
         return Problem(problem.status, problem.message, problem.headers), pause_s
-
-    async def _admit(self, call: _Call, scopes: tuple[str, ...]) -> None:
-        call.holds(self._lobby.take(call.peer))
-        await self._authorize(call, scopes)
-        if scopes:
-            call.let_go()
-            call.holds(self._calls.take(call.client))
 
     async def _authorize(self, call: _Call, scopes: tuple[str, ...]) -> None:
         authorizer = self._predictions.authorizer

@@ -47,10 +47,15 @@ class V2(Codec):
         self._most_texts = most_texts
 
     def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
-        json_length = sent.headers.get(LENGTH)
-        length = len(sent.body) if json_length is None else _length(json_length, len(sent.body))
-        if json_length is not None and length == 0:
-            return _raw(sent.body, signature)
+        text, length = sent.headers.get(LENGTH), len(sent.body)
+        if text is not None:
+            if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) > length:
+                raise Problem(
+                    400, f"{LENGTH}: {text[:40]!r} is not a length within the body's {length} bytes."
+                )
+            length = int(text)
+            if not length:
+                return _raw(sent.body, signature)
         body = load_object(sent.body[:length])
         inputs = _named(body, "inputs")
         if not inputs:
@@ -263,10 +268,3 @@ def checked_shape(name: str, datatype: Any, shape: Any) -> tuple[int, ...]:
     if not fine or len(shape) > 32:
         raise Problem(400, f"the input {name!r} has no valid shape; expected a list of at most 32 lengths.")
     return tuple(shape)
-
-
-def _length(text: str, there: int) -> int:
-    length = int(text) if re.fullmatch(r"\d{1,12}", text, re.ASCII) else -1
-    if not 0 <= length <= there:
-        raise Problem(400, f"{LENGTH}: {text[:40]!r} is not a length within the body's {there} bytes.")
-    return length

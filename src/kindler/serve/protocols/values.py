@@ -22,7 +22,7 @@ _LONG = 256  # values in a list from which it pays to look at the first of them
 _MOST_DIMS = 32
 _NUMBERS = frozenset((int, float, bool))
 _SINGLE = {str: "a string", dict: "an object", list: "a list"}
-_WORDS = {str: "text", dict: "objects", list: "lists", type(None): "null", bool: "booleans", bytes: "bytes"}
+_WORDS = {str: "text", dict: "objects", list: "a list", type(None): "null", bool: "booleans", bytes: "bytes"}
 
 
 def loads(body: bytes) -> Any:
