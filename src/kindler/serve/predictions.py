@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from anyio import fail_after
+from anyio import fail_after, sleep_forever
 
 from kindler.models.predictor import Predictor
 from kindler.models.signature import SIGNATURE_METHOD, Arrays, Signature, fit, from_columns, rows_of
@@ -195,17 +195,13 @@ async def _watch(ticket: Ticket, seconds: float, receive: Receive | None) -> Non
     """Over a request that takes longer than most: its client may go away, and its time runs out."""
     try:
         with fail_after(seconds):
-            while (await (receive or _silence)())["type"] != "http.disconnect":
+            if receive is None:
+                await sleep_forever()
+            while (await receive())["type"] != "http.disconnect":
                 pass
         ticket.leave(Problem(499, "the client disconnected."))
     except TimeoutError:
         ticket.leave(Problem(504, "the model did not answer in time."))
-
-
-async def _silence() -> MutableMapping[str, Any]:
-    """Hear nothing of the client, for as long as it takes."""
-    await asyncio.get_running_loop().create_future()
-    return {}
 
 
 def _fitted(signature: Signature, request: InferRequest) -> Arrays:

@@ -50,9 +50,7 @@ class V2(Codec):
         text, length = sent.headers.get(LENGTH), len(sent.body)
         if text is not None:
             if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) > length:
-                raise Problem(
-                    400, f"{LENGTH}: {text[:40]!r} is not within the body's {length} bytes."
-                )
+                raise Problem(400, f"{LENGTH}: {text[:40]!r} is not within the body's {length} bytes.")
             length = int(text)
             if not length:
                 return _raw(sent.body, signature)
