@@ -196,7 +196,7 @@ async def _watch(ticket: Ticket, seconds: float, receive: Receive | None) -> Non
     try:
         with fail_after(seconds):
             if receive is None:
-                await sleep_forever()
+                return await sleep_forever()
             while (await receive())["type"] != "http.disconnect":
                 pass
         ticket.leave(Problem(499, "the client disconnected."))
