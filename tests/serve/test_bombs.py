@@ -24,7 +24,7 @@ from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.bodies import where_read
 from kindler.serve.http_errors import Problem
 from kindler.serve.predictions import codec_of
-from kindler.serve.protocols import Sent, Target
+from kindler.serve.protocols import RawRequest, Target
 from kindler.serve.protocols.tables import read_arrow
 from kindler.serve.protocols.v2 import TooManyTexts
 from kindler.serve.protocols.values import as_tensor
@@ -328,7 +328,7 @@ def test_texts_of_a_binary_tensor_are_taken_apart_by_another_process(
     tensor = {"name": "x", "shape": [1, 200_000], "datatype": "BYTES"}
     head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(texts)}}]}).encode()
     headers = {"inference-header-content-length": str(len(head))}
-    codec, sent = codec_of("/v2/models/net/infer"), Sent(head + texts, headers, {})
+    codec, sent = codec_of("/v2/models/net/infer"), RawRequest(head + texts, headers, {})
     with pytest.raises(TooManyTexts, match="bytes of texts"):
         codec.decode(sent, SIGNATURE, Target("net"))
     before = reading_s(roomy)
@@ -354,7 +354,7 @@ def test_what_reads_bodies_is_sandboxed_and_knows_nothing_of_the_servers_environ
 
 def test_where_a_body_is_read() -> None:
     def where(kind: str, size: int, **headers: str) -> str:
-        return where_read(Sent(b" " * size, {"content-type": kind, **headers}, {}))
+        return where_read(RawRequest(b" " * size, {"content-type": kind, **headers}, {}))
 
     assert where("application/json", 100_000) == where(ARROW, 1000) == where("text/csv", 1000) == "here"
     assert where(ARROW, 3 << 20) == where("application/octet-stream", 3 << 20) == "thread"

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from kindler.errors import DataError
 from kindler.models.signature import Array, Signature, TensorSpec, fit, from_columns
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.protocols import Answer, Codec, InferRequest, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import RAW, OmegaCodec
 from kindler.serve.protocols.tables import ARROW, read_columns
@@ -24,7 +24,7 @@ from kindler.serve.protocols.v2 import LENGTH, V2
 
 ANY = Signature((TensorSpec("x"),))
 NET = Target("net")
-NOTHING = Sent(b"", {}, {})
+NOTHING = RawRequest(b"", {}, {})
 BINARY = InferRequest(inputs={}, params={"binary_data_output": True})
 NUMBERS = st.sampled_from(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "float32", "float64"]
@@ -39,7 +39,7 @@ def answer(array: Array) -> Answer:
 
 
 def again(codec: Codec, body: bytes, **headers: str) -> Array:
-    (found,) = codec.decode(Sent(body, headers, {}), ANY, NET).inputs.values()
+    (found,) = codec.decode(RawRequest(body, headers, {}), ANY, NET).inputs.values()
     return found
 
 
@@ -94,7 +94,7 @@ def test_tensorflow_serving_keeps_every_float_nan_and_infinity_too(array: Array,
 @given(FINITE)
 def test_mlflow_keeps_every_float(array: Array) -> None:
     codec = Mlflow()
-    body = json.loads(codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {}, {})).body)
+    body = json.loads(codec.encode(answer(array), InferRequest(inputs={}), RawRequest(b"", {}, {})).body)
     sent = json.dumps({"inputs": body["predictions"]}).encode()
 
     np.testing.assert_array_equal(again(codec, sent, **{"content-type": "application/json"}), array)
@@ -103,9 +103,11 @@ def test_mlflow_keeps_every_float(array: Array) -> None:
 @given(ARRAYS)
 def test_raw_bytes_are_exact(array: Array) -> None:
     codec = OmegaCodec()
-    reply = codec.encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": RAW}, {}))
+    reply = codec.encode(answer(array), InferRequest(inputs={}), RawRequest(b"", {"accept": RAW}, {}))
     headers = dict(reply.headers)
-    sent = Sent(reply.body, {"content-type": RAW}, {"dtype": headers["x-dtype"], "shape": headers["x-shape"]})
+    sent = RawRequest(
+        reply.body, {"content-type": RAW}, {"dtype": headers["x-dtype"], "shape": headers["x-shape"]}
+    )
 
     (found,) = codec.decode(sent, ANY, NET).inputs.values()
 
@@ -114,7 +116,9 @@ def test_raw_bytes_are_exact(array: Array) -> None:
 
 @given(ARRAYS)
 def test_arrow_is_exact(array: Array) -> None:
-    reply = OmegaCodec().encode(answer(array), InferRequest(inputs={}), Sent(b"", {"accept": ARROW}, {}))
+    reply = OmegaCodec().encode(
+        answer(array), InferRequest(inputs={}), RawRequest(b"", {"accept": ARROW}, {})
+    )
 
     (found,) = read_columns(reply.body, ARROW).values()
 
@@ -141,7 +145,7 @@ SIGNATURES = [
 @settings(max_examples=200)
 @given(body=BODIES, signature=st.sampled_from(SIGNATURES))
 def test_a_body_is_read_or_refused_with_a_sentence(codec: Codec, body: object, signature: Signature) -> None:
-    sent = Sent(json.dumps(body).encode(), {"content-type": "application/json"}, {})
+    sent = RawRequest(json.dumps(body).encode(), {"content-type": "application/json"}, {})
     try:
         request = codec.decode(sent, signature, NET)
         fit(signature, from_columns(signature, request.inputs) if request.columns else request.inputs)
@@ -158,7 +162,7 @@ def test_a_body_is_read_or_refused_with_a_sentence(codec: Codec, body: object, s
 def test_bytes_that_are_no_request_are_refused(body: bytes, length: int) -> None:
     for codec, kind in ((V2(), ""), (Mlflow(), ARROW), (Mlflow(), "text/csv"), (OmegaCodec(), ARROW)):
         with contextlib.suppress(Problem):  # anything else fails the test
-            codec.decode(Sent(body, {LENGTH: str(length), "content-type": kind}, {}), ANY, NET)
+            codec.decode(RawRequest(body, {LENGTH: str(length), "content-type": kind}, {}), ANY, NET)
 
 
 @pytest.mark.parametrize(

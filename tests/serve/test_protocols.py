@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kindler.models.signature import Signature
-from kindler.serve.protocols import Sent, Target
+from kindler.serve.protocols import RawRequest, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from tests.serve.served import NAMES, Served, X, expected
 
@@ -107,7 +107,7 @@ def test_mlflow_has_nulls_among_numbers_as_nan() -> None:
     records = {"dataframe_records": [{"a": 1, "s": "x"}, {"a": None, "s": None}]}
     split = {"dataframe_split": {"columns": ["a", "s"], "data": [[1, "x"], [None, None]]}}
     for body in (records, split):
-        sent = Sent(json.dumps(body).encode(), {"content-type": "application/json"}, {})
+        sent = RawRequest(json.dumps(body).encode(), {"content-type": "application/json"}, {})
         found = Mlflow().decode(sent, Signature(()), Target("net")).inputs
         np.testing.assert_array_equal(found["a"], [1.0, np.nan])
         assert found["s"].tolist() == ["x", None]

@@ -31,7 +31,7 @@ from kindler.models.signature import Signature, signature_from
 from kindler.sandbox.child import Fields, Handler, RemoteError
 from kindler.sandbox.process import ProcessLost, Reply, SandboxProcess, Start
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.protocols import Codec, InferRequest, Sent, Target
+from kindler.serve.protocols import Codec, InferRequest, RawRequest, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import RAW, OmegaCodec
 from kindler.serve.protocols.tables import ARROW, CSV, PARQUET, read_table
@@ -158,7 +158,9 @@ class Bodies:
         debt = max(0.0, self._refusing_s - _REFUSING_CREDIT_S)
         return min(_LONGEST_PAUSE_S, debt / _REFUSING_SHARE)
 
-    async def decode(self, codec: Codec, sent: Sent, target: Target, signature: Signature) -> InferRequest:
+    async def decode(
+        self, codec: Codec, sent: RawRequest, target: Target, signature: Signature
+    ) -> InferRequest:
         """What `codec.decode` gives, wherever that is computed."""
         where = where_read(sent)
         with suppress(TooManyTexts):
@@ -183,7 +185,7 @@ class Bodies:
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
         """What `read_table` gives."""
-        if where_read(Sent(body, {"content-type": content_type}, {})) == "process":
+        if where_read(RawRequest(body, {"content-type": content_type}, {})) == "process":
             return await self._asked({"what": "table", "content_type": content_type}, body, _as_table)
         return await self._in_thread(lambda: read_table(body, content_type))
 
@@ -329,7 +331,7 @@ def _within(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
-def where_read(sent: Sent) -> str:
+def where_read(sent: RawRequest) -> str:
     """Where a body is read: "here" if that takes no time, in a "thread", or in a "process" of its own.
 
     Bodies of bytes and Arrow are looked at where they lie. Text becomes objects, which takes Python's lock,
@@ -372,7 +374,7 @@ def _read(asked: Fields, body: bytes) -> tuple[Fields, Mapping[str, Any]]:
     else:
         signature, target = signature_from(asked["signature"]), Target(**asked["target"])
         request = _CODECS[asked["codec"]].decode(
-            Sent(body, asked["headers"], asked["query"]), signature, target
+            RawRequest(body, asked["headers"], asked["query"]), signature, target
         )
     request.check_rows(asked["most_rows"])
     answer = {name: getattr(request, name) for name in _BESIDE_INPUTS}

@@ -20,7 +20,7 @@ from kindler.serve.bodies import Bodies, Receive
 from kindler.serve.datasets import read_inputs
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
-from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.mlflow import Mlflow
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.tfserving import TfServing
@@ -86,7 +86,7 @@ class Predictions:
         body = await self.bodies.read(receive, headers)
         try:
             entry.bytes_in = len(body)
-            sent = Sent(body, headers, query)
+            sent = RawRequest(body, headers, query)
             decode = self._decoder(codec, sent, target, access)
             model = (access.bucket, name, target.version)
             answer, request = await self.infer(model, decode, headers, entry, receive)
@@ -132,7 +132,7 @@ class Predictions:
             self.models.stats.answered(entry.protocol, entry.status, seconds, entry.model, entry.version)
         self._log.add(entry, seconds)
 
-    def _decoder(self, codec: Codec, sent: Sent, target: Target, access: Access) -> Decode:
+    def _decoder(self, codec: Codec, sent: RawRequest, target: Target, access: Access) -> Decode:
         dataset = sent.query.get("datax") if codec is OMEGA else None
         if dataset is None:
             return partial(self.bodies.decode, codec, sent, target)

@@ -31,7 +31,7 @@ from kindler.serve.auth import Access
 from kindler.serve.bodies import Bodies
 from kindler.serve.endpoints import Authorized, Endpoint, Json, needs
 from kindler.serve.http_errors import Problem, as_problem, own_status
-from kindler.serve.protocols import Sent, Target
+from kindler.serve.protocols import RawRequest, Target
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.settings import ServeSettings
@@ -310,7 +310,7 @@ async def _data(
         return (datax,) if datay is None or action in METHODS else (datax, datay)
     if action in _DATASET_VERBS:
         raise Problem(400, f"{action} needs ?datax=, the name of a dataset, and ?datay= for its labels.")
-    sent = Sent(await request.body(), dict(request.headers), dict(request.query_params))
+    sent = RawRequest(await request.body(), dict(request.headers), dict(request.query_params))
     decoded = await bodies.decode(OmegaCodec(), sent, target, Signature((), ()))
     inputs = {name: as_text(array, name) for name, array in decoded.inputs.items()}
     if not decoded.columns:

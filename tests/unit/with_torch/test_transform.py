@@ -15,7 +15,7 @@ from kindler import Estimator, Omega
 from kindler.errors import DataError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.signature import fit as fit_inputs
-from kindler.serve.protocols import Sent, Target
+from kindler.serve.protocols import RawRequest, Target
 from kindler.serve.protocols.tfserving import TfServing
 from tests.torch.test_transform import classifier, pictures
 
@@ -40,7 +40,7 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     served = load(om.store, version, trusted=True).predictor
     sent = [{"png": {"b64": base64.b64encode(data).decode()}} for data in table.column("png").to_pylist()]
     body = json.dumps({"instances": sent}).encode()
-    request = TfServing().decode(Sent(body, {}, {}), served.signature, Target("images", None))
+    request = TfServing().decode(RawRequest(body, {}, {}), served.signature, Target("images", None))
     (outputs,) = served.call(fit_inputs(served.signature, request.inputs), "predict").values()
     np.testing.assert_allclose(outputs, expected, atol=1e-6)
     with pytest.raises(DataError, match="column 'png', row 0: cannot be read as an image"):

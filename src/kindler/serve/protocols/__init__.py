@@ -14,7 +14,7 @@ from kindler.serve.protocols.values import dumps
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RawRequest:
     """What a client sent: a body, decompressed; headers, with names in lower case; and the URL's query."""
 
     body: bytes
@@ -127,7 +127,7 @@ class Codec(ABC):
         return Target(match["name"] or "", match.groupdict().get("version"))
 
     @abstractmethod
-    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+    def decode(self, sent: RawRequest, signature: Signature, target: Target) -> InferRequest:
         """The request.
 
         Raises:
@@ -135,7 +135,7 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: RawRequest) -> Reply:
         """The answer.
 
         Raises:

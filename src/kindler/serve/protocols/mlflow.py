@@ -11,7 +11,7 @@ import numpy as np
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.tables import ARROW, CSV, PARQUET, columns_in, read_columns, to_arrow
 from kindler.serve.protocols.values import as_tensor, as_tensors, dumps, load_object, only, plain
 
@@ -28,7 +28,7 @@ class Mlflow(Codec):
     name = "mlflow"
     path = re.compile(r"/(?:models/(?P<name>.+)/)?invocations")
 
-    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+    def decode(self, sent: RawRequest, signature: Signature, target: Target) -> InferRequest:
         kind = sent.content_type
         if kind in (CSV, PARQUET, ARROW):
             return InferRequest(inputs=read_columns(sent.body, kind), columns=True)
@@ -54,7 +54,7 @@ class Mlflow(Codec):
                 raise Problem(400, f"'method' must be one of {', '.join(METHODS)}; received {shown!r}.")
         return request
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: RawRequest) -> Reply:
         if ARROW in sent.headers.get("accept", ""):
             return Reply(to_arrow(answer), ARROW)
         outputs = {name: plain(array) for name, array in answer.outputs.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.tables import ARROW, columns_in, read_columns, to_arrow
 from kindler.serve.protocols.values import as_tensor, dumps, field_of, load_object, only, plain
 
@@ -42,7 +42,7 @@ class OmegaCodec(Codec):
             raise Problem(405, f"{method} is not allowed; use PUT.", {"allow": "PUT, POST"})
         return Target(match["name"], action=match["action"])
 
-    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+    def decode(self, sent: RawRequest, signature: Signature, target: Target) -> InferRequest:
         kind = sent.content_type
         if kind == ARROW:
             inputs = read_columns(sent.body, ARROW)
@@ -56,7 +56,7 @@ class OmegaCodec(Codec):
             )
         return InferRequest(inputs=inputs, columns=kind == ARROW or "" not in inputs, method=target.action)
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: RawRequest) -> Reply:
         accept, outputs = sent.headers.get("accept", ""), answer.outputs
         if ARROW in accept:
             return Reply(to_arrow(answer), ARROW)
@@ -110,7 +110,7 @@ def _cells(array: Array, shape: Any) -> Array:
     return array.reshape(len(array), *shape)
 
 
-def _raw(sent: Sent) -> Array:
+def _raw(sent: RawRequest) -> Array:
     dtype, shape = sent.query.get("dtype", ""), sent.query.get("shape", "")
     if dtype not in _DTYPES:
         raise Problem(400, f"?dtype={dtype[:40]}: a body of bytes needs one of {', '.join(_DTYPES)}.")

@@ -9,7 +9,7 @@ import numpy as np
 
 from kindler.models.signature import Array, Signature
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.tables import by_name
 from kindler.serve.protocols.values import (
     as_tensor,
@@ -39,7 +39,7 @@ class TfServing(Codec):
             raise Problem(404, f":{verb} is not supported; use :predict.")
         return target
 
-    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+    def decode(self, sent: RawRequest, signature: Signature, target: Target) -> InferRequest:
         body: Any = load_object(sent.body)
         if b'"b64"' in sent.body:
             body = with_bytes(body)  # which may be nothing but bytes
@@ -51,7 +51,7 @@ class TfServing(Codec):
         signature_name = field_of(body, "signature_name", "") or None
         return InferRequest(inputs=inputs, signature=signature_name, params={_ROWS: by_row})
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: RawRequest) -> Reply:
         outputs = {name: _shown(name, array) for name, array in answer.outputs.items()}
         if not request.params[_ROWS]:
             return Reply(dumps({"outputs": only(outputs)}, tokens=True))

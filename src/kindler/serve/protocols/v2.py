@@ -17,7 +17,7 @@ import numpy as np
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Array, Signature, TensorSpec
 from kindler.serve.http_errors import Problem
-from kindler.serve.protocols import Answer, Codec, InferRequest, Reply, Sent, Target
+from kindler.serve.protocols import Answer, Codec, InferRequest, RawRequest, Reply, Target
 from kindler.serve.protocols.values import as_objects, as_tensor, dumps, field_of, load_object, plain
 
 LENGTH = "inference-header-content-length"
@@ -46,7 +46,7 @@ class V2(Codec):
     def __init__(self, most_texts: int | None = None) -> None:
         self._most_texts = most_texts
 
-    def decode(self, sent: Sent, signature: Signature, target: Target) -> InferRequest:
+    def decode(self, sent: RawRequest, signature: Signature, target: Target) -> InferRequest:
         text, length = sent.headers.get(LENGTH), len(sent.body)
         if text is not None:
             if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) > length:
@@ -65,7 +65,7 @@ class V2(Codec):
             field_of(body, "id", ""),
         )
 
-    def encode(self, answer: Answer, request: InferRequest, sent: Sent) -> Reply:
+    def encode(self, answer: Answer, request: InferRequest, sent: RawRequest) -> Reply:
         all_binary = bool(request.params.get("binary_data_output", False))
         shown: list[dict[str, Any]] = []
         raw: list[bytes | memoryview] = []
