@@ -104,7 +104,8 @@ class JsonLog:
             raise ConfigError(f"cannot write the log {path!r}: {exc.strerror or exc}.") from exc
         file.setFormatter(_Json())
         # A full disk must not end a server, nor may a line that cannot be written.
-        file.handleError = lambda _: _log.warning("cannot write to the log %s", path, exc_info=True)  # type: ignore[method-assign]
+        failed = lambda record: _log.warning("cannot write to the log %s", path, exc_info=True)  # noqa: E731
+        file.handleError = failed  # type: ignore[method-assign]
         self._file, self._dropped = file, 0
         self._waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
         self._writer = logging.handlers.QueueListener(self._waiting, file)

@@ -92,7 +92,8 @@ def _inputs(body: dict[str, Any]) -> dict[str, Array]:
         return columns
     if len(columns) != 1:
         raise Problem(400, f"'shape' needs exactly one column; received {len(columns)}.")
-    return {"": _cells(*columns.values(), shape)}
+    (array,) = columns.values()
+    return {"": _cells(array, shape)}
 
 
 def _cells(array: Array, shape: Any) -> Array:

@@ -141,7 +141,7 @@ def _tensors(
 ) -> Iterator[tuple[str, Array]]:
     """The tensors of a body, whose values are in its JSON or one behind the other after it."""
     for entry in entries:
-        name, datatype = entry["name"], entry.get("datatype")
+        name, datatype = entry["name"], entry.get("datatype", "")
         shape = checked_shape(name, datatype, entry.get("shape"))
         params = field_of(entry, "parameters", {})
         if "binary_data_size" in params:
