@@ -134,12 +134,6 @@ class Keys:
         """All keys, oldest first."""
         return [_read(row) for row in self._database.rows(sa.select(_keys).order_by(_keys.c.created))]
 
-    def find(self, name: str) -> Key | None:
-        """A key by its id; None if there is none."""
-        with self._catalog.database.reading() as connection:
-            row = connection.execute(sa.select(_keys).where(_keys.c.id == name)).first()
-        return None if row is None else _read(row)
-
     def were_made(self) -> bool:
         """Whether the store has keys, or had some once: it is not open to everybody again."""
         # Older versions of Kindler add keys without saying so.
