@@ -21,7 +21,7 @@ def hostile(x):  # type: ignore[no-untyped-def]
 
     import orjson
 
-    from kindler.sandbox.child import NEEDS_ROOM, REPLY, WORD, Calls
+    from kindler.sandbox.child import REPLY, WORD, Calls
 
     calls = next(thing for thing in gc.get_objects() if type(thing) is Calls)
     large = 2 << 20
@@ -32,8 +32,8 @@ def hostile(x):  # type: ignore[no-untyped-def]
         return WORD.pack(REPLY, 0, len(text))
 
     number = int(x.ravel()[0])
-    if number == 1:  # descriptors and shared memory without end
-        calls._sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 30, 0) * 500)
+    if number == 1:  # a gigabyte that it has not written
+        calls._sock.sendall(header({"arrays": [["y", "|u1", [1 << 30], 0, (1 << 30) + 1]]}) * 500)
     if number == 2:
         calls._sock.sendall(header({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}))
     if number == 3:

@@ -18,10 +18,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from kindler.sandbox import landlock, seccomp
+from kindler.sandbox import _landlock, _seccomp
 
 # Variables that say how to compute, and nothing of who runs the server.
 ENVIRONMENT = (
@@ -56,9 +57,8 @@ _TRY_S = 30.0
 def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     """Sandbox this process, for good. It must have one thread.
 
-    Args:
-        readable: Files and folders that it may read, besides the interpreter's and the system's libraries.
-        keep: Descriptors that stay open, besides 0, 1 and 2.
+    It may read the files and folders of `readable`, besides the interpreter's and the system's libraries; the
+    descriptors of `keep` stay open, besides 0, 1 and 2.
 
     Raises:
         OSError: The system does not have what it takes, or there are other threads, which would stay free.
@@ -68,30 +68,31 @@ def enter(readable: Iterable[Path], *, keep: Collection[int] = ()) -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise OSError(errno.EBUSY, f"the process has {threads} threads, of which only one would be sandboxed")
-    _close_others({0, 1, 2, *keep})
-    for name in [name for name in os.environ if name not in ENVIRONMENT]:
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *keep}:
+        with suppress(OSError):  # the one that listed them
+            os.close(fd)
+    for name in {*os.environ} - {*ENVIRONMENT}:
         del os.environ[name]
     os.environ["HOME"] = EMPTY_HOME
-    for kind, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-    ):
-        resource.setrlimit(kind, (value, value))
+    for kind, value in {"CORE": 0, "FSIZE": 0, "NOFILE": _OPEN_FILES}.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (value, value))
     paths = [*map(Path, _SYSTEM), *libraries(), *readable]
     gpu = [Path(path) for path in _GPU if os.path.exists(path)] + sorted(Path("/dev").glob("nvidia[0-9]*"))
     if gpu:
         paths += [*map(Path, _GPU_READ), *Path("/sys/devices").glob("pci*")]
-    if not gpu:  # whose driver reserves more addresses than there is memory anywhere
+    else:  # the driver of a GPU reserves more addresses than there is memory anywhere
         data, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        _lower(resource.RLIMIT_AS, _addresses() + 2 * max(data, 0) + _ADDRESSES)
-    _forget_privileges()
-    seccomp.no_new_privileges()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, used + 2 * max(data, 0) + _ADDRESSES)
+    # All capabilities, by which root may do more than with its own files.
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    ctypes.CDLL(None, use_errno=True).capset(header, none)
+    _seccomp.no_new_privileges()
     # They stay open: the kernel may forget a file of /proc that nobody has open, and the rule with it.
     own = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in _OWN]
     paths += [Path(f"/proc/self/fd/{fd}") for fd in own]
-    landlock.confine(paths, writable=[Path("/dev/null")], devices=gpu)
-    seccomp.refuse_other_calls(gpu=bool(gpu))
+    _landlock.confine(paths, writable=[Path("/dev/null")], devices=gpu)
+    _seccomp.refuse_other_calls(gpu=bool(gpu))
     global _inside
     _inside = True
     sys.path[:] = [path for path in sys.path if _can_list(path)]
@@ -112,19 +113,14 @@ def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_by
 
     From outside, and for what no limit of the kernel stops: pages of files and of areas that it was handed,
     tables of pages, and threads (which the kernel counts by user, over all containers of a machine).
-
-    Args:
-        pid: The process.
-        memory_bytes: What it may have in memory.
-        threads: How many threads it may have; None for any number.
-        shared_bytes: What areas that it was handed take, whether they are in its memory or not.
+    `shared_bytes` is what areas that it was handed take, whether they are in its memory or not.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            told = dict(line.split(b":", 1) for line in file if b":" in line)
-        kilobytes = [int(told[name].split()[0]) for name in (b"VmRSS", b"RssShmem", b"VmPTE")]
+            status = dict(line.split(b":", 1) for line in file if b":" in line)
+        kilobytes = [int(status[name].split()[0]) for name in (b"VmRSS", b"RssShmem", b"VmPTE")]
         own, shared, tables = (n << 10 for n in kilobytes)
-        running = int(told[b"Threads"])
+        running = int(status[b"Threads"])
         shared_bytes += _shared_with_nobody(pid) if os.path.exists(_GPU[0]) else 0
     except (OSError, KeyError, IndexError, ValueError):
         return None  # it has ended, or this system tells nothing
@@ -163,15 +159,18 @@ def libraries() -> list[Path]:
 
     The folder that a program was started in is none of them, though Python would import from there.
     """
-    found = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    found += [Path(sys.base_prefix) / "lib", Path(sys.base_exec_prefix) / "lib", Path(__file__).parents[1]]
-    folders = [Path(path) for path in [*site.getsitepackages(), *_user_site()]]
-    found += [*folders, *(path for folder in folders for path in _named_by_pth(folder))]
-    here = Path.cwd()
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [f"{sys.base_prefix}/lib", f"{sys.base_exec_prefix}/lib", str(Path(__file__).parents[1])]
+    sites = site.getsitepackages() + ([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])
+    folders += sites
+    for file in (file for folder in sites for file in sorted(Path(folder).glob("*.pth"))):
+        # Where packages under development are imported from.
+        lines = map(str.strip, file.read_text(errors="replace").splitlines())
+        folders += [line for line in lines if os.path.isabs(line) and os.path.isdir(line)]
     for variable in ("PYTHONPATH", "LD_LIBRARY_PATH"):
-        named = [Path(text) for text in os.environ.get(variable, "").split(os.pathsep) if os.path.isabs(text)]
-        found += [path for path in named if path != here]
-    return list(dict.fromkeys(path for path in found if path.exists()))
+        named = os.environ.get(variable, "").split(os.pathsep)
+        folders += [path for path in named if os.path.isabs(path) and Path(path) != Path.cwd()]
+    return [path for path in dict.fromkeys(map(Path, folders)) if path.exists()]
 
 
 def _lower(kind: int, value: int) -> None:
@@ -188,29 +187,12 @@ def _shared_with_nobody(pid: int) -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in places)
 
 
-def _addresses() -> int:
-    """The bytes of this process's addresses that are in use."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _user_site() -> Sequence[str]:
-    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-
-
-def _named_by_pth(folder: Path) -> Iterator[Path]:
-    """Folders that packages under development are imported from."""
-    for file in sorted(folder.glob("*.pth")):
-        for line in file.read_text(errors="replace").splitlines():
-            if os.path.isabs(line.strip()) and os.path.isdir(line.strip()):
-                yield Path(line.strip())
-
-
 def _missing() -> str | None:
     if sys.platform != "linux":
         return f"{sys.platform} has neither Landlock nor seccomp"
-    if not seccomp.is_known_machine():
+    if not _seccomp.is_known_machine():
         return f"the system calls of {os.uname().machine} are not known"
-    return None if landlock.version() else "the kernel has no Landlock, or keeps this process from using it"
+    return None if _landlock.version() else "the kernel has no Landlock, or keeps this process from using it"
 
 
 def _try_it() -> None:
@@ -226,28 +208,8 @@ def _try_it() -> None:
         os._exit(0)
 
 
-def _close_others(keep: Collection[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the one that listed them
-
-
 def _can_list(path: str) -> bool:
     try:
         return os.path.isfile(path) or bool(os.listdir(path))
     except OSError:
         return False
-
-
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-def _forget_privileges() -> None:
-    """What root may do beyond its own files."""
-    header = _CapabilityHeader(0x20080522, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    ctypes.CDLL(None, use_errno=True).capset(ctypes.byref(header), ctypes.byref(nothing))

@@ -24,13 +24,11 @@ import orjson
 
 from kindler import sandbox
 from kindler.errors import ConfigError, DataError, KindlerError, MissingExtraError, UntrustedError
-from kindler.sandbox.memory import Area, Layout, layout, read_arrays
+from kindler.sandbox.memory import Area, layout, read_arrays
 
 WORD = struct.Struct("<cQQ")  # what it is, and where the header lies: offset, bytes
-# From the parent: an order or a call, in the child's own area or in one that comes with it; more room.
-CALL, ROOM = b"c", b"o"
-# To the parent: an answer in the child's own area, or in the room that it got; that it needs so many bytes.
-REPLY, REPLY_IN_ROOM, NEEDS_ROOM = b"r", b"R", b"n"
+CALL = b"c"  # from the parent: an order or a call, in the child's own area or in one that comes with it
+REPLY = b"r"  # to the parent: an answer, in the child's own area
 
 Fields: TypeAlias = dict[str, Any]
 # Gets the fields and arrays of a call, and returns those of its answer. Arrays lie in shared memory, and are
@@ -87,7 +85,7 @@ def _restrict(order: Fields, *, keep: set[int]) -> None:
 
 
 class Calls:
-    """Where calls come in and answers go out; `own` is the area for what is not large."""
+    """The child's end of the socket; `own` is the area for its answers, and for calls that are not large."""
 
     def __init__(self, sock: socket.socket, own: Area) -> None:
         self._sock = sock
@@ -95,7 +93,7 @@ class Calls:
 
     def answer(self, fields: Fields) -> None:
         """Answer without arrays."""
-        self._sock.sendall(WORD.pack(REPLY, 0, self.own.write_header(fields)))
+        self._sock.sendall(WORD.pack(REPLY, *self.own.write(orjson.dumps(fields))))
 
     def serve_one(self, handle: Handler) -> bool:
         """Wait for a call and answer it; False if there will be none."""
@@ -104,52 +102,31 @@ class Calls:
         except EOFError:
             return False
         large = Area(fd, os.fstat(fd).st_size) if fd >= 0 else None
-        memory = (large or self.own).memory
+        memory, start = (self.own.memory, at + length) if large is None else (large.memory, 0)
         try:
             fields = orjson.loads(memory[at : at + length])
             inputs, arrow = read_arrays(memory, fields.pop("arrays"), trusted=True), fields.pop("arrow")
+            most = fields.pop("output_bytes")
             answer, outputs = handle(fields, inputs)
-            plan = layout({name: [array] for name, array in outputs.items()}, arrow=arrow)
+            plan = layout({name: [array] for name, array in outputs.items()}, arrow=arrow, at=start)
+            header = orjson.dumps({**answer, "arrays": plan.entries})
+            size = plan.size - start + len(header)
+            if size > most or plan.size + len(header) > self.own.size:
+                raise MemoryError(f"the outputs take {size} bytes; the server takes {most}")
+            plan.write(self.own.memory)
         except BaseException as exc:  # noqa: BLE001 - whatever it raises is told to whoever called
             self.answer({"error": encoded_error(exc)})
             return True
         finally:
             if large is not None:
                 large.close()  # arrays that lie in it keep it
-        self._send(answer, plan, at=0 if large else at + length)
+        self._sock.sendall(WORD.pack(REPLY, *self.own.write(header, plan.size)))
         return True
-
-    def _send(self, answer: Mapping[str, Any], plan: Layout, *, at: int) -> None:
-        moved = plan.moved(at)
-        header = orjson.dumps({**answer, "arrays": moved.entries})
-        if moved.size + len(header) <= self.own.size:
-            self._write(self.own, REPLY, moved, header)
-            return
-        header = orjson.dumps({**answer, "arrays": plan.entries})
-        self._sock.sendall(WORD.pack(NEEDS_ROOM, plan.size + len(header), 0))
-        _, size, _, fd = read_word(self._sock)
-        if fd < 0:
-            problem = MemoryError(f"the outputs take {plan.size} bytes; the server takes {size}")
-            self.answer({"error": encoded_error(problem)})
-            return
-        room = Area(fd, size)
-        try:
-            self._write(room, REPLY_IN_ROOM, plan, header)
-        finally:
-            room.close()
-
-    def _write(self, area: Area, kind: bytes, plan: Layout, header: bytes) -> None:
-        plan.write(area.memory)
-        area.memory[plan.size : plan.size + len(header)] = header
-        self._sock.sendall(WORD.pack(kind, plan.size, len(header)))
 
 
 def read_word(sock: socket.socket) -> tuple[bytes, int, int, int]:
-    """Wait for a word: what it is, two numbers, and the descriptor that came with it, or -1.
-
-    Raises:
-        EOFError: The other side is gone.
-    """
+    """Wait for a word: what it is, two numbers, and the descriptor that came with it, or -1. `EOFError`: the
+    other side is gone."""
     data, fds = b"", []
     while len(data) < WORD.size:
         some, got, _, _ = socket.recv_fds(sock, WORD.size - len(data), 1)
@@ -162,11 +139,8 @@ def read_word(sock: socket.socket) -> tuple[bytes, int, int, int]:
 
 
 class RemoteError(Exception):
-    """An exception of a child, whose class may be unknown here: `name` is that of its class.
-
-    Attributes:
-        http_status: The status that it asks to be answered with, if it says one.
-    """
+    """An exception of a child, whose class may be unknown here: `name` is that of its class, `http_status`
+    the status that it asks to be answered with, if it says one."""
 
     def __init__(self, name: str, message: str, http_status: Any = None) -> None:
         self.name = name

@@ -1,8 +1,8 @@
 """Shared memory between two processes, and how arrays lie in it.
 
 An area is made and sized by the parent alone, and sealed: whoever has its descriptor can neither cut it short
-under the other's feet nor make it grow. What an array is (its name, dtype, shape, and where it lies) is told
-in the header of a message, and checked by the parent: a child may write anything. Nothing can be code.
+under the other's feet nor make it grow. The header of a message describes the arrays (name, dtype, shape, and
+where each lies); the parent checks it, as a child may write anything. Nothing can be code.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ import pyarrow as pa
 from kindler.data import received
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-Parts: TypeAlias = Mapping[
-    str, Sequence[Any]
-]  # by name: arrays to be put one after the other, or one `bytes`
+Parts: TypeAlias = Mapping[str, Sequence[Any]]  # by name: arrays to be concatenated, or one `bytes`
 Entry: TypeAlias = list[Any]  # name, form, shape, offset, bytes
 
 _ALIGNED = 64
-_MOST_ARRAYS = 100_000
+_MAX_ARRAYS = 100_000
 _SEALS = 0x0001 | 0x0002 | 0x0004  # no other seals, no shrinking, no growing
 _NO_SHRINKING = 0x0002
 _ADD_SEALS = 1033
@@ -50,10 +48,8 @@ class Area:
 
     @classmethod
     def create(cls, size: int, *, sealed: bool = True) -> Area:
-        """A new one, of zeros that take no memory before they are written.
-
-        Without `sealed` it can be emptied: for what its maker writes, and never reads.
-        """
+        """A new one, of zeros that take no memory before they are written. Without `sealed` it can be
+        emptied: for what its maker writes, and never reads."""
         if not hasattr(os, "memfd_create"):
             with tempfile.TemporaryFile(prefix="kindler-area-") as file:
                 file.truncate(size)
@@ -72,14 +68,14 @@ class Area:
         """What it takes of the machine's memory, whoever wrote there."""
         return os.fstat(self.fd).st_blocks * 512 if self.fd >= 0 else 0
 
-    def clear(self) -> None:
-        """Give the memory back; it is all zeros again."""
+    def clear(self, start: int) -> None:
+        """Give the memory from `start` on back; it is all zeros again."""
         with suppress(OSError, ValueError, AttributeError):  # a system that cannot, or it is closed
-            self.memory.madvise(mmap.MADV_REMOVE)
+            self.memory.madvise(mmap.MADV_REMOVE, start)
 
     def close(self, *, empty: bool = False) -> None:
-        """Let go of it. Arrays that lie in it keep the memory as long as they live; `empty` takes it away
-        from whoever else has the area, too."""
+        """Arrays that lie in it keep the memory as long as they live; `empty` takes it away from whoever
+        else has the area, too."""
         if self.fd >= 0:
             if empty:
                 os.ftruncate(self.fd, 0)
@@ -88,11 +84,10 @@ class Area:
         with suppress(BufferError):  # it goes with the last array
             self.memory.close()
 
-    def write_header(self, fields: Any) -> int:
-        """Write the header of a message without arrays, as JSON; returns its bytes."""
-        text = orjson.dumps(fields)
-        self.memory[: len(text)] = text
-        return len(text)
+    def write(self, header: bytes, at: int = 0) -> tuple[int, int]:
+        """Write the header of a message; returns where it lies, and its length."""
+        self.memory[at : at + len(header)] = header
+        return at, len(header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +98,6 @@ class Layout:
     size: int
     _sources: list[Sequence[Array] | bytes]
 
-    def moved(self, by: int) -> Layout:
-        """The same, so many bytes later, or a few more."""
-        by = -(-by // _ALIGNED) * _ALIGNED
-        entries = [[name, form, shape, at + by, size] for name, form, shape, at, size in self.entries]
-        return Layout(entries, self.size + by, self._sources)
-
     def write(self, memory: mmap.mmap) -> None:
         for (_, form, shape, offset, size), source in zip(self.entries, self._sources, strict=True):
             if isinstance(source, bytes):  # copied by numpy, so that others can compute meanwhile
@@ -117,20 +106,16 @@ class Layout:
             target = np.frombuffer(memory, form, math.prod(shape), offset).reshape(shape)
             if len(source) == 1:
                 target[...] = source[0]
-                continue
-            start = 0
-            for part in source:
-                target[start : start + len(part)] = part
-                start += len(part)
+            else:
+                np.concatenate(source, out=target)
 
 
-def layout(parts: Parts, *, arrow: bool = True) -> Layout:
-    """Plan where arrays will lie; `arrow` is whether objects may be in Arrow's form.
+def layout(parts: Parts, *, arrow: bool = True, at: int = 0) -> Layout:
+    """Plan where arrays will lie, from `at` on; `arrow` is whether objects may be in Arrow's form.
 
     Raises:
         TypeError: One holds objects that cannot be sent.
     """
-    at = 0
     entries: list[Entry] = []
     sources: list[Sequence[Array] | bytes] = []
     for name, arrays in parts.items():
@@ -167,24 +152,20 @@ def read_arrays(
 ) -> dict[str, Any]:
     """The arrays, and the bytes, that lie in an area.
 
-    Args:
-        memory: Its bytes.
-        entries: What was told of them.
-        trusted: Whether the other side is the parent: nothing is checked, and arrays stay where they are.
-        arrow: Whether objects of a stranger may be in Arrow's form, which is validated.
-        most_values: The values that objects of a stranger may be together.
+    What the parent sent is `trusted`: nothing is checked, and arrays stay where they are. Objects of a child
+    may be in Arrow's form, which is validated, if `arrow`, and of `most_values` values together.
 
     Raises:
-        ValueError: What was told cannot be.
+        ValueError: The entries do not describe arrays in this memory.
     """
-    if not isinstance(entries, list) or len(entries) > _MOST_ARRAYS:
+    if not isinstance(entries, list) or len(entries) > _MAX_ARRAYS:
         raise ValueError("no list of arrays")
     if not trusted:
         _check(entries, len(memory))
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, form, shape, offset, size in entries:
         if form == _RAW:
-            found[name] = memory[offset : offset + size]
+            arrays[name] = memory[offset : offset + size]
         elif form in _OBJECTS:
             if form == "arrow" and not (trusted or arrow):
                 raise ValueError("no form of objects: Arrow's bytes of a stranger")
@@ -192,17 +173,17 @@ def read_arrays(
             items = unpacked_objects(form, content, most_values=None if trusted else most_values)
             if len(items) != math.prod(shape):
                 raise ValueError(f"an array of {len(items)} objects and shape {shape}")
-            found[name] = array_of(items).reshape(shape)
+            arrays[name] = _object_array(items).reshape(shape)
         elif trusted:
-            found[name] = np.frombuffer(memory, form, math.prod(shape), offset).reshape(shape)
+            arrays[name] = np.frombuffer(memory, form, math.prod(shape), offset).reshape(shape)
         else:
             with memoryview(memory) as bytes_, bytes_[offset : offset + size] as part:
-                found[name] = received.array(part, form, shape)
-    return found
+                arrays[name] = received.array(part, form, shape)
+    return arrays
 
 
 def _check(entries: list[Any], room: int) -> None:
-    """That what was told of arrays can be, before anything of it is copied."""
+    """Check what a child says of its arrays before anything of it is copied."""
     taken = 0
     for entry in entries:
         if not isinstance(entry, list) or len(entry) != 5:
@@ -218,11 +199,7 @@ def _check(entries: list[Any], room: int) -> None:
 
 
 def packed_objects(items: list[Any], *, arrow: bool = True) -> tuple[str, bytes]:
-    """Objects as bytes, and in which form; without `arrow`, dates and times become text as in JSON.
-
-    Raises:
-        TypeError: Some cannot be sent.
-    """
+    """Objects as bytes, and in which form; without `arrow`, dates and times become text as in JSON."""
     kinds = set(map(type, items))
     if kinds <= _PLAIN:
         if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
@@ -231,21 +208,19 @@ def packed_objects(items: list[Any], *, arrow: bool = True) -> tuple[str, bytes]
     if kinds <= _BYTES:
         sizes = np.array([len(items), *(-1 if item is None else len(item) for item in items)], "<i8")
         return "bytes", b"".join([sizes.tobytes(), *(item for item in items if item is not None)])
-    try:
-        batch = pa.record_batch([pa.array(items)], names=["x"]) if arrow else None  # dates and times
-    except pa.ArrowException:
-        batch = None
-    if batch is None:
-        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-        return "json", orjson.dumps(items, option=options, default=_plain)  # lists and dicts of unlike things
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return "arrow", sink.getvalue().to_pybytes()
+    if arrow:
+        with suppress(pa.ArrowException):  # dates and times
+            batch = pa.record_batch([pa.array(items)], names=["x"])
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            return "arrow", sink.getvalue().to_pybytes()
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    return "json", orjson.dumps(items, option=options, default=_plain)  # lists and dicts of unlike things
 
 
 def unpacked_objects(form: str, content: bytes, *, most_values: int | None = None) -> list[Any]:
-    """The objects again, of so many values together; None for any number.
+    """The objects again; `most_values` limits how many values they may be together.
 
     Raises:
         ValueError: They are not of that form.
@@ -265,20 +240,19 @@ def unpacked_objects(form: str, content: bytes, *, most_values: int | None = Non
     return items
 
 
-def array_of(items: list[Any]) -> Array:
-    """An array of objects, of which none is taken apart."""
+def _object_array(items: list[Any]) -> Array:
     array: Array = np.empty(len(items), dtype=object)
     # Assigned as one, numpy would look into the items if they were sequences.
     if set(map(type, items)) <= _PLAIN | _BYTES:
         array[:] = items
-        return array
-    for i, item in enumerate(items):
-        array[i] = item
+    else:
+        for i, item in enumerate(items):
+            array[i] = item
     return array
 
 
 def _sliced(content: bytes) -> list[bytes | None]:
-    """Sizes, of which the first says where they end, and then the bytes."""
+    """Sizes, of which the first says how many there are, and then the bytes."""
     count = int(np.frombuffer(content, "<i8", 1)[0])
     if count < 0:
         raise ValueError("fewer than no sizes")

@@ -27,16 +27,16 @@ import orjson
 from kindler import sandbox
 from kindler.data.received import MOST_VALUES, check_json
 from kindler.engine import fork_server
-from kindler.sandbox.child import CALL, NEEDS_ROOM, REPLY, REPLY_IN_ROOM, ROOM, WORD, decoded_error
+from kindler.sandbox.child import CALL, REPLY, WORD, decoded_error
 from kindler.sandbox.memory import Area, Layout, Parts, layout, read_arrays
 
 _log = logging.getLogger("kindler.sandbox")
 _ENTRY = "kindler.sandbox.child:main"
-_AREA_BYTES = 16 << 20
-_MOST_HEADER = 8 << 20
-_MOST_FIELDS = 1 << 19  # values in a header
+_INPUT_BYTES = 16 << 20  # of an area that are kept; larger inputs get one of their own
+_MAX_HEADER_BYTES = 8 << 20
+_MAX_HEADER_VALUES = 1 << 19
 _LARGE_BYTES = 1 << 20  # is copied in a thread
-_LOOK_S = 0.25  # between two looks at a process
+_WATCH_S = 0.25  # between two looks at a process
 _KEPT_BYTES = 2000  # of what it prints: the first, and the last
 _READ_BYTES, _PRINT_PAUSE_S = 1 << 16, 0.01
 _EXIT_S = 5.0
@@ -46,12 +46,9 @@ _T = TypeVar("_T")
 class ProcessLost(Exception):
     """The process ended in the middle of a call.
 
-    Attributes:
-        reason: Why, in words that follow "the model's process".
-        hung: Whether it was killed because the call took too long.
-        by_memory: Whether it was killed because it took too much memory.
-        malformed: Whether it was killed because its answer cannot be.
-        exit_code: Of the process; negative for a signal.
+    `reason` follows "the model's process". It was killed if the call took too long (`hung`), if it took too
+    much memory (`by_memory`) or if its answer makes no sense (`malformed`). `exit_code` is negative for a
+    signal.
     """
 
     def __init__(
@@ -74,9 +71,12 @@ class Reply:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+Done: TypeAlias = Callable[[Reply], None]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """How a process is started.
+    """How a process is started, and what it may take.
 
     Attributes:
         recipe: What it is forked from; the target is imported there, too.
@@ -84,10 +84,7 @@ class Start:
         options: What the target gets; JSON.
         sandboxed: Whether it is sandboxed; None: where the system can.
         readable: What it may read, besides libraries.
-        environment: Variables of its own.
-        load_s: Seconds that loading may take.
         call_s: Seconds that a call may take; None for any.
-        memory_bytes: What it may have in memory.
         output_bytes: The most that the outputs of a call may take.
         printed: Gets what it prints; otherwise a little of that is kept, and logged if it crashes.
     """
@@ -105,17 +102,11 @@ class Start:
     printed: Callable[[bytes], None] | None = None
 
 
-Done: TypeAlias = Callable[[Reply], None]
-
-
 class SandboxProcess:
     """A process, seen from an event loop.
 
-    Args:
-        child: The process.
-        start: What it was started with.
-        executor: Where large copies are made, and the end of the process is waited for.
-        lost: Is told once, after the call that it was in, that the process is gone though nobody ended it.
+    Large copies are made, and its end is waited for, in threads of `executor`. `lost` is told once, after the
+    call that the process was in, that it is gone though nobody ended it.
     """
 
     def __init__(
@@ -134,21 +125,20 @@ class SandboxProcess:
         self._loop = asyncio.get_running_loop()
         self._sock = child.channel.socket
         self._sock.setblocking(False)
-        self._own = Area.create(_AREA_BYTES)
-        self._room: Area | None = None  # for large outputs; made once, or it could have any number of them
-        self._gave_room = self._is_reading = False
-        self._sent: Area | None = None  # large inputs, while it computes
+        self._own = Area.create(_INPUT_BYTES + start.output_bytes)  # what is not written takes no memory
+        self._is_reading = False
+        self._inputs: Area | None = None  # large ones, while it computes
         self._done: Done | None = None
         self._arrow, self._most_values, self._most_output = False, MOST_VALUES, 0
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = b""
-        self._head = self._tail = b""
+        self._received = b""
+        self._printed_first = self._printed_last = b""
         self._why: ProcessLost | None = None  # once it is being ended
         self._over = False
         os.set_blocking(child.output.fileno(), False)
-        self._loop.add_reader(self._sock.fileno(), self._hear)
-        self._loop.add_reader(child.output.fileno(), self._overhear)
-        self._watch = self._loop.call_later(_LOOK_S, self._look)
+        self._loop.add_reader(self._sock.fileno(), self._receive)
+        self._listen_to_output()
+        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
 
     @classmethod
     async def started(
@@ -161,18 +151,13 @@ class SandboxProcess:
     ) -> tuple[SandboxProcess, Any]:
         """Start a process and have it load its target; returns what the target says of itself, unchecked.
 
-        Args:
-            start: How.
-            loads: Where it is waited for.
-            moves: Where large copies are made.
-            lost: See the class.
+        It is waited for in `loads`, and large copies are made in `moves`.
 
         Raises:
             ProcessLost: It ended, or took too long.
             KindlerError: The target cannot be loaded.
             RemoteError: Loading it raised something else.
         """
-        loop = asyncio.get_running_loop()
         # What is imported after the fork may start threads, and only a process with one can be sandboxed.
         imports = (_ENTRY.partition(":")[0], start.target.partition(":")[0], *start.recipe.preload)
         fork = functools.partial(
@@ -183,11 +168,10 @@ class SandboxProcess:
             environment=start.environment,
             entry=_ENTRY,
         )
-        process = cls(await loop.run_in_executor(loads, fork), start, executor=moves, lost=lost)
+        child = await asyncio.get_running_loop().run_in_executor(loads, fork)
+        process = cls(child, start, executor=moves, lost=lost)
         try:
-            reply = await process._load()
-            if reply.error is not None:
-                raise reply.error
+            reply = await process._reply(process._load)
             if "loaded" not in reply.fields:
                 raise ProcessLost("sent a malformed reply", malformed=True)
             return process, reply.fields["loaded"]
@@ -219,9 +203,10 @@ class SandboxProcess:
         self._begin(done, limit_s, f"did not answer within {limit_s or 0:g} s")
         self._arrow, self._most_values = arrow, most_values
         self._most_output = min(self._start.output_bytes, growth_bytes or self._start.output_bytes)
+        limits = {"arrow": arrow, "output_bytes": self._most_output}
         try:
             plan = layout(parts)
-            header = orjson.dumps({**fields, "arrays": plan.entries, "arrow": arrow})
+            header = orjson.dumps({**fields, **limits, "arrays": plan.entries})
         except Exception as exc:  # noqa: BLE001 - rows that cannot be sent are the fault of whoever sent them
             failed = Reply({}, exc if isinstance(exc, TypeError) else TypeError(str(exc)))
             self._loop.call_soon(self._finish, failed)
@@ -233,7 +218,7 @@ class SandboxProcess:
         if growth_bytes is not None:
             self._limit_growth(growth_bytes)
         size = plan.size + len(header)
-        area = self._own if size <= self._own.size else Area.create(size, sealed=False)
+        area = self._own if size <= _INPUT_BYTES else Area.create(size, sealed=False)
         if plan.size < _LARGE_BYTES:
             self._send(plan, header, area, None)
             return
@@ -242,12 +227,7 @@ class SandboxProcess:
 
     async def ask(self, fields: Mapping[str, Any], parts: Parts, **limits: Any) -> Reply:
         """`call`, awaited: an error is raised."""
-        answered, done = self._awaitable()
-        self.call(fields, parts, done, **limits)
-        reply = await answered
-        if reply.error is not None:
-            raise reply.error
-        return reply
+        return await self._reply(lambda done: self.call(fields, parts, done, **limits))
 
     def own_bytes(self) -> int:
         """What it has in memory and shares with no other process, as far as the system says."""
@@ -265,11 +245,11 @@ class SandboxProcess:
             self._child.kill()
 
     def end(self) -> None:
-        """Kill it; nobody is told."""
+        """Kill it; `lost` is not called."""
         if not self._over:
             self._why = self._why or ProcessLost("was ended")
             self._child.kill()
-            self._let_go()
+            self._stop_listening()
             self._finish(Reply({}, self._why))
             self._close()
 
@@ -289,8 +269,7 @@ class SandboxProcess:
                 soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
                 resource.prlimit(self.pid, resource.RLIMIT_DATA, (soft, hard))
 
-    async def _load(self) -> Reply:
-        loaded, done = self._awaitable()
+    def _load(self, done: Done) -> None:
         start = self._start
         order = {
             "target": start.target,
@@ -300,29 +279,31 @@ class SandboxProcess:
             "memory_bytes": start.memory_bytes,
         }
         self._begin(done, start.load_s, f"had not loaded the model after {start.load_s:g} s")
-        word = WORD.pack(CALL, self._own.size, self._own.write_header(order))
-        socket.send_fds(self._sock, [word], [self._own.fd])
-        return await loaded
+        _, length = self._own.write(orjson.dumps(order))
+        socket.send_fds(self._sock, [WORD.pack(CALL, self._own.size, length)], [self._own.fd])
 
-    def _awaitable(self) -> tuple[asyncio.Future[Reply], Done]:
+    async def _reply(self, begin: Callable[[Done], None]) -> Reply:
         future: asyncio.Future[Reply] = self._loop.create_future()
 
         def done(reply: Reply) -> None:
             if not future.done():
                 future.set_result(reply)
 
-        return future, done
+        begin(done)
+        reply = await future
+        if reply.error is not None:
+            raise reply.error
+        return reply
 
     def _begin(self, done: Done, limit_s: float | None, late: str) -> None:
         if self._done is not None:
             raise RuntimeError("the process is in a call already")
-        self._gave_room = self._is_reading = False
+        self._is_reading = False
         self._done = done
         if limit_s is not None:
             self._timer = self._loop.call_later(limit_s, lambda: self.lose(ProcessLost(late, hung=True)))
 
     def _send(self, plan: Layout, header: bytes, area: Area, copied: asyncio.Future[None] | None) -> None:
-        """Say that the inputs are there."""
         large = area if area is not self._own else None
         try:
             if self._over or self._done is None:
@@ -331,35 +312,33 @@ class SandboxProcess:
                 plan.write(area.memory)
             else:
                 copied.result()
-            area.memory[plan.size : plan.size + len(header)] = header
-            word = WORD.pack(CALL, plan.size, len(header))
+            word = WORD.pack(CALL, *area.write(header, plan.size))
             if large is None:
                 self._sock.send(word)
             else:
                 socket.send_fds(self._sock, [word], [area.fd])
-                self._sent, large = large, None
+                self._inputs, large = large, None
         except OSError:
-            pass  # it is gone; `_hear` notices
+            pass  # it is gone; `_receive` notices
         except Exception as exc:  # noqa: BLE001 - values that numpy cannot copy are whoever's sent them
             self._loop.call_soon(self._finish, Reply({}, exc))
         finally:
             if large is not None:
                 large.close()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         """Memory and threads that no limit of the kernel counts: while it loads, computes and waits."""
-        areas = [area.used_bytes for area in (self._own, self._room) if area is not None]
-        found = sandbox.excess(
+        excess = sandbox.excess(
             self.pid,
             self._start.memory_bytes,
             threads=None if self._start.sandboxed is False else sandbox.MAX_THREADS,
-            shared_bytes=sum(areas),
+            shared_bytes=self._own.used_bytes,
         )
-        if found is not None:
-            self.lose(ProcessLost(found, by_memory="memory" in found))
-        self._watch = self._loop.call_later(_LOOK_S, self._look)
+        if excess is not None:
+            self.lose(ProcessLost(excess, by_memory="memory" in excess))
+        self._watcher = self._loop.call_later(_WATCH_S, self._watch)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self._sock.recv(4096)
         except BlockingIOError:
@@ -367,130 +346,104 @@ class SandboxProcess:
         except OSError:
             data = b""
         if not data:
-            self._gone()
+            self._find_out_why()
             return
-        self._heard += data
-        while len(self._heard) >= WORD.size and not self._over:
-            word, self._heard = self._heard[: WORD.size], self._heard[WORD.size :]
-            kind, first, second = WORD.unpack(word)
+        self._received += data
+        while len(self._received) >= WORD.size and not self._over:
+            word, self._received = self._received[: WORD.size], self._received[WORD.size :]
             try:
-                self._obey(kind, first, second)
+                self._handle(*WORD.unpack(word))
             except Exception as exc:  # noqa: BLE001 - it may say anything
-                self._lose_for_nonsense(exc)
+                self._reject(exc)
                 return
 
-    def _obey(self, kind: bytes, first: int, second: int) -> None:
+    def _handle(self, kind: bytes, first: int, second: int) -> None:
         if self._done is None or self._is_reading:
             raise ValueError("it was not asked")
-        if kind == NEEDS_ROOM:
-            self._give_room(first)
-            return
-        area = {REPLY: self._own, REPLY_IN_ROOM: self._room if self._gave_room else None}.get(kind)
-        if area is None or second > _MOST_HEADER or first + second > area.size:
+        end = first + second
+        if kind != REPLY or second > _MAX_HEADER_BYTES or end > self._own.size:
             raise ValueError("no such message")
-        header = orjson.loads(check_json(area.memory[first : first + second], _MOST_FIELDS))
+        header = orjson.loads(check_json(self._own.memory[first:end], _MAX_HEADER_VALUES))
         if "error" in header:
             self._finish(Reply({}, decoded_error(header["error"])))
-        elif area is self._room or sum(entry[4] for entry in header["arrays"]) > _LARGE_BYTES:
+            return
+        size = sum(entry[4] for entry in header["arrays"])
+        if size > self._most_output:
+            raise ValueError(f"outputs of {size} bytes; it may send {self._most_output}")
+        if size > _LARGE_BYTES or end > _INPUT_BYTES:
             self._is_reading = True
-            reading = self._loop.run_in_executor(self._executor, self._outputs, area, header)
+            reading = self._loop.run_in_executor(self._executor, self._outputs, header, end)
             reading.add_done_callback(self._read)
         else:
-            self._finish(self._outputs(area, header))
+            self._finish(self._outputs(header, end))
 
-    def _outputs(self, area: Area, header: dict[str, Any]) -> Reply:
+    def _outputs(self, header: dict[str, Any], end: int) -> Reply:
         entries = header.pop("arrays")
         outputs = read_arrays(
-            area.memory, entries, trusted=False, arrow=self._arrow, most_values=self._most_values
+            self._own.memory, entries, trusted=False, arrow=self._arrow, most_values=self._most_values
         )
-        if area is self._room:
-            area.clear()
+        if end > _INPUT_BYTES:
+            self._own.clear(_INPUT_BYTES)
         return Reply(outputs, fields=header)
 
     def _read(self, reading: asyncio.Future[Reply]) -> None:
         if reading.cancelled() or self._why is not None:  # what a process said that is being ended
             return
         if (error := reading.exception()) is not None:
-            self._lose_for_nonsense(error)
+            self._reject(error)
         else:
             self._finish(reading.result())
 
-    def _lose_for_nonsense(self, error: BaseException) -> None:
+    def _reject(self, error: BaseException) -> None:
         self.lose(ProcessLost(f"sent a malformed reply ({error})", malformed=True))
-
-    def _give_room(self, size: int) -> None:
-        if self._gave_room:
-            raise ValueError("it got room already")
-        if size > self._most_output:
-            self._sock.send(WORD.pack(ROOM, self._most_output, 0))
-            return
-        self._gave_room = True
-        self._room = self._room or Area.create(self._start.output_bytes)
-        socket.send_fds(self._sock, [WORD.pack(ROOM, self._room.size, 0)], [self._room.fd])
 
     def _finish(self, reply: Reply) -> None:
         done, self._done = self._done, None
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            self._beside(functools.partial(sent.close, empty=self._start.sandboxed is not False))
+        inputs, self._inputs = self._inputs, None
+        if inputs is not None:
+            close = functools.partial(inputs.close, empty=self._start.sandboxed is not False)
+            try:
+                self._loop.run_in_executor(self._executor, close)
+            except RuntimeError:
+                close()  # the parent is stopping
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._start.printed is not None and not self._over:
-            self._overhear()  # what it printed before it answered
+            self._read_output()  # what it printed before it answered
         if done is not None:
             done(reply)
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _read_output(self) -> None:
+        """What it prints is passed on, or a little of it is kept, to be shown if it crashes."""
+        output = self._child.output.fileno()
         try:
-            self._loop.run_in_executor(self._executor, work)
-        except RuntimeError:
-            work()  # the parent is stopping
-
-    def _overhear(self) -> None:
-        """What it prints is passed on, or kept, a little of it, to be shown if it crashes."""
-        try:
-            said = os.read(self._child.output.fileno(), _READ_BYTES)
+            printed = os.read(output, _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if len(said) in (0, _READ_BYTES):
-            self._loop.remove_reader(self._child.output.fileno())
-        if len(said) == _READ_BYTES:  # who prints without end has to wait for us, and not we for it
-            self._loop.call_later(_PRINT_PAUSE_S, self._listen_again)
+            printed = b""
+        if len(printed) in (0, _READ_BYTES):
+            self._loop.remove_reader(output)
+        if len(printed) == _READ_BYTES:  # who prints without end has to wait for us, and not we for it
+            self._loop.call_later(_PRINT_PAUSE_S, self._listen_to_output)
         if self._start.printed is not None:
-            self._start.printed(said)
-        self._head += said[: _KEPT_BYTES - len(self._head)]
-        self._tail = (self._tail + said)[-_KEPT_BYTES:]
+            self._start.printed(printed)
+        self._printed_first += printed[: _KEPT_BYTES - len(self._printed_first)]
+        self._printed_last = (self._printed_last + printed)[-_KEPT_BYTES:]
 
-    def _listen_again(self) -> None:
+    def _listen_to_output(self) -> None:
         if not self._over:
-            self._loop.add_reader(self._child.output.fileno(), self._overhear)
+            self._loop.add_reader(self._child.output.fileno(), self._read_output)
 
-    def _said(self) -> str:
-        head, tail = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
-        head, ended, _ = head.partition("\nExtension modules: ")  # pages of names, with which a report ends
-        return head if ended or head == tail else f"{head}\n...\n{tail}"
-
-    def _gone(self) -> None:
-        """Its socket is closed: find out why."""
+    def _find_out_why(self) -> None:
+        """Its socket is closed."""
         if self._over:
             return
-        self._overhear()
-        self._let_go()
+        self._read_output()
+        self._stop_listening()
         asking = self._loop.run_in_executor(self._executor, self._exit_code)
         asking.add_done_callback(self._ended)
-
-    def _ended(self, asking: asyncio.Future[int]) -> None:
-        code = 0 if asking.cancelled() or asking.exception() is not None else asking.result()
-        self._why = why = self._why or ProcessLost(_how(code))
-        why.exit_code = code
-        if not why.hung and not why.by_memory and self._start.printed is None:
-            _log.warning("%s\n%s", why, self._said())
-        self._finish(Reply({}, why))
-        self._close()
-        self._lost(self, why)
 
     def _exit_code(self) -> int:
         try:
@@ -499,9 +452,23 @@ class SandboxProcess:
             self._child.kill()
             return -signal.SIGKILL
 
-    def _let_go(self) -> None:
+    def _ended(self, asking: asyncio.Future[int]) -> None:
+        code = 0 if asking.cancelled() or asking.exception() is not None else asking.result()
+        self._why = why = self._why or ProcessLost(_exit_reason(code))
+        why.exit_code = code
+        if not why.hung and not why.by_memory and self._start.printed is None:
+            first, last = (
+                part.decode("utf-8", "replace") for part in (self._printed_first, self._printed_last)
+            )
+            first, found, _ = first.partition("\nExtension modules: ")  # pages of names, which end a report
+            _log.warning("%s\n%s", why, first if found or first == last else f"{first}\n...\n{last}")
+        self._finish(Reply({}, why))
+        self._close()
+        self._lost(self, why)
+
+    def _stop_listening(self) -> None:
         self._over = True
-        self._watch.cancel()
+        self._watcher.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_reader(self._child.output.fileno())
         self._sock.close()
@@ -509,16 +476,11 @@ class SandboxProcess:
     def _close(self) -> None:
         self._child.close()
         self._own.close()
-        if self._room is not None:
-            self._room.close()
 
 
 class BlockingProcess:
     """The same process for code without an event loop; one thread of this program runs one for all of them.
-
-    Raises:
-        ProcessLost, KindlerError, RemoteError: See `SandboxProcess.started`.
-    """
+    Raises what `SandboxProcess.started` raises."""
 
     def __init__(self, start: Start) -> None:
         self._process, _ = self._awaited(SandboxProcess.started(start, loads=None, moves=None))
@@ -542,7 +504,7 @@ def _blocking_loop(pid: int) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     try:

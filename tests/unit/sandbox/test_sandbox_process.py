@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import os
 import socket
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,16 +18,7 @@ import pytest
 from kindler.engine.fork_server import Recipe
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, DataError, MissingExtraError, UntrustedError
-from kindler.sandbox.child import (
-    NEEDS_ROOM,
-    REPLY,
-    REPLY_IN_ROOM,
-    WORD,
-    RemoteError,
-    decoded_error,
-    encoded_error,
-    read_word,
-)
+from kindler.sandbox.child import REPLY, WORD, RemoteError, decoded_error, encoded_error, read_word
 from kindler.sandbox.memory import Area, layout, packed_objects, read_arrays, unpacked_objects
 from kindler.sandbox.process import BlockingProcess, ProcessLost, Reply, SandboxProcess, Start
 
@@ -68,7 +58,7 @@ def area() -> Any:
 
 @pytest.mark.parametrize("array", KINDS, ids=lambda array: str(array.dtype))
 def test_an_array_comes_out_as_it_went_in(area: Area, array: Any) -> None:
-    plan = layout({"x": [array], "y": [array]}).moved(5)
+    plan = layout({"x": [array], "y": [array]}, at=5)
     plan.write(area.memory)
     entries = orjson.loads(orjson.dumps(plan.entries))
     for trusted in (True, False):
@@ -215,7 +205,7 @@ def _reply(header: Any, kind: bytes = REPLY) -> Callable[[socket.socket, Any], N
         _reply({"arrays": "all"}),
         _reply([]),
         _reply({"model": {"methods": []}}),
-        _reply({"arrays": []}, REPLY_IN_ROOM),
+        _reply({"arrays": []}, b"R"),
         _reply({}, b"?"),
         lambda sock, memory: sock.sendall(WORD.pack(REPLY, 1 << 60, 1 << 60)),
         lambda sock, memory: sock.sendall(b"\xff" * 100),
@@ -229,19 +219,15 @@ def test_a_process_that_answers_nonsense_is_ended_and_its_call_fails(
     assert "sent a malformed reply" in str(found.error)
 
 
-def _asking_for_room(size: int, times: int) -> Callable[[socket.socket, Any], None]:
-    return lambda sock, memory: sock.sendall(WORD.pack(NEEDS_ROOM, size, 0) * times)
-
-
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (_asking_for_room(1, 2), "it got room already"),
         (_reply({"arrays": [["y", "<f8", [1] * 120_000, 0, 8]]}), "dimensions"),
         (_reply({"arrays": [[[]] * 600_000]}), "more than 524288 values"),
-        (_reply({"arrays": [["y", "json", [1], 0, 1 << 30]]}), "no array"),
+        (_reply({"arrays": [["y", "json", [1], 1 << 27, 1 << 20]]}), "no array"),
+        (_reply({"arrays": [["y", "|u1", [1 << 26], 0, 1 << 26], ["z", "|u1", [1], 0, 1]]}), "it may send"),
     ],
-    ids=["room twice", "dimensions", "values", "bytes"],
+    ids=["dimensions", "values", "outside", "bytes"],
 )
 def test_a_process_gets_no_more_than_a_model_needs(
     answer: Callable[[socket.socket, Any], None], told: str
@@ -262,20 +248,6 @@ def test_a_process_that_answers_while_its_answer_is_read_is_ended() -> None:
     found = _called(answer)
     assert isinstance(found.error, ProcessLost)
     assert "it was not asked" in str(found.error)
-
-
-def test_room_for_outputs_is_given_up_to_a_limit() -> None:
-    def answer(sock: socket.socket, memory: Any) -> None:
-        sock.sendall(WORD.pack(NEEDS_ROOM, 1 << 40, 0))
-        threading.Thread(target=_go_on, args=(sock, memory)).start()
-
-    def _go_on(sock: socket.socket, memory: Any) -> None:
-        _, size, _, fd = read_word(sock)
-        assert (size, fd) == (1 << 26, -1)
-        _reply({"error": {"type": "MemoryError", "message": "too much"}})(sock, memory)
-
-    found = _called(answer)
-    assert isinstance(found.error, MemoryError)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Seccomp: the kernel refuses every system call of a process that is not on a list.
 
 The list is a small program that the kernel runs before each call. It names what is allowed: whatever a later
-kernel adds is refused until it is named here. _Numbers are those of x86-64 and of 64-bit ARM.
+kernel adds is refused until it is named here. Numbers are those of x86-64 and of 64-bit ARM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
 _IOCTL_TYPE, _NVIDIA_TYPES = 0xFF00, (0x4600, 0x0000)  # of the driver, and of its memory
 # mmap: memory that no limit counts, as it is shared (with nobody), or could be a stack.
 _SHARED_ANONYMOUS, _GROWS_DOWN = 0x21, 0x100
-
 
 _Numbers: TypeAlias = tuple[int | None, int | None]  # None: the machine has no such call
 
@@ -128,14 +127,8 @@ def is_known_machine() -> bool:
 
 
 def refuse_other_calls(*, gpu: bool = False) -> None:
-    """From now on this process makes no system call that is not on the list, nor gains privileges.
-
-    Args:
-        gpu: Whether it may control the devices of NVIDIA's driver.
-
-    Raises:
-        OSError: The kernel refused.
-    """
+    """From now on this process makes no system call that is not on the list, nor gains privileges; `gpu` lets
+    it control the devices of NVIDIA's driver."""
     column, machine = _MACHINES[os.uname().machine]
     steps = list(_program(column, machine, os.getpid(), gpu=gpu))
     block = (_Step * len(steps))(*(_Step(*step) for step in steps))

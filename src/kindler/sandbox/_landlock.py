@@ -42,16 +42,8 @@ def version() -> int:
 
 
 def confine(readable: Iterable[Path], *, writable: Sequence[Path] = (), devices: Sequence[Path] = ()) -> None:
-    """Let this thread open nothing but what is here or below it, from now on.
-
-    Args:
-        readable: Files and folders to read. Those that do not exist are passed over.
-        writable: Files that may be written to as well.
-        devices: Devices that may be read, written and controlled.
-
-    Raises:
-        OSError: The kernel refused.
-    """
+    """Let this thread open nothing but what is here or below it, from now on: to read, to write as well, and
+    devices to control. What does not exist is passed over."""
     known = version()
     if not known:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock")
