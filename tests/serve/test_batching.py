@@ -14,7 +14,7 @@ import pytest
 from kindler.models.signature import Arrays
 from kindler.serve.batching import Batcher, Ticket
 from kindler.serve.http_errors import Problem
-from kindler.serve.local_pool import Call, LocalPool
+from kindler.serve.model_pool import Call, LocalPool
 from kindler.serve.settings import ServeSettings
 
 

@@ -17,8 +17,8 @@ from kindler.cli.serve import _devices
 from kindler.engine.placement import VISIBLE_GPUS
 from kindler.errors import ConfigError
 from kindler.models.loaded import wrap
+from kindler.serve.model_loading import DevicePlacement, Devices, start_of
 from kindler.serve.model_process import described, description
-from kindler.serve.model_start import DevicePlacement, Devices, limits_of
 from kindler.serve.settings import ServeSettings
 from kindler.store import Version
 from tests.serve.served import ROOT, linear, serving
@@ -63,7 +63,7 @@ def test_a_model_gets_the_gpu_of_which_models_take_the_least_memory_and_sees_no_
     assert (first.asked, dict(first.environment)[VISIBLE_GPUS]) == ("auto", "6")
     assert dict(second.environment)[VISIBLE_GPUS] == "GPU-b"
     assert devices.place(versions["toy"], {0: 5, 1: 4}).gpu == 1
-    assert limits_of(versions["toy"], ServeSettings(), first).processes == 2
+    assert start_of(versions["toy"], ServeSettings(), first, None)[1] == 2
     assert [second.name(device) for device in ("cuda", "cpu")] == ["cuda:1", "cpu"]
 
 
@@ -145,7 +145,7 @@ def test_what_a_process_says_of_its_size_counts_for_nothing() -> None:
     told["signature"]["inputs"][0]["shape"] = [1] * 1000
     with pytest.raises(ValueError, match="dimensions"):
         described(told)
-    for lie in (None, {}, {"joins": {}, "methods": ["predict"], "signatures": {}, "own": []}):
+    for lie in (None, {}, {"batchable": {}, "methods": ["predict"], "signatures": {}}):
         with pytest.raises(ValueError, match="no description of a model"):
             described(lie)
 

@@ -21,7 +21,7 @@ from kindler.serve.app import create_app
 from kindler.serve.batching import Batcher
 from kindler.serve.http_errors import Problem
 from kindler.serve.http_protocol import GuardedTransport
-from kindler.serve.local_pool import MAX_LOST_CALLS, LocalPool
+from kindler.serve.model_pool import MAX_LOST_CALLS, LocalPool
 from kindler.serve.settings import ServeSettings
 from kindler.serve.threads import Threads
 from tests.serve.served import Served, linear, serving

@@ -9,6 +9,7 @@ import json
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from kindler.errors import ConfigError
 from kindler.serve.app import create_app
 from kindler.serve.request_log import JsonLog, request_id
 from kindler.serve.settings import ServeSettings
-from kindler.serve.traffic import same_outputs
+from kindler.serve.stats import Stats
+from kindler.serve.traffic import Traffic, same_outputs
 from kindler.store.keys import Key, Keys
-from kindler.store.splits import Split
+from kindler.store.splits import Split, Splits
 from tests.serve.served import constant, serving
 
 Work = Callable[[httpx.AsyncClient], Awaitable[Any]]
@@ -326,6 +328,33 @@ def test_a_shadow_is_called_and_compared_and_changes_no_answer(om: Omega) -> Non
         assert counted["2"]["requests"] == 0
 
     with_app(om, work)
+
+
+def test_shadows_that_fail_in_any_way_leave_their_place_to_others(om: Omega) -> None:
+    class Models:
+        async def find(self, name: Any) -> Any:
+            raise OSError("neither of Kindler's own errors")
+
+    async def play() -> None:
+        models: Any = Models()
+        traffic = Traffic(Splits(om.store), models, Stats(), ThreadPoolExecutor(1), refresh_s=1000)
+        split = Split("default", "net", "prod", shadow={2: 1.0})
+        for _ in range(100):  # of which 32 run at a time
+            assert traffic.shadow(split, {}, models.find) == [2]
+            await asyncio.gather(*traffic._tasks)
+        traffic.close()
+
+    asyncio.run(play())
+    om.close()
+
+
+def test_counters_of_models_that_nobody_asks_for_any_more_are_forgotten() -> None:
+    stats = Stats()
+    for i in range(3000):
+        stats.answered("v2", 200, 0.1, f"net{i // 2}", i)
+    assert len(stats.versions) == 1000
+    assert list(stats.models) == [f"net{i}" for i in range(1000, 1500)]
+    assert b'model="net999"' not in stats.exposition()
 
 
 def test_splits_are_set_over_http_and_by_command_and_checked(

@@ -16,7 +16,7 @@ import pytest
 
 from kindler import Omega, sandbox
 from kindler.errors import UntrustedError
-from kindler.serve.model_start import limits_of, start_of
+from kindler.serve.model_loading import DevicePlacement, start_of
 from kindler.serve.settings import ServeSettings
 from tests.serve.naughty import naughty
 from tests.serve.served import Served, X, expected, linear, serving
@@ -172,28 +172,33 @@ def test_limits_of_a_version_can_only_be_lower_than_the_servers(tmp_path: Path) 
     version = om.models.put(linear(), "net", attributes={"limits": asked})
     settings = ServeSettings(timeout_s=5, processes=3, model_memory_bytes=1 << 30)
 
-    found = limits_of(version, settings)
+    start, processes = start_of(version, settings, DevicePlacement(), None)
 
-    assert (found.memory_bytes, found.call_s, found.processes) == (1 << 20, 5, 1)
+    assert (start.memory_bytes, start.call_s, processes) == (1 << 20, 5, 1)
     nonsense = om.models.put(linear(), "net", attributes={"limits": {"processes": -1, "timeout_s": "long"}})
-    found = limits_of(nonsense, settings)
-    assert (found.memory_bytes, found.call_s, found.processes) == (1 << 30, 5, 3)
+    start, processes = start_of(nonsense, settings, DevicePlacement(), None)
+    assert (start.memory_bytes, start.call_s, processes) == (1 << 30, 5, 3)
+    half = om.models.put(linear(), "net", attributes={"limits": {"processes": 0.5}})
+    assert start_of(half, settings, DevicePlacement(), None)[1] == 1
     om.close()
 
 
 def test_where_no_process_can_be_sandboxed_kinds_that_need_it_are_refused(tmp_path: Path) -> None:
     om = Omega(tmp_path / "store")
     version = om.models.put(linear(), "net")
-    start = start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
-    assert not start.sandboxed
-    assert start_of(version, tmp_path, ServeSettings(), lacking=None).sandboxed
+
+    def sandboxed(unsandboxed: str | None, **settings: Any) -> bool | None:
+        return start_of(version, ServeSettings(**settings), DevicePlacement(), unsandboxed)[0].sandboxed
+
+    assert not sandboxed("no Landlock")
+    assert sandboxed(None)
     object.__setattr__(version, "kind", "onnx")
     with pytest.raises(
         UntrustedError, match="require a sandboxed process, which this host does not support: no Landlock"
     ):
-        start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
+        sandboxed("no Landlock")
     object.__setattr__(version, "meta", {"model_kind": "sklearn"})  # as metadata of an archive may say
     with pytest.raises(UntrustedError, match="of kind 'onnx', was refused"):
-        start_of(version, tmp_path, ServeSettings(), lacking="no Landlock")
-    assert not start_of(version, tmp_path, ServeSettings(trusted=True), lacking="none").sandboxed
+        sandboxed("no Landlock")
+    assert not sandboxed("none", trusted=True)
     om.close()

@@ -108,8 +108,8 @@ def test_a_free_number_of_rows_is_shared_only_if_all_outputs_have_it(
     tmp_path: Path, kind: str, output: str
 ) -> None:
     servable = loaded(tmp_path, KINDS[kind](FREE[kind], output, OTHERS[output]))
-    assert warmed(servable, alone=False) == {"predict": output == "rows"}
-    assert warmed(servable, alone=True) == {"predict": False}
+    assert warmed(servable) == {"predict": output == "rows"}
+    assert warmed(servable, batching=False) == {"predict": False}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ def test_a_model_for_four_rows_is_never_shared_and_filled_up_only_if_its_rows_ar
 ) -> None:
     shape = {"flat": [8], "priors": [4], "total": []}.get(output, [4, 2])
     servable = loaded(tmp_path, KINDS[kind](4, output, shape))
-    assert warmed(servable, alone=False) == {"predict": False}
+    assert warmed(servable) == {"predict": False}
     whole = servable.call({"x": ROWS[:4]}, "predict")
     if output == "rows":
         np.testing.assert_allclose(servable.call({"x": ROWS}, "predict")["z"], np.maximum(ROWS @ W, 0), 1e-6)
@@ -133,10 +133,10 @@ def test_a_model_for_four_rows_is_never_shared_and_filled_up_only_if_its_rows_ar
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_for_one_row_is_called_row_by_row(tmp_path: Path, kind: str) -> None:
     servable = loaded(tmp_path, KINDS[kind](1, "rows", [1, 2]))
-    assert warmed(servable, alone=False) == {"predict": True}
+    assert warmed(servable) == {"predict": True}
     np.testing.assert_allclose(servable.call({"x": ROWS}, "predict")["h"], ROWS @ W, 1e-6)
     other = loaded(tmp_path / "other", KINDS[kind](1, "priors", [4]))
-    assert warmed(other, alone=False) == {"predict": False}
+    assert warmed(other) == {"predict": False}
     assert other.call({"x": ROWS[:1]}, "predict")["z"].shape == (4,)
     with pytest.raises(DataError, match="takes 1 rows at a time, and the request has 2"):
         other.call({"x": ROWS[:2]}, "predict")
@@ -160,10 +160,10 @@ class Odd:
 
 
 def test_scikit_learn_is_tried_when_it_is_loaded_and_functions_with_what_is_sent() -> None:
-    assert warmed(wrap(linear()).predictor, alone=False) == {"predict": True}
-    assert warmed(wrap(Odd()).predictor, alone=False) == {"predict": None, "transform": None}
+    assert warmed(wrap(linear()).predictor) == {"predict": True}
+    assert warmed(wrap(Odd()).predictor) == {"predict": None, "transform": None}
     classes = LogisticRegression().fit(np.eye(3), [0, 1, 2])
-    assert set(warmed(wrap(classes).predictor, alone=False).values()) == {True}
+    assert set(warmed(wrap(classes).predictor).values()) == {True}
 
 
 COLOURS = pd.DataFrame({"colour": ["red", "blué", "red", "green"]})

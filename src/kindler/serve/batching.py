@@ -5,8 +5,8 @@ First come, first served; the limit is in rows; what cannot be joined (other nam
 never meets. All but the call itself happens on the event loop, so there are no locks, and nothing polls.
 
 Requests share a call only if the model is known to compute each row by itself: it says so, or loading it has
-shown it (`model_process.py`). A model's calls run in processes of its own (`model_pool.py`) or in threads
-(`local_pool.py`), which look the same from here.
+shown it (`model_process.py`). The calls run in processes or threads, which look the same from here
+(`model_pool.py`).
 """
 
 from __future__ import annotations
@@ -14,47 +14,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from kindler.errors import DataError
 from kindler.models.signature import Array, Arrays
 from kindler.sandbox.child import RemoteError
-from kindler.sandbox.memory import Parts
-from kindler.sandbox.process import Done, ProcessLost, Reply
+from kindler.sandbox.process import ProcessLost, Reply
 from kindler.serve.http_errors import Problem, own_status
-from kindler.serve.model_pool import problem_of
+from kindler.serve.model_pool import Pool
 from kindler.serve.settings import ServeSettings
 
 _EWMA_ALPHA = 0.2  # how fast the estimate of a row's time follows the newest call
 _SCALE_UP_DELAY_S = 0.01  # that rows wait before another process is asked for
-
-
-class Pool(Protocol):
-    """What runs the calls of one version of a model."""
-
-    when_free: Callable[[], None]
-
-    @property
-    def free(self) -> int:
-        """How many calls could begin now."""
-
-    @property
-    def slots(self) -> int:
-        """How many calls run at a time."""
-
-    @property
-    def is_down(self) -> bool:
-        """Whether no call can be begun, and none will soon."""
-
-    def call(self, parts: Parts, method: str, done: Done) -> None:
-        """Begin a call; `done` is told of its end on the event loop."""
-
-    def grow(self) -> None:
-        """Rows have waited for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +43,21 @@ class CallStats:
     failed: bool
 
 
-Observer: TypeAlias = Callable[[CallStats], None]
-
-
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request that waits for its outputs: `future`, which fails with a Problem."""
 
-    __slots__ = (
-        "_batcher", "arrived", "batch", "bytes", "future", "inputs", "key", "method", "parts", "rows", "taken"
-    )  # fmt: skip
-
-    def __init__(
-        self, batcher: Batcher, inputs: Arrays, method: str, rows: int, size: int, batch: bool
-    ) -> None:
-        self._batcher = batcher
-        self.inputs = inputs
-        self.method = method
-        self.rows = rows
-        self.bytes = size
-        self.batch = batch
-        self.arrived = batcher.clock()
-        self.future: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-        self.taken = 0
-        self.parts: dict[int, Arrays] = {}
-        self.key: Hashable = (
-            method,
-            tuple((name, _kinds(array), array.shape[1:]) for name, array in inputs.items()),
-        )
+    batcher: Batcher
+    inputs: Arrays
+    method: str
+    rows: int
+    bytes: int
+    batch: bool
+    arrived: float
+    future: asyncio.Future[Arrays]
+    key: Hashable  # of all requests that may share a call
+    taken: int = 0
+    parts: dict[int, Arrays] = field(default_factory=dict)
 
     def leave(self, problem: Problem | None = None) -> None:
         """Leave the queue, if it is still there; whoever awaits `future` gets the problem."""
@@ -104,20 +67,23 @@ class Ticket:
             self.future.cancel()
         else:
             self.future.set_exception(problem)
-        self._batcher.remove(self)
+        self.batcher.remove(self)
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Rows of a request that go into one call."""
 
     ticket: Ticket
     start: int
     stop: int
 
+    @property
+    def is_whole(self) -> bool:
+        return self.stop - self.start == self.ticket.rows
+
     def rows(self, name: str) -> Array:
         array = self.ticket.inputs[name]
-        return array if self.stop - self.start == self.ticket.rows else array[self.start : self.stop]
+        return array if self.is_whole else array[self.start : self.stop]
 
 
 class Batcher:
@@ -128,14 +94,14 @@ class Batcher:
         pool: Pool,
         settings: ServeSettings,
         batchable: Mapping[str, bool | None],
-        observe: Observer | None = None,
+        observe: Callable[[CallStats], None] = lambda call: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._pool = pool
         self._settings = settings
         self._batchable = {method for method, joins in batchable.items() if joins}
         self._observe = observe
-        self.clock = clock
+        self._clock = clock
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self._again: deque[list[_Piece]] = deque()
         self._scheduled = self._growing = False
@@ -146,33 +112,29 @@ class Batcher:
     def submit(
         self, inputs: Arrays, method: str, *, rows: int, timeout_s: float, batch: bool = True
     ) -> Ticket:
-        """Queue a request of so many rows, which may share a call with others if `batch`.
+        """Queue a request, which may share a call with others if `batch`.
 
         Raises:
             Problem: 413, 429 or 503: it is too large, too much waits already, or it would not be in time.
         """
-        settings = self._settings
+        settings, waiting = self._settings, self.rows_waiting
         if self._pool.is_down:
             raise _unresponsive()
         if rows > settings.rows:
             raise Problem(413, f"the request has {rows} rows; at most {settings.rows} are allowed.")
         size = sum(array.nbytes for array in inputs.values())
-        if self.rows_waiting and (
-            self.rows_waiting + rows > settings.queue_rows or self.bytes_waiting + size > settings.queue_bytes
+        refused: tuple[int, str] | None = None
+        if waiting and (
+            waiting + rows > settings.queue_rows or self.bytes_waiting + size > settings.queue_bytes
         ):
-            raise Problem(
-                429,
-                f"too many rows are queued for this model: {self.rows_waiting}.",
-                {"retry-after": self._retry_after()},
-            )
-        if self.rows_waiting * self._row_s / self._pool.slots > timeout_s:
-            raise Problem(
-                503,
-                f"{self.rows_waiting} rows are queued for this model, too many to answer within"
-                f" {timeout_s:g} s.",
-                {"retry-after": self._retry_after()},
-            )
-        ticket = Ticket(self, inputs, method, rows, size, batch)
+            refused = 429, f"too many rows are queued for this model: {waiting}."
+        elif waiting * self._row_s / self._pool.slots > timeout_s:
+            refused = 503, f"{waiting} rows are queued for this model, too many for {timeout_s:g} s."
+        if refused is not None:
+            raise Problem(*refused, {"retry-after": str(max(1, round(waiting * self._row_s)))})
+        key = (method, tuple((name, _kinds(array), array.shape[1:]) for name, array in inputs.items()))
+        future = asyncio.get_running_loop().create_future()
+        ticket = Ticket(self, inputs, method, rows, size, batch, self._clock(), future, key)
         self.rows_waiting += rows
         self.bytes_waiting += size
         self._queues.setdefault(ticket.key, deque()).append(ticket)
@@ -214,14 +176,11 @@ class Batcher:
         self.rows_waiting -= rows
         self.bytes_waiting -= ticket.bytes * rows // ticket.rows
 
-    def _retry_after(self) -> str:
-        return str(max(1, round(self.rows_waiting * self._row_s)))
-
     def _grow(self) -> None:
         self._growing = False
         if self._pool.free or not self._queues:
             return
-        if self.clock() - min(queue[0].arrived for queue in self._queues.values()) > _SCALE_UP_DELAY_S:
+        if self._clock() - min(queue[0].arrived for queue in self._queues.values()) > _SCALE_UP_DELAY_S:
             self._pool.grow()
 
     def _pump(self) -> None:
@@ -259,7 +218,7 @@ class Batcher:
         return pieces
 
     def _start(self, pieces: list[_Piece]) -> None:
-        started = self.clock()
+        started = self._clock()
 
         def done(reply: Reply) -> None:
             self._ended(pieces, reply, started)
@@ -271,13 +230,12 @@ class Batcher:
 
     def _ended(self, pieces: list[_Piece], reply: Reply, started: float) -> None:
         rows = sum(piece.stop - piece.start for piece in pieces)
-        seconds, error = self.clock() - started, reply.error
+        seconds, error = self._clock() - started, reply.error
         if not isinstance(error, ProcessLost):  # which says nothing of the calls to come
             each = seconds / rows
             self._row_s = each if not self._row_s else self._row_s + _EWMA_ALPHA * (each - self._row_s)
-        if self._observe is not None:
-            waited_s = started - pieces[0].ticket.arrived
-            self._observe(CallStats(rows, len(pieces), seconds, waited_s, error is not None))
+        waited_s = started - pieces[0].ticket.arrived
+        self._observe(CallStats(rows, len(pieces), seconds, waited_s, error is not None))
         if error is None:
             self._deliver(pieces, reply.outputs, rows)
         elif len(pieces) == 1 or (isinstance(error, ProcessLost) and error.hung):
@@ -297,38 +255,33 @@ class Batcher:
         wrong = any(not array.ndim or len(array) != rows for array in outputs.values())
         if wrong:
             self._batchable.discard(pieces[0].ticket.method)
-        if len(pieces) == 1 and pieces[0].stop - pieces[0].start == pieces[0].ticket.rows:
-            if not pieces[0].ticket.future.done():
-                pieces[0].ticket.future.set_result(outputs)
-        elif wrong:
-            self._repeat_whole(pieces)
+        if len(pieces) == 1 and pieces[0].is_whole:
+            _deliver_piece(pieces[0], outputs)
+        elif wrong:  # outputs that are not one row for each row of the inputs belong to whole requests only
+            for ticket in dict.fromkeys(piece.ticket for piece in pieces):
+                if not ticket.future.done():
+                    self.remove(ticket)
+                    ticket.taken = ticket.rows
+                    ticket.parts.clear()
+                    self._again.append([_Piece(ticket, 0, ticket.rows)])
         else:
             start = 0
             for piece in pieces:
                 stop = start + piece.stop - piece.start
-                _hand_over(piece, {name: array[start:stop] for name, array in outputs.items()})
+                _deliver_piece(piece, {name: array[start:stop] for name, array in outputs.items()})
                 start = stop
 
-    def _repeat_whole(self, pieces: list[_Piece]) -> None:
-        """Outputs that are not one row for each row of the inputs belong to whole requests only."""
-        for ticket in dict.fromkeys(piece.ticket for piece in pieces):
-            if not ticket.future.done():
-                self.remove(ticket)
-                ticket.taken = ticket.rows
-                ticket.parts.clear()
-                self._again.append([_Piece(ticket, 0, ticket.rows)])
 
-
-def _hand_over(piece: _Piece, outputs: Arrays) -> None:
+def _deliver_piece(piece: _Piece, outputs: Arrays) -> None:
     ticket = piece.ticket
     if ticket.future.done():
         return
-    if piece.stop - piece.start == ticket.rows:
+    if piece.is_whole:
         ticket.future.set_result(outputs)
         return
     ticket.parts[piece.start] = outputs
     if sum(len(next(iter(part.values()))) for part in ticket.parts.values()) == ticket.rows:
-        ordered: Sequence[Arrays] = [ticket.parts[start] for start in sorted(ticket.parts)]
+        ordered = [ticket.parts[start] for start in sorted(ticket.parts)]
         ticket.future.set_result({name: np.concatenate([part[name] for part in ordered]) for name in outputs})
 
 
@@ -349,7 +302,11 @@ def _as_problem(error: BaseException) -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, ProcessLost):
-        return problem_of(error)
+        if error.hung:
+            return Problem(504, "the model did not answer in time.")
+        if error.by_memory:
+            return Problem(503, "the model needed more memory than it may have.", {"retry-after": "5"})
+        return Problem(500, f"the model failed on these inputs: its process {error.reason}.")
     if isinstance(error, DataError):
         return Problem(400, str(error))
     if isinstance(error, MemoryError):

@@ -1,31 +1,34 @@
-"""One version of a model made ready to be called: in processes of its own, or without isolation here."""
+"""One version of a model made ready to be called: in processes of its own, or without isolation here.
+
+A model's processes see one GPU or none, so whatever framework it is of finds no other. Nothing here asks
+CUDA: the driver's own files say which GPUs there are.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
 from weakref import WeakSet
 
-from kindler.errors import KindlerError, MissingExtraError, UntrustedError
-from kindler.models.loaded import load
+from kindler.engine.placement import FRUGAL, VISIBLE_GPUS, gpu_memory, is_device, machine_gpus, usable_cores
+from kindler.errors import ConfigError, KindlerError, MissingExtraError, UntrustedError
+from kindler.models.loaded import load, process_recipe
 from kindler.models.predictor import Predictor
+from kindler.models.registry import MODEL_KINDS
 from kindler.omega import Omega
 from kindler.sandbox.child import RemoteError
-from kindler.sandbox.process import ProcessLost, SandboxProcess
+from kindler.sandbox.process import ProcessLost, SandboxProcess, Start
 from kindler.serve.batching import Batcher
 from kindler.serve.http_errors import Problem, as_problem
-from kindler.serve.local_pool import LocalPool
-from kindler.serve.model_pool import Lost, ModelPool
+from kindler.serve.model_pool import LocalPool, Lost, ModelPool, Pool
 from kindler.serve.model_process import DescribedModel, described, warmed
-from kindler.serve.model_start import DevicePlacement, Devices, limits_of, start_of
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
@@ -35,7 +38,13 @@ _log = logging.getLogger("kindler.serve")
 _CONCURRENT_LOADS = 2
 _COPY_THREADS = 4
 _GPU_GROWTH, _GPU_SPARE = 4, 4 << 30  # what a process may say that it has of a GPU, by its files
-_Loaded = TypeVar("_Loaded")
+_GPU_PROCESSES = 2  # while one computes, the other's batch is on its way there or back
+_GPU_SHARE = 0.9  # of a GPU's memory: contexts of CUDA and batches need some, too
+_MAX_PROCESSES = 8  # if not set; each has the whole model
+_IDLE_S = 3600.0
+_LEAST_OUTPUTS = 1 << 30
+# Memory that a large batch took is given back: a server lives long, and has many models.
+_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +52,9 @@ class LoadedModel:
     """A version in memory.
 
     Attributes:
-        version: Which.
-        predictor: The model.
         batcher: The queue in front of it.
+        pool: What runs its calls.
         size: What it takes of the memory for models.
-        pool: Its processes; None if it is in the server's own.
         device: Where it computes, "cpu" or "cuda:N"; None if that is left to its code.
         used: When it was last asked.
     """
@@ -55,19 +62,22 @@ class LoadedModel:
     version: Version
     predictor: Predictor
     batcher: Batcher
+    pool: Pool
     size: int
-    pool: ModelPool | None = None
-    device: str | None = None
+    device: str | None
     used: float = field(default_factory=time.monotonic)
 
     @property
     def device_bytes(self) -> int:
         """What it takes of its GPU's memory."""
-        return 0 if self.pool is None else self.pool.device_bytes
+        return self.pool.device_bytes
 
 
 class ModelLoader:
-    """Loads versions, a few at a time; one that takes too long is not waited for."""
+    """Loads versions, a few at a time; one that takes too long is not waited for.
+
+    `unsandboxed` is why processes cannot be sandboxed here; None if they can.
+    """
 
     def __init__(
         self, omega: Omega, settings: ServeSettings, threads: Executor, stats: Stats, unsandboxed: str | None
@@ -79,7 +89,7 @@ class ModelLoader:
         self._unsandboxed = unsandboxed
         self.devices = Devices(settings)
         self._copy_threads = Threads(_COPY_THREADS, "kindler-copy")
-        self._pools: WeakSet[ModelPool | LocalPool] = WeakSet()
+        self._pools: WeakSet[Pool] = WeakSet()
         self._turns = asyncio.Semaphore(_CONCURRENT_LOADS)
 
     async def load(self, version: Version, device_bytes: Mapping[int, int]) -> LoadedModel:
@@ -102,91 +112,75 @@ class ModelLoader:
         self._copy_threads.shutdown(cancel_futures=True)
 
     async def _load_here(self, version: Version) -> LoadedModel:
-        def read() -> tuple[Predictor, Mapping[str, bool | None]]:
+        def read() -> DescribedModel:
             predictor = load(self._omega.store, version, trusted=self._settings.trusted).predictor
-            alone = version.name in self._settings.alone or version.attributes.get("batching") is False
-            return predictor, warmed(predictor, alone=alone)
+            return DescribedModel(predictor, warmed(predictor, _batching(version, self._settings)))
 
-        async def reading() -> tuple[Predictor, Mapping[str, bool | None]]:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, read)
-
-        predictor, batchable = await self._in_turn(reading())
-        pool = LocalPool(predictor.call, self._settings)
-        self._pools.add(pool)
-        stats = self._stats.version(shown_name(version), version.number)
-        batcher = Batcher(pool, self._settings, self._declared(version, batchable), stats.called)
-        return LoadedModel(version, predictor, batcher, max(version.size, predictor.size))
+        loop = asyncio.get_running_loop()
+        model = await self._in_turn(lambda: loop.run_in_executor(self._threads, read))
+        return self._ready(version, model, LocalPool(model.predictor.call, self._settings), None)
 
     async def _load_apart(self, version: Version, device_bytes: Mapping[int, int]) -> LoadedModel:
         place = self.devices.place(version, device_bytes)
-        limits = limits_of(version, self._settings, place)
-        pool = ModelPool(str(version), partial(self._process, version, place), most=limits.processes)
+        start, processes = start_of(version, self._settings, place, self._unsandboxed)
+        pool = ModelPool(str(version), partial(self._process, version, start), most=processes)
         self._pools.add(pool)
-        model: DescribedModel = await self._in_turn(pool.open())
-        stats = self._stats.version(shown_name(version), version.number)
-        pool.when_lost = stats.lost
-        batcher = Batcher(pool, self._settings, self._declared(version, model.joins), stats.called)
-        # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
-        pool.when_free = partial(_call_if_alive, weakref.WeakMethod(batcher.pump))
-        weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
-        # As it is seen from here: what the process says of itself may be anything.
-        size = max(version.size, pool.own_bytes)
-        return LoadedModel(version, model.predictor, batcher, size, pool, place.name(model.device))
+        model = await self._in_turn(pool.open)
+        return self._ready(version, model, pool, place.name(model.device))
 
-    def _declared(self, version: Version, shown: Mapping[str, bool | None]) -> Mapping[str, bool | None]:
-        """Which methods can be batched: as the version was stored, or as loading it has shown."""
-        if version.attributes.get("batching") is True and version.name not in self._settings.alone:
-            return dict.fromkeys(shown, True)
-        return shown
+    def _ready(self, version: Version, model: DescribedModel, pool: Pool, device: str | None) -> LoadedModel:
+        self._pools.add(pool)
+        stats = self._stats.version(shown_name(version), version.number)
+        batcher = Batcher(pool, self._settings, model.batchable, stats.called)
+        pool.when_lost = stats.lost
+        # Whoever still has the batcher has requests in it; the pool must not be what keeps it.
+        batcher_or_none = weakref.ref(batcher)
+
+        def pump() -> None:
+            if (batcher := batcher_or_none()) is not None:
+                batcher.pump()
+
+        pool.when_free = pump
+        weakref.finalize(batcher, _close_soon, pool, asyncio.get_running_loop()).atexit = False
+        # What a process says of itself may be anything: its size is what is seen from here.
+        size = max(version.size, pool.own_bytes, model.predictor.size)
+        return LoadedModel(version, model.predictor, batcher, pool, size, device)
 
     async def _process(
-        self, version: Version, place: DevicePlacement, lost: Lost
+        self, version: Version, start: Start, lost: Lost
     ) -> tuple[SandboxProcess, DescribedModel]:
         """Start a process that has loaded a version; its files are there as long as that takes."""
-        loop = asyncio.get_running_loop()
-        with ExitStack() as later:
-            files = ExitStack()
-            later.callback(self._close_files, files)
-            folder = await loop.run_in_executor(
-                self._threads, files.enter_context, self._omega.store.files(version)
-            )
-            start = start_of(version, folder, self._settings, lacking=self._unsandboxed, place=place)
+        files = self._omega.store.files(version)
+        folder = str(await asyncio.get_running_loop().run_in_executor(self._threads, files.__enter__))
+        try:
+            start = replace(start, options={**start.options, "folder": folder}, readable=(folder,))
             process, description = await SandboxProcess.started(
                 start, loads=self._threads, moves=self._copy_threads, lost=lost
             )
-            try:
-                model = described(description)
-            except Exception as exc:
-                process.end()
-                raise ProcessLost(f"sent a malformed reply ({exc})", malformed=True) from exc
-            most = _GPU_GROWTH * version.size + _GPU_SPARE
-            return process, replace(model, device_bytes=min(model.device_bytes, most))
-
-    def _close_files(self, files: ExitStack) -> None:
-        try:
-            self._threads.submit(files.close)
-        except RuntimeError:
-            files.close()  # the server is stopping
-
-    async def _in_turn(self, loading: Coroutine[Any, Any, _Loaded]) -> _Loaded:
-        """Wait for what loads a model, once it is its turn."""
-        try:
-            await self._turns.acquire()
-        except BaseException:
-            loading.close()
-            raise
-        taken = [True]
-
-        def release() -> None:
-            if taken and taken.pop():
-                self._turns.release()
-
-        timer = asyncio.get_running_loop().call_later(self._settings.timeout_s, release)  # it may never end
-        try:
-            return await loading
         finally:
-            timer.cancel()
-            release()
+            leave = partial(files.__exit__, None, None, None)
+            try:
+                self._threads.submit(leave)
+            except RuntimeError:
+                leave()  # the server is stopping
+        try:
+            model = described(description)
+        except Exception as exc:
+            process.end()
+            raise ProcessLost(f"sent a malformed reply ({exc})", malformed=True) from exc
+        most = _GPU_GROWTH * version.size + _GPU_SPARE
+        return process, replace(model, device_bytes=min(model.device_bytes, most))
+
+    async def _in_turn(self, begin: Callable[[], Awaitable[DescribedModel]]) -> DescribedModel:
+        """Load a model once it is its turn; others get theirs even if that never ends."""
+        async with self._turns:
+            loading = asyncio.ensure_future(begin())
+            try:
+                await asyncio.wait([loading], timeout=self._settings.timeout_s)
+            except asyncio.CancelledError:
+                loading.cancel()
+                raise
+        return await loading
 
 
 def shown_name(version: Version) -> str:
@@ -200,18 +194,18 @@ def _as_problem(version: Version, error: Exception) -> Problem:
         return Problem(403, f"{version} is not served: {reason}")
     if isinstance(error, MissingExtraError):
         return Problem(501, f"{version} cannot be loaded here: {error}")
-    if isinstance(error, RemoteError | ProcessLost):
-        reason = str(error) if isinstance(error, ProcessLost) else f"{error.name}: {error}"
-        _log.error("loading %s failed: %s", version, reason)
-        return Problem(503, f"{version} cannot be loaded: {reason[:500]}", {"retry-after": "5"})
-    if not isinstance(error, KindlerError):
-        _log.exception("loading %s failed", version, exc_info=error)
     known = as_problem(error)
-    reason = known.message if known is not None else f"{type(error).__name__}: {error}"
+    if isinstance(error, RemoteError | ProcessLost):
+        reason = (str(error) if isinstance(error, ProcessLost) else f"{error.name}: {error}")[:500]
+        _log.error("loading %s failed: %s", version, reason)
+    else:
+        reason = known.message if known is not None else f"{type(error).__name__}: {error}"
+        if not isinstance(error, KindlerError):
+            _log.exception("loading %s failed", version, exc_info=error)
     return Problem(503, f"{version} cannot be loaded: {reason}", {"retry-after": "5"})
 
 
-def _close_soon(pool: ModelPool, loop: asyncio.AbstractEventLoop) -> None:
+def _close_soon(pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
     """Whichever thread notices that nobody needs it."""
     try:
         loop.call_soon_threadsafe(pool.close)
@@ -219,7 +213,153 @@ def _close_soon(pool: ModelPool, loop: asyncio.AbstractEventLoop) -> None:
         pass  # the server has ended, and its processes with it
 
 
-def _call_if_alive(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    call = method()
-    if call is not None:
-        call()
+@dataclass(frozen=True, slots=True)
+class DevicePlacement:
+    """Where the processes of a version compute.
+
+    Attributes:
+        asked: What a process asks its framework for: "cpu", "cuda", or "auto" if the CPU will do; None
+            leaves everything as it is, on a machine without GPUs.
+        gpu: The number of its GPU among those of the server; None for none.
+        environment: Variables of the process.
+        otherwise: The device of a process that was asked for none; None if the model's own code decides.
+    """
+
+    asked: str | None = None
+    gpu: int | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    otherwise: str | None = "cpu"
+
+    def name(self, device: str | None) -> str | None:
+        """What a device of the process is called in the server: "cpu" or "cuda:N"."""
+        if device == "cuda":
+            return self.otherwise if self.gpu is None else f"cuda:{self.gpu}"
+        return device or self.otherwise
+
+
+class Devices:
+    """The GPUs of a server.
+
+    Raises:
+        ConfigError: A GPU was asked for that is not there.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._gpus = machine_gpus()
+        self._placed = [0] * len(self._gpus)
+        sizes = gpu_memory() if self._gpus and settings.device_memory_bytes is None else {}
+        self._room = [
+            settings.device_memory_bytes or (int(sizes[gpu] * _GPU_SHARE) if gpu in sizes else None)
+            for gpu in self._gpus
+        ]
+        for device in (settings.device, *settings.devices.values()):
+            self._check(device)
+
+    def place(self, version: Version, taken: Mapping[int, int]) -> DevicePlacement:
+        """Where a version is to compute; `taken` is what loaded models have of each GPU's memory.
+
+        Raises:
+            ConfigError: It needs a GPU that is not there, or what was stored is not a device.
+        """
+        device = self._device_of(version)
+        self._check(device)
+        if not self._gpus:
+            return DevicePlacement()
+        if device == "cpu":
+            return DevicePlacement("cpu", None, ((VISIBLE_GPUS, ""),))
+        row = MODEL_KINDS.row(version.kind, version.meta)
+        if device == "auto" and not row.gpus:
+            return DevicePlacement(otherwise=None if row.takes_any else "cpu")
+        kind, _, number = device.partition(":")
+        # The emptiest; of several that are being loaded, each begins on another one.
+        emptiest = min(range(len(self._gpus)), key=lambda n: (taken.get(n, 0), self._placed[n], n))
+        gpu = int(number) if number else emptiest
+        self._placed[gpu] += 1
+        return DevicePlacement(kind, gpu, ((VISIBLE_GPUS, self._gpus[gpu]), *FRUGAL.items()))
+
+    def room(self, device: str | None) -> int | None:
+        """What models may take of a GPU's memory together; None for no limit."""
+        number = (device or "").partition(":")[2]
+        return self._room[int(number)] if number else None
+
+    def _device_of(self, version: Version) -> str:
+        """The device of its name, else the stored one if the server lets it, else the server's."""
+        named = self._settings.devices.get(version.name)
+        stored, own = version.attributes.get("device"), self._settings.device
+        if named is not None or stored is None:
+            return named or own
+        if not is_device(stored):
+            raise ConfigError(
+                f"{version} was stored with attributes device={stored!r}; it must be 'auto', 'cpu', 'cuda' or"
+                " 'cuda:N'."
+            )
+        return str(stored) if own == "auto" or stored == "cpu" else own
+
+    def _check(self, device: str) -> None:
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or int(number or 0) < len(self._gpus):
+            return
+        gpus = ", ".join(f"cuda:{n}" for n in range(len(self._gpus))) or "none"
+        raise ConfigError(f"device {device!r} was asked for; the GPUs of this server are: {gpus}.")
+
+
+def _batching(version: Version, settings: ServeSettings) -> bool | None:
+    """Whether requests may share calls, as the server or whoever stored it says; None if neither does."""
+    stored = version.attributes.get("batching")
+    if version.name in settings.alone:
+        return False
+    return stored if isinstance(stored, bool) else None
+
+
+def start_of(
+    version: Version, settings: ServeSettings, place: DevicePlacement, unsandboxed: str | None
+) -> tuple[Start, int]:
+    """How to start a process for a version, but for its files, and how many there may be.
+
+    What it may take are the server's limits, or lower ones that were stored with the version
+    (`attributes={"limits": ...}`). `unsandboxed` is why processes cannot be sandboxed here.
+
+    Raises:
+        UntrustedError: It would have to be sandboxed.
+    """
+    row = MODEL_KINDS.row(version.kind, version.meta)
+    stored = version.attributes.get("limits")
+    stored = stored if isinstance(stored, Mapping) else {}
+
+    def lower(own: float, name: str) -> float:
+        limit = stored.get(name)
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+            return own
+        return min(own, limit)
+
+    cores = usable_cores()
+    processes = _GPU_PROCESSES if place.gpu is not None else min(_MAX_PROCESSES, cores)
+    if place.gpu is None and row.threads:  # a call keeps several cores busy
+        processes = min(_MAX_PROCESSES, max(1, cores // 2))
+    processes = max(1, int(lower(settings.processes or processes, "processes")))
+    sandboxed = not settings.trusted and MODEL_KINDS.sandboxed(
+        str(version), version.kind, version.meta, unsandboxed
+    )
+    # A process's share of the cores, as the libraries read it; what the user has set counts.
+    threads = str(max(1, cores // processes))
+    names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+    shares = {name: threads for name in names if name not in os.environ}
+    start = Start(
+        recipe=process_recipe(version, sandboxed=sandboxed, idle_s=_IDLE_S, environment=_MEMORY | shares),
+        target="kindler.serve.model_process:load",
+        options={
+            "kind": version.kind,
+            "meta": dict(version.meta),
+            "trusted": settings.trusted,
+            "batching": _batching(version, settings),
+            "device": place.asked,
+        },
+        sandboxed=sandboxed,
+        environment=dict(place.environment),
+        load_s=settings.load_s,
+        call_s=lower(settings.timeout_s, "timeout_s"),
+        memory_bytes=int(lower(settings.model_memory_bytes or settings.memory_bytes, "memory_bytes")),
+        output_bytes=max(settings.queue_bytes, _LEAST_OUTPUTS),
+    )
+    return start, processes

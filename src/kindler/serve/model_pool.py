@@ -1,8 +1,8 @@
-"""The processes of one version of a model: as many as are needed, started again when one is lost.
+"""What runs the calls of one version of a model: processes of its own, or threads of the server.
 
-There is one from the beginning. Another is started while requests wait longer than a moment and none is
-free, up to a limit; those that have nothing to do end after a while, the last one excepted. A process that
-crashes, hangs or takes too much memory is replaced, after a pause that grows if that happens again and again.
+Of processes there is one from the beginning. Another is started while requests wait longer than a moment and
+none is free, up to a limit; those that have nothing to do end after a while, the last one excepted. A process
+that crashes, hangs or takes too much memory is replaced, after a pause that grows if that happens repeatedly.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+import numpy as np
+
+from kindler.models.signature import Arrays
 from kindler.sandbox.memory import Parts
 from kindler.sandbox.process import Done, ProcessLost, Reply, SandboxProcess
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_process import DescribedModel
+from kindler.serve.settings import ServeSettings
+from kindler.serve.threads import Threads
 
 _log = logging.getLogger("kindler.serve")
-_LOOK_S = 1.0  # between two looks for processes with nothing to do
-_IDLE_S = 60.0
+_IDLE_CHECK_S, _IDLE_S = 1.0, 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_RETRY_S = 0.1, 5.0, 300.0
 _FORGIVEN_S = 30.0  # without a loss
-_TRIED = 3  # starts that failed one after the other: the model is down
+_MAX_FAILED_STARTS = 3  # one after the other: the model is down
+MAX_LOST_CALLS = 2  # calls in threads that did not return in time, and whose places others take
 
+Call: TypeAlias = Callable[[Arrays, str], Arrays]
 Lost: TypeAlias = Callable[[SandboxProcess, ProcessLost], None]
 Starter: TypeAlias = Callable[[Lost], Awaitable[tuple[SandboxProcess, DescribedModel]]]
 
 
 class ModelPool:
-    """Processes that have the same model.
-
-    Args:
-        name: For the log.
-        start: Starts a process that has loaded the model.
-        most: How many there may be.
+    """Up to `most` processes that have the same model.
 
     Attributes:
         when_free: Is called when a process has become free that was not before.
@@ -48,23 +49,18 @@ class ModelPool:
         self._most = most
         self._processes: dict[SandboxProcess, int] = {}  # and what each has of its GPU's memory
         self._free: list[tuple[SandboxProcess, float]] = []  # and since when; the one used last is used first
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
         self._closed = False
         self._losses = self._failures = 0
         self._last_loss = 0.0
-        self._pause: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
         self.when_free: Callable[[], None] = lambda: None
         self.when_lost: Callable[[ProcessLost], None] = lambda why: None
 
     async def open(self) -> DescribedModel:
-        """Start the first process.
-
-        Raises:
-            Exception: What `start` raises.
-        """
+        """Start the first process."""
         model = await self._started()
-        self._look_later()
+        self._end_idle()
         return model
 
     @property
@@ -73,14 +69,18 @@ class ModelPool:
         return len(self._free)
 
     @property
+    def processes(self) -> int:
+        return len(self._processes)
+
+    @property
     def slots(self) -> int:
         """How many calls run at a time."""
         return max(1, len(self._processes))
 
     @property
     def is_down(self) -> bool:
-        """Whether there is no process, and several tries to start one have failed."""
-        return not self._processes and self._failures >= _TRIED
+        """Whether no call can be begun, and none will soon."""
+        return not self._processes and self._failures >= _MAX_FAILED_STARTS
 
     @property
     def own_bytes(self) -> int:
@@ -105,17 +105,14 @@ class ModelPool:
 
     def grow(self) -> None:
         """Rows have waited for a while: start another process, if there may be one more."""
-        if not self._starting and self._pause is None and len(self._processes) < self._most:
-            self._begin_start()
+        if len(self._processes) < self._most:
+            self._start_another(0.0)
 
     def close(self) -> None:
-        """End all of them."""
         self._closed = True
-        for timer in (self._pause, self._look):
-            if timer is not None:
-                timer.cancel()
-        for task in list(self._starting):
-            task.cancel()
+        for running in (self._starting, self._idle_check):
+            if running is not None:
+                running.cancel()
         processes, self._processes = self._processes, {}
         self._free.clear()
         for process in processes:
@@ -130,28 +127,29 @@ class ModelPool:
         self._free.append((process, time.monotonic()))
         return model
 
-    def _begin_start(self) -> None:
-        self._pause = None
-        if self._closed:
-            return
-        task = asyncio.create_task(self._start_another())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+    def _start_another(self, pause_s: float) -> None:
+        if not self._closed and (self._starting is None or self._starting.done()):
+            self._starting = asyncio.create_task(self._keep_starting(pause_s))
 
-    async def _start_another(self) -> None:
-        try:
-            await self._started()
-        except Exception as exc:  # noqa: BLE001 - it is tried again
-            if self._closed:
+    async def _keep_starting(self, pause_s: float) -> None:
+        """Start a process; without any, try again until one starts."""
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._started()
+            except Exception as exc:  # noqa: BLE001 - it is tried again
+                if self._closed:
+                    return
+                self._failures += 1
+                _log.warning("%s: a process could not be started: %s", self._name, exc)
+                if self._processes:
+                    return
+                pause_s = min(_LONGEST_PAUSE_S * 2**self._failures, _LONGEST_RETRY_S)
+                self.when_free()  # requests fail once it is down
+            else:
+                self._failures = 0
+                self.when_free()
                 return
-            self._failures += 1
-            _log.warning("%s: a process could not be started: %s", self._name, exc)
-            if self._processes:
-                return
-            self._start_later(min(_LONGEST_PAUSE_S * 2**self._failures, _LONGEST_RETRY_S))
-        else:
-            self._failures = 0
-        self.when_free()  # those who wait are told
 
     def _lost(self, process: SandboxProcess, why: ProcessLost) -> None:
         if self._closed or process not in self._processes:
@@ -163,33 +161,88 @@ class ModelPool:
         self._last_loss = now
         self.when_lost(why)
         _log.warning("%s: %s; another takes its place", self._name, why)
-        if not self._processes and not self._starting:
+        if not self._processes:
             pause_s = min(_FIRST_PAUSE_S * 2**self._losses, _LONGEST_PAUSE_S)
-            self._start_later(pause_s if self._losses else 0.0)
-
-    def _start_later(self, seconds: float) -> None:
-        if self._pause is None and not self._closed:
-            self._pause = asyncio.get_running_loop().call_later(seconds, self._begin_start)
-
-    def _look_later(self) -> None:
-        if not self._closed:
-            self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._end_idle)
+            self._start_another(pause_s if self._losses else 0.0)
 
     def _end_idle(self) -> None:
-        """End processes that have had nothing to do for a while."""
+        """End processes that have had nothing to do for a while, now and from time to time."""
         now = time.monotonic()
         for process, since in [free for free in self._free if now - free[1] > _IDLE_S]:
             if len(self._processes) > 1:
                 del self._processes[process]
                 self._free.remove((process, since))
                 process.end()
-        self._look_later()
+        self._idle_check = asyncio.get_running_loop().call_later(_IDLE_CHECK_S, self._end_idle)
 
 
-def problem_of(lost: ProcessLost) -> Problem:
-    """What a client is told whose call ended with the process."""
-    if lost.hung:
-        return Problem(504, "the model did not answer in time.")
-    if lost.by_memory:
-        return Problem(503, "the model needed more memory than it may have.", {"retry-after": "5"})
-    return Problem(500, f"the model failed on these inputs: its process {lost.reason}.")
+class LocalPool:
+    """A model in the server's own process, called in threads: if it hangs, no other model waits.
+
+    A call that has not returned within the time of a request gives up its place. Its thread is lost until it
+    returns; when too many are, the model is down.
+    """
+
+    processes = own_bytes = device_bytes = 0
+
+    def __init__(
+        self, call: Call, settings: ServeSettings, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._call = call
+        self._timeout_s = settings.timeout_s
+        self._clock = clock
+        self.slots = settings.batches
+        self._most = settings.batches + MAX_LOST_CALLS
+        self._threads = Threads(self._most, "kindler-call")
+        self._running: list[float] = []  # when each call began
+        self.when_free: Callable[[], None] = lambda: None  # the end of a call tells the batcher itself
+        self.when_lost: Callable[[ProcessLost], None] = lambda why: None
+
+    @property
+    def _late(self) -> int:
+        return sum(started < self._clock() - self._timeout_s for started in self._running)
+
+    @property
+    def free(self) -> int:
+        return min(self.slots + self._late, self._most) - len(self._running)
+
+    @property
+    def is_down(self) -> bool:
+        return self._late >= self._most
+
+    def grow(self) -> None:
+        """There is nothing to add."""
+
+    def call(self, parts: Parts, method: str, done: Done) -> None:
+        """Begin a call; `done` is told of its end on the event loop."""
+        started = self._clock()
+        self._running.append(started)
+
+        def ended(future: asyncio.Future[Reply]) -> None:
+            self._running.remove(started)
+            done(_stopping() if future.cancelled() else future.result())
+
+        loop = asyncio.get_running_loop()
+        try:
+            loop.run_in_executor(self._threads, self._run, parts, method).add_done_callback(ended)
+        except RuntimeError:  # the threads were shut down
+            self._running.remove(started)
+            loop.call_soon(done, _stopping())
+
+    def close(self) -> None:
+        """Begin no more calls, and wait for none."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _run(self, parts: Parts, method: str) -> Reply:
+        try:
+            joined = {name: a[0] if len(a) == 1 else np.concatenate(a) for name, a in parts.items()}
+            return Reply(self._call(joined, method))
+        except Exception as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent its rows
+            return Reply({}, exc)
+
+
+def _stopping() -> Reply:
+    return Reply({}, Problem(503, "the server is stopping.", {"retry-after": "1"}))
+
+
+Pool: TypeAlias = ModelPool | LocalPool

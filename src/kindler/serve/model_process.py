@@ -28,7 +28,7 @@ def load(options: Fields) -> tuple[Fields, Handler]:
         options["kind"], folder, meta, trusted=options["trusted"], device=options.get("device")
     )
     predictor = loaded.predictor
-    joins = warmed(predictor, alone=options["alone"])
+    batchable = warmed(predictor, options["batching"])
     device = {"device": loaded.kind.device, "device_bytes": loaded.kind.device_bytes(meta)}
     # A function may keep what it is given; Kindler's own predictors do not.
     ours = type(predictor).__module__.startswith("kindler.models.")
@@ -39,34 +39,36 @@ def load(options: Fields) -> tuple[Fields, Handler]:
             inputs = {name: array.copy() for name, array in inputs.items()}
         return {}, predictor.call(inputs, fields["method"])
 
-    return {**description(predictor, joins), **device}, handle
+    return {**description(predictor, batchable), **device}, handle
 
 
-def warmed(servable: Predictor, *, alone: bool) -> dict[str, bool | None]:
+def warmed(predictor: Predictor, batching: bool | None = None) -> dict[str, bool | None]:
     """Call a model with made-up rows, so that what happens at a first call does not happen at a client's.
 
-    Its signature gets the outputs of the first method, if it did not know them.
-
-    Returns:
-        For each method, whether requests may share a call; None if that is not known.
+    Its signature gets the outputs of the first method, if it did not know them. Returns for each method
+    whether requests may share a call; None if that is not known. `batching` is what somebody says of all.
     """
-    joins = False if alone else servable.joins
-    given = example(servable.signature, rows=3)
-    found: dict[str, bool | None] = {}
-    for method in servable.methods:
-        found[method] = joins
-        if given is None or (joins is not None and found.keys() != {servable.methods[0]}):
-            continue
+    declared = predictor.joins if batching is None else batching
+    rows = example(predictor.signature, rows=3)
+    batchable: dict[str, bool | None] = dict.fromkeys(predictor.methods, declared)
+    if rows is None:
+        return batchable
+    for method in batchable:
+        is_first = method == predictor.methods[0]
         try:
-            if joins is None:
-                found[method] = is_per_row(partial(_called, servable, method), given)
-            if joins is not None or not (servable.signature.outputs or method != servable.methods[0]):
-                outputs = servable.call({name: array[:2] for name, array in given.items()}, method)
-                if not servable.signature.outputs:
-                    servable.signature = replace(servable.signature, outputs=_specs(outputs))
+            if declared is None:
+                batchable[method] = is_per_row(partial(_call, predictor, method), rows)
+            if is_first and (declared is not None or not predictor.signature.outputs):
+                outputs = predictor.call({name: array[:2] for name, array in rows.items()}, method)
+                if not predictor.signature.outputs:
+                    predictor.signature = replace(predictor.signature, outputs=_specs(outputs))
         except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
             _log.info("a call with made-up values failed: %s", exc)
-    return found
+    return batchable
+
+
+def _call(predictor: Predictor, method: str, rows: Arrays) -> Arrays:
+    return predictor.call(rows, method)
 
 
 def _specs(outputs: Arrays) -> tuple[TensorSpec, ...]:
@@ -80,77 +82,66 @@ def _specs(outputs: Arrays) -> tuple[TensorSpec, ...]:
     )
 
 
-def _called(servable: Predictor, method: str, rows: Arrays) -> Arrays:
-    return servable.call(rows, method)
-
-
-def description(predictor: Predictor, joins: Mapping[str, bool | None]) -> Fields:
-    known = predictor.signatures
+def description(predictor: Predictor, batchable: Mapping[str, bool | None]) -> Fields:
     return {
         "signature": asdict(predictor.signature),
-        "own": [name for name, signature in known.items() if signature is predictor.signature],
-        "signatures": {
-            name: asdict(signature)
-            for name, signature in known.items()
-            if signature is not predictor.signature
+        "signatures": {  # None for its own
+            name: None if signature is predictor.signature else asdict(signature)
+            for name, signature in predictor.signatures.items()
         },
         "methods": predictor.methods,
-        "joins": joins,
+        "batchable": batchable,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """What a process told of the model that it has loaded.
+    """A model that was loaded.
 
     Attributes:
-        predictor: Its signatures and methods; it cannot be called here.
-        joins: For each method, whether requests may share a call; None if that is not known.
+        predictor: Its signatures and methods; one of another process cannot be called here.
+        batchable: For each method, whether requests may share a call; None if that is not known.
         device: Where it computes, "cpu" or "cuda"; None if its own code decides.
         device_bytes: What the process has of its GPU's memory, as far as is known.
     """
 
     predictor: Predictor
-    joins: dict[str, bool | None]
+    batchable: Mapping[str, bool | None]
     device: str | None = None
     device_bytes: int = 0
 
 
-class _Elsewhere(Predictor):
-    """A model in another process."""
-
+class _RemotePredictor(Predictor):
     def __init__(self, fields: Fields) -> None:
         self.signature = signature_from(fields["signature"])
         self.methods = tuple(map(str, fields["methods"]))
-        others = {str(name): signature_from(one) for name, one in fields["signatures"].items()}
-        own = {str(name): self.signature for name in fields["own"]}
-        self._signatures = {**own, **others}
+        self._signatures = {
+            str(name): self.signature if one is None else signature_from(one)
+            for name, one in fields["signatures"].items()
+        }
 
     @property
-    def signatures(self) -> dict[str, Signature]:
+    def signatures(self) -> Mapping[str, Signature]:
         return self._signatures
-
-    def call(self, inputs: Arrays, method: str) -> Arrays:
-        raise NotImplementedError("it is called in its own process")
 
 
 def described(fields: Any) -> DescribedModel:
     """What the server makes of a description.
 
     Raises:
-        ValueError: It cannot be.
+        ValueError: It does not describe a model.
     """
     try:
-        joins = {str(m): None if j is None else bool(j) for m, j in fields["joins"].items()}
-        model = _Elsewhere(fields)
-        for signature in model.signatures.values():
+        batchable = {str(m): None if b is None else bool(b) for m, b in fields["batchable"].items()}
+        model = _RemotePredictor(fields)
+        for signature in (model.signature, *model.signatures.values()):
             _check(signature)
         if not model.methods or not model.signature.inputs:
             raise ValueError("a model without methods or inputs")
         device = fields.get("device")
         if device not in (None, "cpu", "cuda"):
             raise ValueError("no such device")
-        return DescribedModel(model, joins, device, max(0, int(fields.get("device_bytes", 0))))
+        return DescribedModel(model, batchable, device, max(0, int(fields.get("device_bytes", 0))))
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"no description of a model: {exc!r}") from exc
 

@@ -14,13 +14,14 @@ import logging
 import resource
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from kindler.errors import KindlerError, NotFoundError, fresh
 from kindler.omega import Omega
+from kindler.serve.auth import bare_name
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_loading import LoadedModel, ModelLoader, shown_name
 from kindler.serve.settings import ServeSettings
@@ -37,6 +38,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0  # before a version that could not b
 
 Name: TypeAlias = tuple[str, str, str | None]  # bucket, name, version: as the client wrote them
 Key: TypeAlias = tuple[str, str, int]
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,16 +52,14 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A version that could not be loaded, and when that is tried again."""
+    """A name that was not found, or a version that could not be loaded, and when that is tried again."""
 
-    problem: Problem
+    error: Problem | NotFoundError
     wait_s: float
     until: float
 
 
 class ModelRegistry:
-    """The models of a server."""
-
     def __init__(
         self,
         omega: Omega,
@@ -78,10 +78,9 @@ class ModelRegistry:
         self._lookup_threads = lookup_threads
         self._loader = ModelLoader(omega, settings, load_threads, stats, unsandboxed)
         self._known: OrderedDict[Name, _Known] = OrderedDict()
-        self._loaded: OrderedDict[Key, LoadedModel] = OrderedDict()
+        self._loaded: dict[Key, LoadedModel] = {}
         self._loading: dict[Key, asyncio.Task[LoadedModel]] = {}
-        self._failed: OrderedDict[Key, _Failed] = OrderedDict()
-        self._missing: OrderedDict[Name, tuple[float, NotFoundError]] = OrderedDict()
+        self._failed: OrderedDict[Key | Name, _Failed] = OrderedDict()
         self._unloaded: set[tuple[str, str]] = set()  # buckets and names that somebody does not want served
 
     def at_hand(self, name: Name) -> LoadedModel | None:
@@ -110,30 +109,33 @@ class ModelRegistry:
             known = self._known.get(name)
             if known is not None:
                 return known.model
-        loaded = await self._load(await self._look_up(name))
+        self._check_failed(name)
+        try:
+            version = await self.version(name, self._lookup_threads)
+        except NotFoundError as exc:
+            self._remember_failure(name, exc, self.settings.refresh_s)
+            raise
+        loaded = await self._load(version)
         _remember(self._known, name, _Known(loaded, time.monotonic()))
         return loaded
 
     async def version(self, name: Name, threads: Executor | None = None) -> Version:
         """The version that a name means now, by the store."""
         bucket, text, version = name
-        return await asyncio.get_running_loop().run_in_executor(
-            threads or self._catalog_threads,
-            lambda: self.omega[bucket].models.metadata(text, version=version),
+        return await self._in_catalog(
+            lambda: self.omega[bucket].models.metadata(text, version=version), threads
         )
 
     async def numbers(self, version: Version) -> list[int]:
         """The numbers of all versions of a model, oldest first, by the store."""
-        history = partial(self.omega.store.history, version.address)
-        versions = await asyncio.get_running_loop().run_in_executor(self._catalog_threads, history)
-        return [number for number, _ in versions]
+        history = await self._in_catalog(lambda: self.omega.store.history(version.address))
+        return [number for number, _ in history]
 
     async def default_name(self) -> str:
         """The model of requests that name none."""
         if self.settings.model is not None:
             return self.settings.model
-        loop = asyncio.get_running_loop()
-        names = await loop.run_in_executor(self._catalog_threads, self.omega.models.list)
+        names = await self._in_catalog(self.omega.models.list)
         if len(names) != 1:
             raise Problem(
                 404,
@@ -144,11 +146,10 @@ class ModelRegistry:
 
     async def check_ready(self) -> list[str]:
         """The models that hang, if others still answer."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._catalog_threads, lambda: self.omega.buckets)
+        await self._in_catalog(lambda: self.omega.buckets)
         loaded = self.loaded()
         stuck = [str(model.version) for model in loaded if model.batcher.is_stuck]
-        default = (self.settings.model or "").partition("@")[0].rstrip("^")
+        default = bare_name(self.settings.model or "")
         defaults = [m for m in loaded if m.version.name == default and m.version.bucket == "default"]
         for models in (loaded, defaults):
             if models and all(model.batcher.is_stuck for model in models):
@@ -157,10 +158,10 @@ class ModelRegistry:
 
     async def moved(self, bucket: str, name: str) -> None:
         """An alias of a name was moved here: returns when what it means now serves."""
-        for key in [key for key in self._failed if key[:2] == (bucket, name)]:
+        for key in [key for key in self._failed if (key[0], bare_name(key[1])) == (bucket, name)]:
             del self._failed[key]  # whoever moves an alias wants it to be tried
         for (other, text, version), known in list(self._known.items()):
-            if other == bucket and text.partition("@")[0].rstrip("^") == name:
+            if other == bucket and bare_name(text) == name:
                 if known.refreshing is not None:
                     await asyncio.shield(known.refreshing)  # it may have looked too early
                 await asyncio.shield(self._refresh((other, text, version), known))
@@ -181,7 +182,7 @@ class ModelRegistry:
 
     def is_unloaded(self, bucket: str, name: str) -> bool:
         """Whether a model was unloaded, and not loaded again."""
-        return (bucket, name.partition("@")[0].rstrip("^")) in self._unloaded
+        return (bucket, bare_name(name)) in self._unloaded
 
     def loaded(self) -> list[LoadedModel]:
         """What is in memory, the one that was used last first."""
@@ -189,31 +190,29 @@ class ModelRegistry:
 
     @property
     def rows_waiting(self) -> int:
-        """Rows in all queues."""
         return sum(model.batcher.rows_waiting for model in self._loaded.values())
 
     def close(self) -> None:
-        """Forget everything."""
         for task in [*self._loading.values(), *(k.refreshing for k in self._known.values() if k.refreshing)]:
             task.cancel()
         self._loader.close()
         self._known.clear()
         self._loaded.clear()
 
+    async def _in_catalog(self, read: Callable[[], _T], threads: Executor | None = None) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(threads or self._catalog_threads, read)
+
     def _check_unloaded(self, bucket: str, name: str) -> None:
         if self._unloaded and self.is_unloaded(bucket, name):
             raise Problem(503, f"the model {name[:200]!r} was unloaded from this server.")
 
-    async def _look_up(self, name: Name) -> Version:
-        """The version that a name means which nobody asked for lately."""
-        until, error = self._missing.get(name, (0.0, None))
-        if error is not None and time.monotonic() < until:
-            raise fresh(error)
-        try:
-            return await self.version(name, self._lookup_threads)
-        except NotFoundError as exc:
-            _remember(self._missing, name, (time.monotonic() + self.settings.refresh_s, fresh(exc)))
-            raise
+    def _check_failed(self, key: Key | Name) -> None:
+        failed = self._failed.get(key)
+        if failed is not None and time.monotonic() < failed.until:
+            raise fresh(failed.error)
+
+    def _remember_failure(self, key: Key | Name, error: Problem | NotFoundError, wait_s: float) -> None:
+        _remember(self._failed, key, _Failed(fresh(error), wait_s, time.monotonic() + wait_s))
 
     def _refresh(self, name: Name, known: _Known) -> asyncio.Task[None]:
         async def refresh() -> None:
@@ -235,16 +234,13 @@ class ModelRegistry:
 
     async def _load(self, version: Version) -> LoadedModel:
         key = _key(version)
-        loaded = self._loaded.get(key)
-        if loaded is not None:
-            self._loaded.move_to_end(key)
+        if (loaded := self._loaded.get(key)) is not None:
             return loaded
-        task, failed = self._loading.get(key), self._failed.get(key)
+        task = self._loading.get(key)
         if task is None:
-            if failed is not None and time.monotonic() < failed.until:
-                raise fresh(failed.problem)
+            self._check_failed(key)
             task = self._loading[key] = asyncio.create_task(self._load_now(version))
-            task.add_done_callback(lambda done: self._load_ended(key, done))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # if nobody waits
         # A client that goes away must not stop what others wait for.
         try:
             loaded = await asyncio.wait_for(asyncio.shield(task), self.settings.timeout_s)
@@ -253,11 +249,6 @@ class ModelRegistry:
         self._check_unloaded(version.bucket, version.name)  # since the load has ended
         return loaded
 
-    def _load_ended(self, key: Key, done: asyncio.Task[LoadedModel]) -> None:
-        self._loading.pop(key, None)
-        if not done.cancelled():
-            done.exception()  # whoever waits has it; nobody may be left
-
     async def _load_now(self, version: Version) -> LoadedModel:
         key = _key(version)
         try:
@@ -265,8 +256,10 @@ class ModelRegistry:
         except Problem as problem:
             before = self._failed.get(key)
             wait_s = _FIRST_WAIT_S if before is None else min(2 * before.wait_s, _LONGEST_WAIT_S)
-            _remember(self._failed, key, _Failed(fresh(problem), wait_s, time.monotonic() + wait_s))
+            self._remember_failure(key, problem, wait_s)
             raise
+        finally:
+            del self._loading[key]
         self._failed.pop(key, None)
         self._check_unloaded(version.bucket, version.name)  # while it was being loaded
         self.stats.loads["loaded"] += 1
@@ -277,12 +270,12 @@ class ModelRegistry:
         return loaded
 
     def _crowded(self, device: str | None) -> list[LoadedModel]:
-        """Models of which one has to go: all if they take too much memory or too many files, else those of a
+        """Models of which one is evicted: all if they take too much memory or too many files, else those of a
         full GPU."""
         every = list(self._loaded.values())
         if sum(model.size for model in every) > self.settings.memory_bytes:
             return every
-        processes = sum(model.pool.slots for model in every if model.pool is not None)
+        processes = sum(model.pool.processes for model in every)
         if processes * _FILES_OF_A_PROCESS > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
             return every
         room, there = self._loader.devices.room(device), [m for m in every if m.device == device]

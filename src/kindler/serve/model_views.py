@@ -18,14 +18,7 @@ from kindler.serve.stats import VersionStats
 from kindler.store import Version
 
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
-_TF_TYPES = {
-    "float16": "DT_HALF",
-    "float32": "DT_FLOAT",
-    "float64": "DT_DOUBLE",
-    "bool": "DT_BOOL",
-    "object": "DT_STRING",
-}
-_NS = 1_000_000_000
+_TF_TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE", "object": "STRING"}
 
 
 def version_view(version: Version, tags: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -62,16 +55,14 @@ def model_view(
 
 
 def signature_view(signature: Signature) -> dict[str, Any]:
-    """The inputs and outputs of a model."""
-    return {
-        "inputs": [_spec(spec) for spec in signature.inputs],
-        "outputs": [_spec(spec) for spec in signature.outputs],
-        "columns": list(signature.columns) if signature.columns is not None else None,
-    }
+    def side(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": s.name, "dtype": s.dtype, "shape": _shape(s.shape)} for s in specs]
+
+    columns = None if signature.columns is None else list(signature.columns)
+    return {"inputs": side(signature.inputs), "outputs": side(signature.outputs), "columns": columns}
 
 
 def loaded_view(model: LoadedModel) -> dict[str, Any]:
-    """A loaded model."""
     return {
         "name": model.version.name,
         "bucket": model.version.bucket,
@@ -114,10 +105,10 @@ def signature_def(model: LoadedModel) -> dict[str, Any]:
     def side(specs: Iterable[TensorSpec]) -> dict[str, Any]:
         tensors = {}
         for spec in specs:
-            dims = [{"size": str(-1 if n is None else n), "name": ""} for n in spec.shape or ()]
+            dims = [{"size": str(n), "name": ""} for n in _shape(spec.shape) or ()]
             dtype = spec.dtype or "float64"
             tensors[spec.name] = {
-                "dtype": _TF_TYPES.get(dtype, f"DT_{dtype.upper()}"),
+                "dtype": f"DT_{_TF_TYPES.get(dtype, dtype.upper())}",
                 "tensor_shape": {"dim": dims, "unknown_rank": spec.shape is None},
                 "name": spec.name,
             }
@@ -210,12 +201,8 @@ def check_load_parameters(names: Iterable[str]) -> None:
         )
 
 
-def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "dtype": spec.dtype,
-        "shape": None if spec.shape is None else [-1 if n is None else n for n in spec.shape],
-    }
+def _shape(sizes: Iterable[int | None] | None) -> list[int] | None:
+    return None if sizes is None else [-1 if n is None else n for n in sizes]
 
 
 def _history(recorded: Any) -> list[Any]:
@@ -236,40 +223,36 @@ def _recorded(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     if not recorded.get("inputs"):
         return None
 
-    def side(entries: Any) -> list[dict[str, Any]]:
-        return [
-            {**entry, "shape": [-1 if n is None else n for n in entry["shape"]]} for entry in entries or ()
-        ]
-
-    return {"inputs": side(recorded["inputs"]), "outputs": side(recorded.get("outputs")), "columns": None}
+    sides = {
+        side: [{**entry, "shape": _shape(entry["shape"])} for entry in recorded.get(side) or ()]
+        for side in ("inputs", "outputs")
+    }
+    return {**sides, "columns": None}
 
 
 def _statistics(name: str, number: int, stats: VersionStats, size: int | None) -> dict[str, Any]:
-    none = {"count": 0, "ns": 0}
-    calls, seconds = stats.batches, stats.seconds - stats.failed_seconds
+    def duration(count: float, seconds: float) -> dict[str, int]:
+        return {"count": int(count), "ns": int(seconds * 1_000_000_000)}
+
+    none = duration(0, 0)
+    apart = {"compute_input": none, "compute_output": none}
     return {
         "name": name,
         "version": str(number),
         "last_inference": int(stats.last * 1000),
         "inference_count": stats.rows,
-        "execution_count": calls,
+        "execution_count": stats.batches,
         "inference_stats": {
-            "success": {"count": stats.requests - stats.failures, "ns": int(seconds * _NS)},
-            "fail": {"count": stats.failures, "ns": int(stats.failed_seconds * _NS)},
-            "queue": {"count": calls, "ns": int(stats.queue_seconds * _NS)},
-            "compute_input": none,
-            "compute_infer": {"count": calls, "ns": int(stats.call_seconds * _NS)},
-            "compute_output": none,
+            "success": duration(stats.requests - stats.failures, stats.seconds - stats.failed_seconds),
+            "fail": duration(stats.failures, stats.failed_seconds),
+            "queue": duration(stats.batches, stats.queue_seconds),
+            "compute_infer": duration(stats.batches, stats.call_seconds),
+            **apart,
             "cache_hit": none,
             "cache_miss": none,
         },
         "batch_stats": [
-            {
-                "batch_size": rows,
-                "compute_input": none,
-                "compute_infer": {"count": int(count), "ns": int(seconds * _NS)},
-                "compute_output": none,
-            }
+            {"batch_size": rows, "compute_infer": duration(count, seconds), **apart}
             for rows, (count, seconds) in sorted(stats.by_rows.items())
         ],
         "memory_usage": [] if size is None else [{"type": "CPU", "id": 0, "byte_size": size}],

@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -68,10 +69,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._tidy is not None:
             self._tidy.cancel()
-        if self._grpc is not None:
-            await asyncio.gather(self._grpc.stop(self._drain_s), super().shutdown(sockets))
-        else:
-            await super().shutdown(sockets)
+        stopping = [] if self._grpc is None else [self._grpc.stop(self._drain_s)]
+        await asyncio.gather(*stopping, super().shutdown(sockets))
 
 
 def serve(
@@ -107,7 +106,11 @@ def serve(
     local = is_loopback(host)
     if not local:
         _require_keys(omega.store.url, host)
-    listener = _listening(host, port)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(f"cannot listen on {host}:{port}: {exc}.") from exc
     shown = f"[{host}]" if ":" in host else host
     where = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
     app = create_app(omega, settings, local=local)
@@ -130,7 +133,8 @@ def serve(
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     # uvicorn sends itself the signal again once it has stopped; by then all is done.
-    before = {number: signal.signal(number, _ended) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in signals}
     # A model's thread that waits for Python's lock would wait five times as long while requests are decoded.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
@@ -179,25 +183,10 @@ def _force_exit() -> None:
     os._exit(0)
 
 
-def _ended(number: int, frame: object) -> None:
-    """The server stopped because of this signal, which is what it was for."""
-
-
 def _require_keys(url: str, host: str) -> None:
-    keys = Keys(url)
-    try:
+    with closing(Keys(url)) as keys:
         if not keys.list():
             raise ConfigError(
                 f"the store has no API keys, so it cannot be served on {host}, where others could reach it.\n"
                 "Hint: create one with `kindler keys add --scope predict`, or listen on 127.0.0.1."
             )
-    finally:
-        keys.close()
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as exc:
-        raise ConfigError(f"cannot listen on {host}:{port}: {exc}.") from exc

@@ -136,7 +136,8 @@ class Tls:
     def __post_init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            # Without this it would be asked for on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=_reject_password)
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)
         except (OSError, ssl.SSLError, ValueError) as exc:
@@ -144,5 +145,5 @@ class Tls:
             raise ConfigError(f"the certificate cannot be used ({named}): {exc}.") from exc
 
 
-def _no_password() -> str:
+def _reject_password() -> str:
     raise ValueError("the private key has a password; write it to a file without one")

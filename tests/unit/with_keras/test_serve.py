@@ -47,7 +47,7 @@ def test_rows_are_shared_and_filled_up_only_if_they_are_their_own(keras: Any) ->
     for name, function in made.items():
         inputs = keras.layers.Input((4,), name="x")
         served = wrap(keras.Model(inputs, Lead(function)(inputs))).predictor
-        assert (warmed(served, alone=False) == {"predict": True}) == (name == "rows")
+        assert (warmed(served) == {"predict": True}) == (name == "rows")
         for rows in (1, 3, 5):
             (found,) = served.call({"x": X[:rows]}, "predict").values()
             expected = ops.convert_to_numpy(function(ops.convert_to_tensor(X[:rows])))
@@ -79,7 +79,7 @@ def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: 
     signature = served.signatures["length"]
     fitted = fit(signature, {"t": words})  # bytes stay bytes here: they may be anything
     assert served.call(fitted, "signature:length")["n"].tolist() == [3, 1]
-    assert warmed(served, alone=False) == {"predict": True}
+    assert warmed(served) == {"predict": True}
 
 
 @flavour.one_unless_whole
