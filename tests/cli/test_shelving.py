@@ -194,7 +194,7 @@ def test_a_reader_that_goes_away_is_no_error(om: Omega) -> None:
     os.close(read)
 
     done = subprocess.run(
-        [sys.executable, "-m", "kindler.cli", "models", "ls"], stdout=write, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "kindler", "models", "ls"], stdout=write, stderr=subprocess.PIPE, text=True
     )
     os.close(write)
 

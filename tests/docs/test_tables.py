@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.docs import cli_page
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,6 +27,10 @@ def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: d
         "serve_mobilenet"
     }  # serve --mobilenet
     assert {row["benchmark"] for row in benchmarks["recorded"]()} <= known
+
+
+def test_the_page_of_the_command_line_is_made_of_its_parser() -> None:
+    assert cli_page.PAGE.read_text() == cli_page.text(), "run: python -m tests.docs.cli_page"
 
 
 def test_a_result_becomes_rows_with_the_extremes_of_its_rounds(benchmarks: dict[str, Any]) -> None:

@@ -15,9 +15,13 @@ from importlib import metadata
 from kindler.cli import cluster, doctor, predict, serve, store
 from kindler.errors import JavaNotFoundError, KindlerError
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main"]
 
-_PACKAGES = ("kindler", "numpy", "pyarrow", "pyspark", "torch")
+_PACKAGES = (
+    *("kindler", "numpy", "pyarrow", "pyspark", "torch", "keras", "tensorflow", "jax"),
+    *("transformers", "lightning", "mlflow"),
+)
+_OTHER_NAMES = {"mlflow": "mlflow-skinny"}  # the same package, without its server
 _EPILOG = """Run `kindler COMMAND --help` for details. KINDLER_STORE sets the default store.
 
   kindler models put net.keras team/net --tag prod     store a model
@@ -27,8 +31,8 @@ _EPILOG = """Run `kindler COMMAND --help` for details. KINDLER_STORE sets the de
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status."""
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with all subcommands."""
     parser = argparse.ArgumentParser(
         prog="kindler",
         description="Deep learning where the data already is.",
@@ -41,9 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_commands(commands)
     info = commands.add_parser("info", help="show the versions of Kindler and its dependencies")
     info.set_defaults(run=_show_info)
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit status."""
+    known = build_parser()
+    chosen = known.parse_args(arguments)
     if chosen.command is None:
-        parser.print_help()
+        known.print_help()
         return 2
     try:
         return int(chosen.run(chosen))
@@ -67,15 +77,17 @@ def _failed(message: str) -> int:
 def _show_info(_: argparse.Namespace) -> int:
     versions = {package: _version(package) for package in _PACKAGES}
     for name, value in {"python": platform.python_version(), **versions, "java": _java()}.items():
-        print(f"{name:<10} {value}")
+        print(f"{name:<12} {value}")
     return 0
 
 
 def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    for name in (package, _OTHER_NAMES.get(package, package)):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"
 
 
 def _java() -> str:

@@ -45,8 +45,10 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
     parser.add_argument("--evaluator", action="store_true", help="also start an evaluator")
     parser.add_argument("--no-chief", action="store_true", help="all nodes that train are workers")
-    parser.add_argument("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow")
-    parser.add_argument("--input-mode", choices=("program", "spark"), default="program")
+    framework = "framework to load before main_fun, and whose environment to set (default: %(default)s)"
+    parser.add_argument("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow", help=framework)
+    mode = "whether main_fun reads its own data or Spark feeds it (default: %(default)s)"
+    parser.add_argument("--input-mode", choices=("program", "spark"), default="program", help=mode)
     parser.add_argument("--train", metavar="PATH", help="Parquet files to feed, with --input-mode spark")
     parser.add_argument(
         "--epochs", type=int, default=1, metavar="N", help="how often to feed them (default: 1)"
@@ -54,7 +56,8 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument(
         "--master", metavar="URL", help="a Spark master, or sc://host (default: processes of this machine)"
     )
-    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="SECONDS")
+    timeout = "time for all nodes to start (default: %(default)s)"
+    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="SECONDS", help=timeout)
     parser.set_defaults(run=_submit)
 
 
