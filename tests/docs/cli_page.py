@@ -21,8 +21,8 @@ All commands and options of `kindler`. `python -m kindler` is the same command. 
 [guide](guides/command-line.md) shows them at work; defaults of the server's limits are in
 [Serve](guides/serve.md#limits).
 
-Errors are printed on standard error. The exit status is 0 on success, 1 after an error, 2 for invalid arguments,
-and 130 after Ctrl-C.
+Errors are printed on standard error. The exit status is 0 on success, 1 after an error, 2 for invalid
+arguments, and 130 after Ctrl-C.
 """
 _VARIABLES = """
 ## Environment variables
