@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,20 @@ def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: d
 
 def test_the_page_of_the_command_line_is_made_of_its_parser() -> None:
     assert cli_page.PAGE.read_text() == cli_page.text(), "run: python -m tests.docs.cli_page"
+
+
+TABLE = re.compile(r"^(\|.*\|)\n\|(?:\s*:?-+:?\s*\|)+$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_column_of_a_table_has_a_heading(page: Path) -> None:
+    """Screen readers name a cell by it."""
+    heads = [head[1].strip("|").split("|") for head in TABLE.finditer(page.read_text())]
+    assert [head for head in heads if not all(cell.strip() for cell in head)] == []
 
 
 def test_a_result_becomes_rows_with_the_extremes_of_its_rounds(benchmarks: dict[str, Any]) -> None:
