@@ -23,6 +23,9 @@ def benchmarks() -> dict[str, Any]:
 def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: dict[str, Any]) -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     assert text == benchmarks["page"](text, benchmarks["recorded"]()), "run: python benchmarks/_page.py"
+    drawing = (ROOT / "docs" / "images" / "benchmarks.svg").read_text()
+    assert drawing == benchmarks["chart"](benchmarks["recorded"]()), "run: python benchmarks/_page.py"
+    assert drawing.count('class="bar"') == len(benchmarks["_BARS"]), "each bar has its row"
     assert "| benchmark | ratio |" in text
     known = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} | {
         "serve_mobilenet"
