@@ -154,8 +154,9 @@ def test_the_training_job_runs_a_program_that_is_in_its_config() -> None:
     assert image == container["image"], "the driver and the executors have the same Python"
 
 
-def test_commands_of_the_deployment_pages_are_those_of_kindler() -> None:
-    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "deploy").glob("*.md"))
+def test_commands_of_these_pages_and_of_how_tos_are_those_of_kindler() -> None:
+    pages = [page for folder in ("deploy", "howto") for page in (ROOT / "docs" / folder).glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
     lines = re.findall(r"^\$ (?:\w+='[^']*' )?(kindler .+)$", text, re.MULTILINE)
     assert lines
     for line in lines:
