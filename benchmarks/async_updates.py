@@ -201,7 +201,7 @@ def _first_update() -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "first"
         started = time.time()
-        estimator.fit(rows, batch_size=32, callbacks=[_Notes(path)], sync="async", verbose=0)
+        estimator.fit(rows, batch_size=32, callbacks=[_Notes(path)], strategy="async", verbose=0)
         return float(path.read_text()) - started
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from _bench import ROWS, WIDTH, Report, arguments, mlp, rounds, workplace, write_rows
 
+from kindler.strategies import Strategy, Zero1
+
 BATCH = 256
 
 
@@ -34,9 +36,9 @@ def main() -> None:
                 "kindler, 1 worker": lambda: kindler(path, epochs, workers=1),
                 "DDP, 2 processes": lambda: by_hand(path, epochs, processes=2),
                 "kindler, 2 workers": lambda: kindler(path, epochs, workers=2),
-                "kindler, 2 workers, sharded": lambda: kindler(path, epochs, workers=2, sync="sharded"),
+                "kindler, 2 workers, sharded": lambda: kindler(path, epochs, workers=2, strategy="zero1"),
                 "kindler, 2 workers, one copy": lambda: kindler(
-                    path, epochs, workers=2, sync="sharded", one_copy=True
+                    path, epochs, workers=2, strategy=Zero1(one_copy=True)
                 ),
                 "kindler, 2 hosts' worth": lambda: kindler(path, epochs, workers=2, shared_memory=False),
             },
@@ -64,8 +66,7 @@ def kindler(
     *,
     workers: int,
     shared_memory: bool = True,
-    sync: str = "allreduce",
-    **sync_options: bool,
+    strategy: str | Strategy = "allreduce",
 ) -> float:
     """Steady rows/s of an Estimator on the local engine."""
     import torch
@@ -89,8 +90,7 @@ def kindler(
         batch_size=BATCH,
         feature_cols="features",
         label_cols="label",
-        sync=sync,
-        sync_options=sync_options,
+        strategy=strategy,
         verbose=0,
     )
     return median(history["rows_per_s"][1:])

@@ -56,14 +56,14 @@ def _lines() -> Iterator[str]:
         ("stored model", "CPU", "GPU"), map(_kind, [*MODEL_KINDS.rows, MODEL_KINDS.row("tf_graph", {})])
     )
     yield ""
-    yield from _table(("`sync=`", "GPUs"), ((f"`{name}`", _ON_GPUS[name]) for name in SYNCS.names))
+    yield from _table(("`strategy=`", "GPUs"), ((f"`{name}`", _ON_GPUS[name]) for name in SYNCS.names))
 
 
 _ON_GPUS = {
     "allreduce": "NCCL between GPUs; through the memory of the machine where workers share one",
-    "sharded": "as all-reduce; without `one_copy`",
+    "zero1": "as all-reduce; without `one_copy`",
     "fsdp": "NCCL; each worker needs a GPU of its own",
-    "rounds": "weights are averaged through the memory of the machine",
+    "local_sgd": "weights are averaged through the memory of the machine",
     "async": "gradients travel through the memory of the machine to a server on the CPU",
 }
 

@@ -41,7 +41,7 @@ _HEAD = """\
 
 # What works with what
 
-Frameworks, syncs, engines and kinds of data know nothing of each other, so that nearly every combination
+Frameworks, strategies, engines and kinds of data know nothing of each other, so that nearly every combination
 works. These tables are made of the code's own.
 
 """
@@ -71,12 +71,12 @@ def _of_combinations() -> str:
         for sync in _syncs():
             if "train" in spec.can:
                 by_itself = not sync.divides or "fuse" in _own(spec)
-                can = by_itself if spec.syncs is None else sync.name in spec.syncs
+                can = by_itself if spec.strategies is None else sync.name in spec.strategies
                 cells = (_engines(kind) if can else "no" for kind in KINDS)
                 lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
-    head = _row("framework", "`sync=`", *(_SOURCES[kind.__name__] for kind in KINDS))
+    head = _row("framework", "`strategy=`", *(_SOURCES[kind.__name__] for kind in KINDS))
     return (
-        "## To train: framework x sync x data, and the engines for it\n\n"
+        "## To train: framework x strategy x data, and the engines for it\n\n"
         f"{head}\n{_rule(2 + len(KINDS))}\n" + "\n".join(lines) + "\n\n"
         'The engine that is named first is what `engine="auto"` takes; XShards stay where they are.\n'
     )
@@ -105,13 +105,13 @@ def _of_syncs() -> str:
         for sync in _syncs()
     ]
     head = _row(
-        "`sync=`",
+        "`strategy=`",
         "all workers run at once",
         "a dead worker is replaced in mid-run",
         "beside workers",
         "divides",
     )
-    return f"## Syncs\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
+    return f"## Strategies\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
 
 
 def _frameworks() -> list[FrameworkSpec]:

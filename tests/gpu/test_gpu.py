@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from kindler.strategies import Zero1
+
 try:
     import pytest
 except ModuleNotFoundError:  # run as a program, below
@@ -436,10 +438,10 @@ def test_sharded_optimizers_of_two_workers_on_one_gpu_end_with_the_weights_of_al
         return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
     expected = weights()
-    for found, one in zip(weights(sync="sharded"), expected, strict=True):
+    for found, one in zip(weights(strategy="zero1"), expected, strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
-    _assert_refused(lambda: weights(sync="sharded", sync_options={"one_copy": True}), "one_copy=True, but")
-    _assert_refused(lambda: weights(sync="fsdp"), "2 workers share 1 GPUs, and each needs one of its own")
+    _assert_refused(lambda: weights(strategy=Zero1(one_copy=True)), "one_copy=True, but")
+    _assert_refused(lambda: weights(strategy="fsdp"), "2 workers share 1 GPUs, and each needs one of its own")
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:

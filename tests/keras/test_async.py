@@ -13,6 +13,7 @@ from flavour import FLAVOUR, KERAS, one_unless_whole, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError
+from kindler.strategies import Async, LocalSGD
 
 
 def clouds() -> tuple[Any, Any]:
@@ -46,8 +47,7 @@ def test_workers_of_a_parameter_server_learn_with_the_callbacks_of_keras() -> No
         batch_size=32,
         validation_data=(x, y),
         callbacks=[KERAS.callbacks.LearningRateScheduler(lambda epoch: 0.02 * 0.9**epoch)],
-        sync="async",
-        sync_options={"max_staleness": 1, "lock": True},
+        strategy=Async(max_staleness=1, lock=True),
         verbose=0,
     )
 
@@ -69,7 +69,7 @@ def test_one_worker_and_its_server_train_as_keras_alone_does() -> None:
     order = np.arange(400)
     alone.fit(x[order], y[order], epochs=2, batch_size=40, shuffle=False, verbose=0)
     est = Estimator.from_keras(model=classifier(), workers=1)
-    est.fit((x, y), epochs=2, batch_size=40, shuffle=False, sync="async", verbose=0)
+    est.fit((x, y), epochs=2, batch_size=40, shuffle=False, strategy="async", verbose=0)
 
     for mine, wanted in zip(est.get_model().get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-4)
@@ -95,7 +95,7 @@ class DieOnce(KERAS.callbacks.Callback):
 def test_rounds_with_deaths_and_without_and_several_servers_learn_too(tmp_path: Path) -> None:
     x, y = clouds()
     est = Estimator.from_keras(model=classifier(), workers=2)
-    rounds = {"epochs": 4, "batch_size": 32, "sync": "rounds", "sync_options": {"every_steps": 4}}
+    rounds = {"epochs": 4, "batch_size": 32, "strategy": LocalSGD(every_steps=4)}
     history = est.fit((x, y), verbose=0, **rounds)
     disturbed = Estimator.from_keras(model=classifier(), workers=2)
     figures = disturbed.fit((x, y), verbose=0, callbacks=[DieOnce(tmp_path / "dead")], **rounds)
@@ -104,13 +104,13 @@ def test_rounds_with_deaths_and_without_and_several_servers_learn_too(tmp_path: 
     for mine, wanted in zip(disturbed.get_model().get_weights(), est.get_model().get_weights(), strict=True):
         np.testing.assert_array_equal(mine, wanted)
     again = Estimator.from_keras(model=classifier(), workers=2)
-    shared = again.fit((x, y), epochs=4, batch_size=32, sync="async", sync_options={"shards": 2}, verbose=0)
+    shared = again.fit((x, y), epochs=4, batch_size=32, strategy=Async(shards=2), verbose=0)
 
     for found in (est, again):
         assert np.mean((found.predict(x) > 0.5) == y) >= 0.98
     assert history["rounds"] == [4] * 4
     assert shared["updates"] == [26] * 4
-    again.fit((x, y), epochs=1, batch_size=32, sync="allreduce", verbose=0)  # the joined state is whole
+    again.fit((x, y), epochs=1, batch_size=32, strategy="allreduce", verbose=0)  # the joined state is whole
     assert int(np.asarray(again.get_model().optimizer.iterations)) == 4 * 26 + 13
 
 
@@ -125,5 +125,5 @@ def test_a_train_step_of_the_users_own_is_refused_on_the_driver() -> None:
     model = OwnStep([KERAS.layers.Input((10,)), KERAS.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
 
-    with pytest.raises(ConfigError, match="sync='async': OwnStep has a train_step of its own"):
-        Estimator.from_keras(model=model, workers=2).fit(clouds(), sync="async", verbose=0)
+    with pytest.raises(ConfigError, match="strategy='async': OwnStep has a train_step of its own"):
+        Estimator.from_keras(model=model, workers=2).fit(clouds(), strategy="async", verbose=0)

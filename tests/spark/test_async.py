@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator, RunSettings
+from kindler.strategies import Async, LocalSGD, Strategy
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -35,16 +36,14 @@ def its_output(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("meets", "sync", "options"),
+    ("meets", "strategy"),
     [
-        ("driver", "async", {"lock": True}),
-        ("workers", "async", {"max_staleness": 1}),
-        ("driver", "rounds", {"every_steps": 2}),
+        ("driver", Async(lock=True)),
+        ("workers", Async(max_staleness=1)),
+        ("driver", LocalSGD(every_steps=2)),
     ],
 )
-def test_all_slots_train_and_every_update_counts(
-    spark: Any, meets: Any, sync: str, options: dict[str, Any]
-) -> None:
+def test_all_slots_train_and_every_update_counts(spark: Any, meets: Any, strategy: Strategy) -> None:
     frame = spark.range(80, numPartitions=3).selectExpr("float(id) AS features", "float(0) AS label")
     model = Weight()
     est = Estimator.from_torch(
@@ -55,13 +54,11 @@ def test_all_slots_train_and_every_update_counts(
         settings=RunSettings(rendezvous=meets),
         engine="spark",
     )
-    history = est.fit(
-        frame, epochs=2, batch_size=20, shapes={"features": (1,)}, sync=sync, sync_options=options, verbose=0
-    )
+    history = est.fit(frame, epochs=2, batch_size=20, shapes={"features": (1,)}, strategy=strategy, verbose=0)
 
     weight = est.get_model().weight.detach().numpy()
     assert history["num_samples"] == [80, 80]
-    if sync == "async":
+    if strategy.name == "async":
         np.testing.assert_array_equal(weight, np.full(2, -float(sum(history["updates"]))))
         assert sum(history["updates"]) == 2 * 4 * SLOTS
     else:
@@ -101,8 +98,7 @@ def test_a_worker_killed_in_a_round_is_replaced_with_its_rows_where_spark_does_n
             batch_size=8,
             shapes={"label": (1,)},
             callbacks=callbacks,
-            sync="rounds",
-            sync_options={"every_steps": 2},
+            strategy=LocalSGD(every_steps=2),
             verbose=0,
         )
         weights = [value.tolist() for value in est.get_model().state_dict().values()]

@@ -36,9 +36,9 @@ def test_three_tasks_divide_the_optimizer_and_resume_without_dividing_it(spark: 
     options: dict[str, Any] = {"batch_size": 20, "shapes": {"features": (1,), "label": (1,)}, "verbose": 0}
     straight = _estimator()
     straight.fit(frame, epochs=3, **options)
-    for sync in ("sharded", "fsdp"):
-        divided = _estimator(tmp_path / sync)
-        divided.fit(frame, epochs=2, sync=sync, **options)
+    for strategy in ("zero1", "fsdp"):
+        divided = _estimator(tmp_path / strategy)
+        divided.fit(frame, epochs=2, strategy=strategy, **options)
         divided.fit(frame, epochs=1, **options)
 
         for mine, its in zip(

@@ -21,10 +21,15 @@ PRELOAD = (
 
 
 def attach(
-    replica: Any, worker: GangWorker, *, sync: str = "allreduce", shared_memory: bool = True, **options: Any
+    replica: Any,
+    worker: GangWorker,
+    *,
+    strategy: str = "allreduce",
+    shared_memory: bool = True,
+    **options: Any,
 ) -> Any:
-    """Join the replicas of all ranks, by all-reduce unless another sync is named."""
-    made = SYNCS.load(sync)(RunSettings(sync_timeout_s=60.0, shared_memory=shared_memory), **options)
+    """Join the replicas of all ranks, by all-reduce unless another strategy is named."""
+    made = SYNCS.load(strategy)(RunSettings(sync_timeout_s=60.0, shared_memory=shared_memory), **options)
     made.attach(replica, worker)
     return made
 

@@ -47,7 +47,7 @@ def test_it_is_the_tensor_itself_where_nobody_else_is() -> None:
     assert kindler.all_gather(tensor) is tensor
 
 
-def fit(workers: int, sync: str = "allreduce", **options: Any) -> tuple[list[float], Estimator]:
+def fit(workers: int, strategy: str = "allreduce", **options: Any) -> tuple[list[float], Estimator]:
     trains = model()
     est = Estimator.from_torch(
         model=trains, optimizer=torch.optim.SGD(trains.parameters(), lr=0.1), workers=workers, **options
@@ -55,7 +55,7 @@ def fit(workers: int, sync: str = "allreduce", **options: Any) -> tuple[list[flo
     x = np.random.default_rng(9).normal(size=(61, 4)).astype(np.float32)
     rows = {"x": x, "y": np.abs(x[:, 0])}
     columns = {"feature_cols": "x", "label_cols": "y"}
-    history = est.fit(rows, epochs=2, batch_size=8, sync=sync, verbose=0, **columns)
+    history = est.fit(rows, epochs=2, batch_size=8, strategy=strategy, verbose=0, **columns)
     return history["loss"], est
 
 
@@ -75,4 +75,4 @@ def test_a_fit_of_three_workers_has_the_losses_of_one_and_without_gathering_is_r
     with pytest.raises(ConfigError, match=either):  # one worker finds the one, and one the other
         fit(2, loss=of_all, accumulation_steps=2)
     with pytest.raises(ConfigError, match=r"(?s)all_gather needs workers that meet in every step.*allreduce"):
-        fit(2, loss=of_all, sync="rounds")
+        fit(2, loss=of_all, strategy="local_sgd")

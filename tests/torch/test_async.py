@@ -15,6 +15,7 @@ from torch import nn
 
 from kindler import Callback, Estimator
 from kindler.errors import ConfigError, WorkerError, WorkerLost
+from kindler.strategies import AllReduce, Async, LocalSGD, Strategy
 
 pytestmark = pytest.mark.torch
 
@@ -117,43 +118,33 @@ def handles(pid: int) -> set[str]:
     return found
 
 
-MODES: Sequence[tuple[str, dict[str, Any]]] = [
-    ("async", {}),
-    ("async", {"lock": True, "shards": 2}),
-    ("rounds", {}),
-    ("rounds", {"every_steps": 3}),
-    ("allreduce", {}),
-]
+MODES = [Async(), Async(lock=True, shards=2), LocalSGD(), LocalSGD(every_steps=3), AllReduce()]
 
 
-@pytest.mark.parametrize(
-    ("sync", "options"), MODES, ids=["hogwild", "locked", "rounds", "steps", "allreduce"]
-)
-def test_two_clouds_are_told_apart_in_every_mode(sync: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strategy", MODES, ids=repr)
+def test_two_clouds_are_told_apart_in_every_mode(strategy: Strategy) -> None:
     x, y = clouds()
     est = classifier()
-    history = est.fit(
-        (x, y), epochs=6, batch_size=32, validation_data=(x, y), sync=sync, sync_options=options, verbose=0
-    )
+    history = est.fit((x, y), epochs=6, batch_size=32, validation_data=(x, y), strategy=strategy, verbose=0)
 
     assert np.mean((est.predict(x) > 0) == y) >= 0.98
     assert history["num_samples"] == [400] * 6
     assert history["val_accuracy"][-1] == pytest.approx(np.mean((est.predict(x) > 0) == y))
-    if sync == "async":
+    if strategy.name == "async":
         assert history["updates"] == history["steps"] == [26] * 6  # 13 steps of two workers
         parameters = sum(p.numel() for p in est.get_model().parameters())
         assert min(history["sync_bytes"]) >= 2 * 4 * parameters * 26
         assert max(history["staleness_max"]) >= 0
         state = est.get_model().state_dict()
         assert all(torch.isfinite(value).all() for value in state.values())
-    elif sync == "rounds":
-        assert history["rounds"] == [5 if options else 1] * 6
+    elif strategy.name == "local_sgd":
+        assert history["rounds"] == [5 if strategy.options["every_steps"] else 1] * 6
 
 
-@pytest.mark.parametrize("options", [{"lock": True}, {"lock": False, "shards": 2}], ids=["locked", "hogwild"])
-def test_every_push_of_four_workers_is_applied_exactly_once(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strategy", [Async(lock=True), Async(shards=2)], ids=["locked", "hogwild"])
+def test_every_push_of_four_workers_is_applied_exactly_once(strategy: Strategy) -> None:
     est = counter(4)
-    [row] = est.fit(rows(1000), epochs=1, batch_size=4, sync="async", sync_options=options, verbose=0)
+    [row] = est.fit(rows(1000), epochs=1, batch_size=4, strategy=strategy, verbose=0)
 
     assert row["updates"] == row["steps"] == 1000
     assert est.get_model().weight.tolist() == [-1000.0] * 3
@@ -161,7 +152,7 @@ def test_every_push_of_four_workers_is_applied_exactly_once(options: dict[str, A
 
 def test_the_mean_of_several_batches_is_one_push() -> None:
     est = counter(2)
-    [row] = est.fit(rows(60), batch_size=4, sync="async", sync_options={"push_every": 4}, verbose=0)
+    [row] = est.fit(rows(60), batch_size=4, strategy=Async(push_every=4), verbose=0)
 
     assert row["updates"] == 2 * 4  # 15 batches of each worker: three pushes of four, and one of three
     assert est.get_model().weight.tolist() == [-8.0] * 3
@@ -170,7 +161,7 @@ def test_the_mean_of_several_batches_is_one_push() -> None:
 @pytest.mark.parametrize("bound", [0, 2])
 def test_no_gradient_is_staler_than_the_bound(bound: int) -> None:
     history = counter(4).fit(
-        rows(160), epochs=2, batch_size=4, sync="async", sync_options={"max_staleness": bound}, verbose=0
+        rows(160), epochs=2, batch_size=4, strategy=Async(max_staleness=bound), verbose=0
     )
 
     assert history["updates"] == [160, 160]
@@ -179,7 +170,7 @@ def test_no_gradient_is_staler_than_the_bound(bound: int) -> None:
 
 def test_training_ends_after_exactly_max_steps_updates() -> None:
     est = counter(3)
-    history = est.fit(rows(90), max_steps=50, batch_size=3, sync="async", verbose=0)
+    history = est.fit(rows(90), max_steps=50, batch_size=3, strategy="async", verbose=0)
 
     assert history["updates"] == [50]
     assert est.get_model().weight.tolist() == [-50.0] * 3
@@ -187,7 +178,7 @@ def test_training_ends_after_exactly_max_steps_updates() -> None:
 
 def test_rounds_take_the_mean_of_weights_by_rows() -> None:
     est = counter(2)
-    [row] = est.fit(rows(7), batch_size=4, shuffle=False, sync="rounds", verbose=0)
+    [row] = est.fit(rows(7), batch_size=4, shuffle=False, strategy="local_sgd", verbose=0)
 
     assert (row["rounds"], row["steps"]) == (1, 2)
     assert est.get_model().weight.tolist() == [-2.0] * 3
@@ -205,7 +196,9 @@ class Rates(Callback):
 
 def test_workers_without_rows_in_a_step_keep_up_with_the_schedule_in_rounds(tmp_path: Path) -> None:
     est = counter(2, scheduler_creator=halves_by_step, scheduler_step="step")
-    est.fit(rows(7), batch_size=1, shuffle=False, sync="rounds", callbacks=[Rates(tmp_path)], verbose=0)
+    est.fit(
+        rows(7), batch_size=1, shuffle=False, strategy="local_sgd", callbacks=[Rates(tmp_path)], verbose=0
+    )
 
     assert [(tmp_path / name).read_text() for name in "01"] == [str(2.0**-7)] * 2
 
@@ -223,7 +216,7 @@ class Halves(Callback):
 
 
 def test_a_rate_that_a_callback_changes_and_a_schedule_reach_the_server() -> None:
-    options: dict[str, Any] = {"epochs": 3, "batch_size": 2, "sync": "async", "verbose": 0}
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 2, "strategy": "async", "verbose": 0}
     est = counter(2)
     est.fit(rows(4), callbacks=[Halves()], **options)
     model = Weight()
@@ -243,10 +236,10 @@ def test_a_rate_that_a_callback_changes_and_a_schedule_reach_the_server() -> Non
 def test_a_checkpoint_has_the_servers_weights_and_optimizer_and_a_run_resumes_from_it(tmp_path: Path) -> None:
     x, y = clouds()
     est = classifier(model_dir=tmp_path, norm=True)
-    first = est.fit((x, y), epochs=2, batch_size=64, sync="async", verbose=0)
+    first = est.fit((x, y), epochs=2, batch_size=64, strategy="async", verbose=0)
     again = classifier(model_dir=tmp_path, norm=True)
     again.load_checkpoint(Estimator.latest_checkpoint(tmp_path))
-    history = again.fit((x, y), epochs=1, batch_size=64, sync="async", verbose=0)
+    history = again.fit((x, y), epochs=1, batch_size=64, strategy="async", verbose=0)
 
     np.testing.assert_array_equal(est.predict(x), classifier_of(tmp_path / "none", est).predict(x))
     assert [row["steps"] for row in (*first, *history)] == [14] * 3
@@ -268,7 +261,9 @@ def test_the_others_finish_when_a_worker_dies_and_the_report_says_so(
 ) -> None:
     x, y = clouds()
     est = classifier(3, norm=True, model_dir=tmp_path)
-    history = est.fit((x, y), epochs=3, batch_size=48, callbacks=[At(2, rank, die)], sync="async", verbose=1)
+    history = est.fit(
+        (x, y), epochs=3, batch_size=48, callbacks=[At(2, rank, die)], strategy="async", verbose=1
+    )
 
     assert history["lost_workers"] == [0, 1, 1]
     assert history["num_samples"][0] == 400
@@ -334,8 +329,7 @@ def test_rounds_in_which_workers_were_killed_end_as_those_in_which_they_lived(
             batch_size=64,
             validation_data=(x[::4], y[::4]),
             callbacks=[DieOnce(folder, ranks)],
-            sync="rounds",
-            sync_options={"every_steps": 2},
+            strategy=LocalSGD(every_steps=2),
             verbose=0,
         )
         timed = {"seconds", "rows_per_s"}
@@ -358,12 +352,17 @@ def test_a_dead_server_ends_the_run_with_its_newest_checkpoint(tmp_path: Path) -
         WorkerLost, match=r"the parameter server.*newest checkpoint is .*epoch-00001-"
     ) as caught:
         est.fit(
-            rows(40), epochs=3, batch_size=4, callbacks=[At(2, 0, kill_the_server)], sync="async", verbose=0
+            rows(40),
+            epochs=3,
+            batch_size=4,
+            callbacks=[At(2, 0, kill_the_server)],
+            strategy="async",
+            verbose=0,
         )
 
     assert caught.value.role == "ps"
     counted = counter(2, model_dir=tmp_path)
-    history = counted.fit(rows(40), epochs=3, batch_size=4, sync="async", resume=True, verbose=0)
+    history = counted.fit(rows(40), epochs=3, batch_size=4, strategy="async", resume=True, verbose=0)
     assert history["epoch"] == [1, 2, 3]
     assert counted.get_model().weight.tolist() == [-60.0] * 3
 
@@ -387,7 +386,7 @@ def test_an_update_that_fails_fails_the_run_with_its_own_error() -> None:
     )
 
     with pytest.raises(ArithmeticError, match="the third update does not work") as caught:
-        est.fit(rows(40), batch_size=4, sync="async", verbose=0)
+        est.fit(rows(40), batch_size=4, strategy="async", verbose=0)
     assert isinstance(caught.value, WorkerError)
 
 
@@ -397,22 +396,22 @@ def test_an_update_that_fails_fails_the_run_with_its_own_error() -> None:
         ({"max_staleness": -1}, "max_staleness is a whole number from 0 on"),
         ({"push_every": 0, "lock": "yes"}, r"lock is True or False; received 'yes'\. push_every is a whole"),
         ({"shards": True}, "shards is a whole number of at least 1"),
-        ({"stale": 1}, r"sync_options=\{'stale': 1\} are not those of sync='async'"),
+        ({"stale": 1}, r"Strategy\('async', stale=1\): these are not options of strategy='async'"),
     ],
 )
 def test_options_that_cannot_work_are_refused_on_the_driver(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        counter(2).fit(rows(4), sync="async", sync_options=options, verbose=0)
+        counter(2).fit(rows(4), strategy=Strategy("async", **options), verbose=0)
 
 
 def test_what_does_not_go_together_is_refused_on_the_driver() -> None:
     with pytest.raises(ConfigError, match="every_steps is a whole number of at least 1"):
-        counter(2).fit(rows(4), sync="rounds", sync_options={"every_steps": 0}, verbose=0)
+        counter(2).fit(rows(4), strategy=LocalSGD(every_steps=0), verbose=0)
     with pytest.raises(ConfigError, match="clip_norm needs the gradients of all parameters"):
-        counter(2, clip_norm=1.0).fit(rows(4), sync="async", sync_options={"shards": 2}, verbose=0)
+        counter(2, clip_norm=1.0).fit(rows(4), strategy=Async(shards=2), verbose=0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(4))))
     with pytest.raises(ConfigError, match="max_staleness is for data that has columns"):
-        counter(2).fit(loader, sync="async", sync_options={"max_staleness": 1}, verbose=0)
+        counter(2).fit(loader, strategy=Async(max_staleness=1), verbose=0)
 
 
 def test_loaders_train_asynchronously_too() -> None:
@@ -420,7 +419,7 @@ def test_loaders_train_asynchronously_too() -> None:
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(12))), batch_size=2
     )
-    [row] = est.fit(loader, batch_size=4, sync="async", verbose=0)
+    [row] = est.fit(loader, batch_size=4, strategy="async", verbose=0)
 
     assert row["num_samples"] == 12
     assert est.get_model().weight.tolist() == [-float(row["updates"])] * 3
@@ -429,9 +428,9 @@ def test_loaders_train_asynchronously_too() -> None:
 def test_one_worker_and_its_server_train_as_one_process_does() -> None:
     x, y = clouds()
     trained = []
-    for sync in ("allreduce", "async"):
+    for strategy in ("allreduce", "async"):
         est = classifier(1)
-        est.fit((x, y), epochs=2, batch_size=40, sync=sync, verbose=0)
+        est.fit((x, y), epochs=2, batch_size=40, strategy=strategy, verbose=0)
         trained.append([p.detach().numpy() for p in est.get_model().parameters()])
 
     for mine, wanted in zip(*trained, strict=True):

@@ -90,7 +90,9 @@ def test_workers_that_do_not_meet_in_steps_keep_what_they_have_learned_too() -> 
     estimator = _estimator()
     before = _weights(estimator)
     with pytest.raises(KeyboardInterrupt, match="interrupted after step"):
-        estimator.fit((X, Y), epochs=100_000, batch_size=2, sync="rounds", callbacks=[Interrupt()], verbose=0)
+        estimator.fit(
+            (X, Y), epochs=100_000, batch_size=2, strategy="local_sgd", callbacks=[Interrupt()], verbose=0
+        )
 
     assert any(not np.array_equal(a, b) for a, b in zip(before, _weights(estimator), strict=True))
 

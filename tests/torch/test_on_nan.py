@@ -74,5 +74,5 @@ def test_what_cannot_be_done_about_a_loss_is_refused() -> None:
     x, y = _data(0)
     with pytest.raises(ConfigError, match="on_nan must be 'raise', 'warn' or 'skip'; received 'ignore'"):
         _estimator().fit((x, y), on_nan="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"takes sync='allreduce'; received sync='async'"):
-        _estimator().fit((x, y), on_nan="skip", sync="async")
+    with pytest.raises(ConfigError, match=r"takes strategy='allreduce'; received strategy='async'"):
+        _estimator().fit((x, y), on_nan="skip", strategy="async")

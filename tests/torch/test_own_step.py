@@ -279,11 +279,11 @@ def test_what_a_fit_lacks_and_what_a_sync_cannot_share_is_said_before_it_starts(
     with pytest.raises(ConfigError, match="how rows are judged; give .*eval_step"):
         fit(linear(1, eval_step=None), validation_data=DATA)
     with pytest.raises(ConfigError, match="moves the parameters itself"):
-        fit(linear(2), sync="sharded")
+        fit(linear(2), strategy="zero1")
     with pytest.raises(ConfigError, match="moves the parameters itself"):
-        fit(linear(2), sync="async")
-    with pytest.raises(ConfigError, match=r"sync='rounds' does not train models of 'torch_step'"):
-        fit(linear(2), sync="rounds")
+        fit(linear(2), strategy="async")
+    with pytest.raises(ConfigError, match=r"strategy='local_sgd' does not train models of 'torch_step'"):
+        fit(linear(2), strategy="local_sgd")
     for step, match in (
         (lambda run, batch: None, "moved no parameters, and returned no loss"),
         (lambda run, batch: run.minimize(plain(run, batch), "h"), "there is no optimizer 'h'"),

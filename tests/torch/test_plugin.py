@@ -15,6 +15,7 @@ from torch import nn
 from kindler import Callback, Estimator
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.strategies import Strategy
 from kindler.testing.replicas import ReplicaCase, ReplicaContract
 from kindler.testing.syncs import SyncContract
 
@@ -64,8 +65,8 @@ def _toy(workers: int) -> Estimator:
 
 
 def test_an_optimizer_that_nobody_can_divide_is_refused_before_workers_start() -> None:
-    with pytest.raises(ConfigError, match=r"sync='sharded': only the optimizer of a PyTorch model"):
-        _toy(2).fit(_points(), sync="sharded", verbose=0)
+    with pytest.raises(ConfigError, match=r"strategy='zero1': only the optimizer of a PyTorch model"):
+        _toy(2).fit(_points(), strategy="zero1", verbose=0)
 
 
 def test_the_toy_framework_trains_evaluates_predicts_and_saves(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_the_toy_framework_trains_evaluates_predicts_and_saves(tmp_path: Path) -
 
 def test_torch_trains_with_the_toy_sync_as_one_process_does() -> None:
     data, trained = _points(), []
-    for workers, sync in ((1, "allreduce"), (2, "gather"), (2, "allreduce")):
+    for workers, strategy in ((1, "allreduce"), (2, "gather"), (2, "allreduce")):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         model[1].eval()  # statistics of a worker's own rows would differ by workers
@@ -97,7 +98,7 @@ def test_torch_trains_with_the_toy_sync_as_one_process_does() -> None:
             loss=nn.MSELoss(),
             workers=workers,
         )
-        est.fit(data, epochs=2, batch_size=16, verbose=0, sync=sync)
+        est.fit(data, epochs=2, batch_size=16, verbose=0, strategy=strategy)
         trained.append([p.detach().numpy() for p in est.get_model().parameters()])
 
     for others in trained[1:]:
@@ -118,7 +119,7 @@ def test_a_sync_that_is_not_in_step_meets_only_at_the_ends_of_epochs(tmp_path: P
         _points(),
         epochs=2,
         batch_size=16,
-        sync="apart",
+        strategy="apart",
         callbacks=[Asks()],
         checkpoint_trigger=1,
         verbose=0,
@@ -135,8 +136,8 @@ def test_what_a_framework_cannot_take_is_refused_by_itself() -> None:
 
 
 def test_an_unknown_sync_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown sync 'gatherr'\. Did you mean 'gather'\?"):
-        _toy(2).fit(_points(), sync="gatherr")
+    with pytest.raises(ConfigError, match=r"unknown strategy 'gatherr'\. Did you mean 'gather'\?"):
+        _toy(2).fit(_points(), strategy="gatherr")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -147,5 +148,5 @@ def test_options_that_a_sync_does_not_have_are_refused_before_workers_start(work
     )
     rows = np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)
 
-    with pytest.raises(ConfigError, match=r"sync_options=\{'every': 2\} are not those of sync='allreduce'"):
-        est.fit(rows, sync_options={"every": 2}, verbose=0)
+    with pytest.raises(ConfigError, match="not options of strategy='allreduce'"):
+        est.fit(rows, strategy=Strategy("allreduce", every=2), verbose=0)

@@ -15,6 +15,7 @@ from torch import nn
 from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
+from kindler.strategies import FSDP, Strategy
 from kindler.testing.replicas import ReplicaCase, ReplicaContract
 from kindler.testing.syncs import SyncContract
 from tests.unit.with_torch.rows import Array
@@ -23,13 +24,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 
 class TestSharded(SyncContract):
-    sync = "sharded"
+    sync = "zero1"
     preload = PRELOAD
 
 
 class TestTorch(ReplicaContract):
     framework = "torch"
-    sync = "sharded"
+    sync = "zero1"
     preload = PRELOAD
 
     @pytest.fixture
@@ -98,14 +99,18 @@ class _Signs(torch.optim.Optimizer):
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (_Signs, {}, "sync='sharded': whether the work of optimizer _Signs can be divided is not known"),
+    (_Signs, {}, "strategy='zero1': whether the work of optimizer _Signs can be divided is not known"),
     (torch.optim.Adafactor, {"divide": "elements"}, "Adafactor moves a parameter by what the whole"),
     (torch.optim.LBFGS, {}, "LBFGS evaluates the model several times"),
     (torch.optim.Adam, {"divide": "rows"}, "divide is one of 'elements', 'parameters', or None"),
-    (torch.optim.Adam, {"shards": 2}, "are not those of sync='sharded'"),
+    (torch.optim.Adam, {"shards": 2}, "not options of strategy='zero1'"),
     (torch.optim.Adam, {"one_copy": 1}, "one_copy is True or False"),
-    (torch.optim.Adam, {"modules": "first"}, "modules is a list of names of modules"),
-    (torch.optim.Adafactor, {"modules": []}, "sync='fsdp': optimizer Adafactor moves a parameter by what"),
+    (torch.optim.Adam, {"modules": "first"}, "modules is a list of modules' names"),
+    (
+        torch.optim.Adafactor,
+        {"modules": []},
+        "strategy='fsdp': optimizer Adafactor moves a parameter by",
+    ),
 ]
 
 
@@ -113,11 +118,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_what_cannot_be_divided_is_refused_before_workers_start(
     optimizer: Any, options: dict[str, Any], complaint: str
 ) -> None:
-    sync = "fsdp" if options.get("modules") is not None else "sharded"
+    strategy = Strategy("fsdp" if options.get("modules") is not None else "zero1", **options)
 
     def fitted() -> None:
         est = Estimator.from_torch(model=Mixed, optimizer=optimizer, loss=nn.MSELoss(), workers=2)
-        est.fit(_data(0), sync=sync, sync_options=options, verbose=0)
+        est.fit(_data(0), strategy=strategy, verbose=0)
 
     with pytest.raises(ConfigError, match=complaint):
         fitted()
@@ -152,26 +157,26 @@ def test_a_run_has_the_result_of_all_reduce_and_a_checkpoint_of_it_goes_on_with_
     x, y = _data(7)
     data = (np.tile(x, (3, 1)), np.tile(y, (3, 1)))
     runs: dict[str, tuple[Estimator, Any]] = {}
-    for sync in ("sharded", "allreduce"):
+    for strategy in ("zero1", "allreduce"):
         est = _estimator()
-        watch = [_Watch(tmp_path / sync), ModelCheckpoint(tmp_path / f"{sync}-kept")]
+        watch = [_Watch(tmp_path / strategy), ModelCheckpoint(tmp_path / f"{strategy}-kept")]
         history = est.fit(
-            data, epochs=2, batch_size=20, validation_data=data, callbacks=watch, sync=sync, verbose=0
+            data, epochs=2, batch_size=20, validation_data=data, callbacks=watch, strategy=strategy, verbose=0
         )
-        runs[sync] = est, history
+        runs[strategy] = est, history
 
     for name in ("loss", "val_loss", "num_samples"):
-        assert runs["sharded"][1][name] == pytest.approx(runs["allreduce"][1][name], rel=1e-5)
+        assert runs["zero1"][1][name] == pytest.approx(runs["allreduce"][1][name], rel=1e-5)
     expected = weights(runs["allreduce"][0])
-    for name, found in weights(runs["sharded"][0]).items():
+    for name, found in weights(runs["zero1"][0]).items():
         np.testing.assert_allclose(found, expected[name], rtol=0, atol=1e-5, err_msg=name)
     trained = sum(p.numel() * p.element_size() for p in Mixed().parameters() if p.requires_grad) - 4 * 12
-    assert runs["sharded"][1]["optimizer_bytes"][-1] == pytest.approx(trained, rel=0.15), "of 2 moments"
+    assert runs["zero1"][1]["optimizer_bytes"][-1] == pytest.approx(trained, rel=0.15), "of 2 moments"
     on = []
-    for sync, file in (("allreduce", "sharded"), ("sharded", "allreduce-kept")):
+    for strategy, file in (("allreduce", "zero1"), ("zero1", "allreduce-kept")):
         est = _estimator()
         est.load_checkpoint(tmp_path / file)
-        est.fit(data, epochs=1, batch_size=20, sync=sync, verbose=0)
+        est.fit(data, epochs=1, batch_size=20, strategy=strategy, verbose=0)
         on.append(weights(est))
     for name, found in on[0].items():
         np.testing.assert_allclose(found, on[1][name], rtol=0, atol=1e-5, err_msg=name)
@@ -198,8 +203,7 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
     history = full.fit(
         (x, y),
         epochs=2,
-        sync="fsdp",
-        sync_options={"modules": ["0"]},
+        strategy=FSDP(modules=["0"]),
         callbacks=stopping,
         checkpoint_trigger=1,
         **options,
@@ -210,11 +214,11 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
         assert history[name] == pytest.approx(expected[name], rel=1e-5)
     whole = 2 * 4 * sum(p.numel() for p in plain.get_model().parameters())
     assert whole / 2 <= history["optimizer_bytes"][-1] <= 0.65 * whole
-    for est, sync in ((full, "allreduce"), (again, "fsdp")):
+    for est, strategy in ((full, "allreduce"), (again, "fsdp")):
         wanted = weights(plain)
         for name, found in weights(est).items():
             np.testing.assert_allclose(found, wanted[name], rtol=0, atol=1e-5, err_msg=name)
-        est.fit((x, y), epochs=1, sync=sync, **options)
+        est.fit((x, y), epochs=1, strategy=strategy, **options)
     plain.fit((x, y), epochs=1, **options)
     for est in (full, again):
         for name, found in weights(est).items():
@@ -223,11 +227,11 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
 
 def test_a_run_that_lost_a_worker_in_mid_epoch_ends_as_if_it_had_not(tmp_path: Path) -> None:
     alone = shaky()
-    expected = figures(fit(alone, sync="sharded"))
+    expected = figures(fit(alone, strategy="zero1"))
     folder = tmp_path / "run"
     est = shaky(folder)
 
-    history = fit(est, Falls(tmp_path, "die", model_dir=folder), sync="sharded")
+    history = fit(est, Falls(tmp_path, "die", model_dir=folder), strategy="zero1")
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
@@ -246,4 +250,4 @@ class _Asks(Callback):
 
 def test_a_state_that_nobody_has_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"(?s)divided between the workers.*run\.save_checkpoint\(\)"):
-        _estimator().fit(_data(0), batch_size=8, callbacks=[_Asks()], sync="sharded", verbose=0)
+        _estimator().fit(_data(0), batch_size=8, callbacks=[_Asks()], strategy="zero1", verbose=0)

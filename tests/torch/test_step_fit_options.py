@@ -177,8 +177,7 @@ WEIGHED: Facts = {
 }
 WEIGHTS: dict[str, Any] = {"class_weight": {1: 2.0}, "sample_weight_col": "w"}
 REFUSED: dict[str, tuple[Any, str]] = {
-    "sync": ("async", "moves the parameters itself"),
-    "sync_options": ({"nonsense": 1}, "are not those of sync='allreduce'"),
+    "strategy": ("async", "moves the parameters itself"),
     "ingest": ("sideways", "ingest must be"),  # how Spark's rows come is decided before any framework
 }
 

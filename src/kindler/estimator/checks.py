@@ -19,7 +19,7 @@ from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.registry import FrameworkSpec
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import Strategy
 from kindler.sync.registry import SYNCS, sync_spec
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
 
@@ -47,7 +47,7 @@ def fit_complaints(
     data: Input,
     validation: Input | None,
 ) -> Iterator[str]:
-    sync, validated = options.sync, validation is not None
+    strategy, validated = options.strategy, validation is not None
     yield from ability_complaints(model.row, "train")
     yield from _preparation_complaints(preparation, options, data, validation)
     yield from model.complaints("train")
@@ -55,9 +55,9 @@ def fit_complaints(
     yield from _row_weight_complaints(model, options)
     if options.on_nan != "raise" and not model.row.watches_losses:
         yield f"on_nan={options.on_nan!r}: the losses of {model.row.name} models are not watched."
-    yield from _sync_complaints(sync, model)
+    yield from _strategy_complaints(strategy, model)
     # Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself.
-    if not data.has_columns and sync.options.get("max_staleness") is not None:
+    if not data.has_columns and strategy.options.get("max_staleness") is not None:
         yield (
             "max_staleness is for data that has columns: workers that read batches of your own code take"
             " every step together."
@@ -185,37 +185,41 @@ def runtime_complaints(options: PredictOptions) -> Iterator[str]:
         )
 
 
-def _sync_complaints(sync: SyncConfig, model: FrameworkModel) -> Iterator[str]:
-    try:
-        sync_type, row = SYNCS.load(sync.name), sync_spec(sync)
-    except ConfigError as exc:
-        yield f"sync={sync.name!r}: {exc}"
+def _strategy_complaints(strategy: Strategy, model: FrameworkModel) -> Iterator[str]:
+    if not isinstance(strategy, Strategy):
+        yield f"strategy must be a name or a value of kindler.strategies; received {strategy!r}."
         return
     try:
-        inspect.signature(sync_type).bind(None, **sync.options)
+        sync_type, row = SYNCS.load(strategy.name), sync_spec(strategy)
+    except ConfigError as exc:
+        yield f"strategy={strategy.name!r}: {exc}"
+        return
+    try:
+        inspect.signature(sync_type).bind(None, **strategy.options)
     except TypeError as exc:
-        yield f"sync_options={dict(sync.options)!r} are not those of sync={sync.name!r}: {exc}."
+        yield f"{strategy!r}: these are not options of strategy={strategy.name!r}: {exc}."
     else:
         try:
-            sync_type(RunSettings(), **sync.options)
+            sync_type(RunSettings(), **strategy.options)
         except ConfigError as exc:
             yield str(exc)
-    if model.row.syncs is not None and sync.name not in model.row.syncs:
+    able = model.row.strategies
+    if able is not None and strategy.name not in able:
         yield (
-            f"sync={sync.name!r} does not train models of {model.row.name!r}.\n"
-            f"Hint: use sync={' or '.join(map(repr, model.row.syncs))}."
+            f"strategy={strategy.name!r} does not train models of {model.row.name!r}.\n"
+            f"Hint: use strategy={' or '.join(map(repr, able))}."
         )
     problems: list[str] = []
     if row.server:
         problems += model.complaints("server")
-        if isinstance(shards := sync.options.get("shards"), int) and shards > 1:
+        if isinstance(shards := strategy.options.get("shards"), int) and shards > 1:
             parts = model.complaints("parts")
-            yield from (f"sync_options={{'shards': {shards}}}: {problem}" for problem in parts)
+            yield from (f"strategies.Async(shards={shards}): {problem}" for problem in parts)
     if row.divides:
-        problems += model.complaints("division", sync.options.get("divide"))
+        problems += model.complaints("division", strategy.options.get("divide"))
         if row.cuts and not problems:
             problems += model.complaints("division", "elements")
-    yield from (f"sync={sync.name!r}: {problem}" for problem in problems)
+    yield from (f"strategy={strategy.name!r}: {problem}" for problem in problems)
 
 
 def _callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, validated: bool) -> Iterator[str]:

@@ -42,7 +42,7 @@ from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, un
 from kindler.frameworks.creators import title
 from kindler.frameworks.state_format import ScoringModel
 from kindler.html import card
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import Strategy
 from kindler.train.callbacks import DriverCallbackList, run_params, split_callbacks
 from kindler.train.history import History
 from kindler.train.lightning_callbacks import translated
@@ -140,8 +140,7 @@ class Estimator(Saving):
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
         on_nan: OnNan = "raise",
-        sync: str = "allreduce",
-        sync_options: Mapping[str, Any] | None = None,
+        strategy: str | Strategy = "allreduce",
     ) -> History:
         """Train the model: every epoch uses each row of `data` once.
 
@@ -193,11 +192,11 @@ class Estimator(Saving):
             on_nan: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
                 names step, worker and rows; a skipped step leaves weights and optimizer unchanged on all
                 workers. For PyTorch and Keras models and LightningModules.
-            sync: How workers agree: "allreduce", "sharded" (the same result, each worker updating a slice of
-                the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only), "async"
-                (a parameter server applies each worker's gradients), "rounds" (workers train by themselves
-                and average their weights), or the name of a sync that another package adds.
-            sync_options: Options of that sync.
+            strategy: How workers agree: "allreduce", "zero1" (the same result, each worker updating a slice
+                of the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only),
+                "async" (a parameter server applies each worker's gradients), "local_sgd" (workers train on
+                their own and average their weights), or the name of a strategy that another package adds.
+                A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
 
         Returns:
             One row per epoch; after `resume`, also those of the earlier part of the run.
@@ -221,7 +220,7 @@ class Estimator(Saving):
             ),
             callbacks=tuple(on_workers),
             validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
-            sync=SyncConfig(name=sync, options=dict(sync_options or {})),
+            strategy=Strategy(strategy) if isinstance(strategy, str) else strategy,
         )
         adapt = self._model.facts.adapt
         rows, validation = recognise(adapt(data)), adapt(validation_data)

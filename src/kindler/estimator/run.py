@@ -37,7 +37,7 @@ from kindler.estimator.inputs.recognise import choose_engine, session_for
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import pickle_for_workers
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import AllReduce
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
 from kindler.train.checkpoints import Checkpoints, StoredCheckpoint
@@ -278,15 +278,15 @@ def _launch(
     feeds: Sequence[Feed],
     hear: Callable[[Event], None],
 ) -> list[Outcome]:
-    sync = task.training.sync if task.trains else SyncConfig()
-    row, settings = sync_spec(sync), task.config.settings
+    strategy = task.training.strategy if task.trains else AllReduce()
+    row, settings = sync_spec(strategy), task.config.settings
     job = job_of(
         model,
         settings,
         target=ENTRY,
         buffers=buffers,
         workers=workers,
-        servers=servers_of(sync),
+        servers=servers_of(strategy),
         together=row.together,
         replaceable=row.replaceable,
     )

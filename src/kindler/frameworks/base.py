@@ -138,7 +138,7 @@ class BaseReplica:
             return ["the parameters of this framework's models cannot be divided."]
         if use == "division":
             complaint = "only the optimizer of a PyTorch model can be divided between workers."
-            return [f"{complaint}\nHint: sync='allreduce' has the same result."]
+            return [f"{complaint}\nHint: strategy='allreduce' has the same result."]
         return []
 
     @classmethod
@@ -261,9 +261,9 @@ class BaseReplica:
         Args:
             worker: This worker; every rank makes this call.
             settings: Time limits, and whether workers of one machine exchange through shared memory.
-            strategy: "allreduce"; "sharded", which divides the optimizer between ranks; or "fsdp", which
+            strategy: "allreduce"; "zero1", which divides the optimizer between ranks; or "fsdp", which
                 also divides the parameters.
-            options: Options of that sync.
+            options: Options of that strategy.
         """
         return None
 
@@ -286,8 +286,8 @@ class BaseReplica:
     def gradients(self, batch: Batch) -> Gradients:
         """Return and count the gradients of this rank's rows; no parameter moves."""
         raise ConfigError(
-            "this sync asks each worker for its gradients, but a train_step or LightningModule moves the"
-            " parameters itself.\nHint: sync='allreduce'."
+            "this strategy asks each worker for its gradients, but a train_step or LightningModule moves the"
+            " parameters itself.\nHint: strategy='allreduce'."
         )
 
     def apply(self, gradients: Sequence[Array]) -> None:

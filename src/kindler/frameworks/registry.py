@@ -22,7 +22,7 @@ class FrameworkSpec(Spec):
         row_weights: Whether it supports row and class weights.
         weighted_batches: Whether the third part of a user-made batch is a weight per row.
         watches_losses: Whether it reports whether each step's loss is finite (`watch_losses`).
-        syncs: The syncs that can train it; None for every sync that accepts the model.
+        strategies: The strategies that can train it; None for every one that accepts the model.
         live: Whether the user may change the model between runs, so that its own state counts.
         gpus: Whether its models compute on GPUs.
         precisions: Precisions a model can be switched to, whatever it was made in.
@@ -36,7 +36,7 @@ class FrameworkSpec(Spec):
     row_weights: bool = False
     weighted_batches: bool = False
     watches_losses: bool = False
-    syncs: tuple[str, ...] | None = None
+    strategies: tuple[str, ...] | None = None
     live: bool = False
     gpus: bool = False
     precisions: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ FRAMEWORKS = Registry(
         _of_torch(
             "torch_step",
             "step_replica:StepReplica",
-            syncs=("allreduce",),
+            strategies=("allreduce",),
             precisions=("fp32", "bf16"),
             row_weights=True,
         ),
@@ -82,7 +82,7 @@ FRAMEWORKS = Registry(
             "lightning",
             "lightning_replica:LightningReplica",
             extra="lightning",
-            syncs=("allreduce",),
+            strategies=("allreduce",),
             precisions=("fp32", "bf16"),
         ),
         FrameworkSpec(

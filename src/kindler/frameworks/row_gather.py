@@ -64,5 +64,5 @@ def refuse_to_gather(tensor: Any) -> Any:
     """For workers that do not compute the same part of a step at the same time."""
     raise ConfigError(
         "all_gather needs workers that meet in every step and compute it in one pass.\n"
-        "Hint: sync='allreduce' (or 'sharded', 'fsdp') with accumulation_steps=1, or workers=1."
+        "Hint: strategy='allreduce' (or 'zero1', 'fsdp') with accumulation_steps=1, or workers=1."
     )

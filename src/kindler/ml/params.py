@@ -11,6 +11,7 @@ from pyspark.ml.param.shared import HasInputCol, HasInputCols, HasLabelCol, HasP
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
 from kindler.ml.scoring import PREDICTION_TYPES, Finish
+from kindler.strategies import Strategy
 from kindler.train.options import PredictOptions
 
 
@@ -197,12 +198,11 @@ class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
 
 # Parameters whose values `Estimator.fit` takes as they are.
 _FIT_OPTIONS = {
-    **{name: name for name in ("verbose", "shapes", "dtypes", "shuffle", "ingest", "sync")},
+    **{name: name for name in ("verbose", "shapes", "dtypes", "shuffle", "ingest")},
     "batchSize": "batch_size",
     "maxSteps": "max_steps",
     "stepsPerEpoch": "steps_per_epoch",
     "weightCol": "sample_weight_col",
-    "syncOptions": "sync_options",
 }
 
 
@@ -245,8 +245,12 @@ class FitParams(PredictParams, HasLabelCol):
     numWorkers: Param[int] = declared(
         "numWorkers", "Number of workers, instead of the estimator's own.", _at_least_one
     )
-    sync: Param[str] = declared("sync", "How workers agree: 'allreduce', ...", TypeConverters.toString)
-    syncOptions: Param[dict[str, Any]] = declared("syncOptions", "Options of that sync.", _mapping)
+    strategy: Param[str] = declared(
+        "strategy", "How workers agree: 'allreduce', ...", TypeConverters.toString
+    )
+    strategyOptions: Param[dict[str, Any]] = declared(
+        "strategyOptions", "Options of that strategy.", _mapping
+    )
     classWeight: Param[dict[str, float]] = declared(
         "classWeight", "The weight of a row by its label (PyTorch and Keras models).", _class_weights
     )
@@ -263,7 +267,7 @@ class FitParams(PredictParams, HasLabelCol):
 
     def _set_fit_defaults(self) -> None:
         self._set_predict_defaults()
-        self._setDefault(epochs=1, batchSize=32, shuffle=True, sync="allreduce", verbose=0)
+        self._setDefault(epochs=1, batchSize=32, shuffle=True, strategy="allreduce", verbose=0)
 
     def _labels(self) -> Any:
         if self.isSet("labelCol") and self.isSet("labelCols"):
@@ -280,6 +284,7 @@ class FitParams(PredictParams, HasLabelCol):
             "label_cols": self._labels(),
             "stack_features": bool(self._value("stackFeatures")),
             "allow_nan": self._value("allowNan") or False,
+            "strategy": Strategy(self._value("strategy"), **(self._value("strategyOptions") or {})),
             "class_weight": None if weights is None else {int(key): w for key, w in weights.items()},
         }
 

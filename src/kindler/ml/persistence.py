@@ -43,6 +43,9 @@ _RECIPE = "training.pickle"
 _PIECE = 8 << 20
 _PARTITION = 256 << 20  # a partition is collected at once
 _SCHEMA = pa.schema([("name", pa.string()), ("begin", pa.int64()), ("bytes", pa.binary())])
+# Names that were written before 0.2.
+_RENAMED_PARAMS = {"sync": "strategy", "syncOptions": "strategyOptions"}
+_RENAMED_STRATEGIES = {"sharded": "zero1", "rounds": "local_sgd"}
 _trusted: ContextVar[bool] = ContextVar("kindler_ml_trusted", default=False)
 
 
@@ -151,8 +154,16 @@ class StageReader(MLReader[Any], Generic[T]):
                     reason=f"{exc.reason} (for stages: with kindler.ml.trusting(): ...)",
                 ) from None
         stage._resetUid(metadata["uid"])
+        for params in ("paramMap", "defaultParamMap"):
+            metadata[params] = _renamed(metadata.get(params, {}))
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
+
+
+def _renamed(params: dict[str, Any]) -> dict[str, Any]:
+    if "sync" in params:
+        params = params | {"sync": _RENAMED_STRATEGIES.get(params["sync"], params["sync"])}
+    return {_RENAMED_PARAMS.get(name, name): value for name, value in params.items()}
 
 
 def _data(path: str) -> str:

@@ -2,7 +2,7 @@
 
 Gradients travel as numpy arrays (`host_group.py`), unless the framework exchanges them within its own steps:
 torch does so while its backward pass still runs (`frameworks/torch/exchange.py`), and can divide the
-optimizer ("sharded") or the parameters as well ("fsdp").
+optimizer ("zero1") or the parameters as well ("fsdp").
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ DIVISIONS = ("elements", "parameters")
 
 
 class AllReduce(Sync):
-    """The sync "allreduce"."""
-
     _exchange: GradientExchange | None = None
     _strategy = "allreduce"
     _options: Mapping[str, Any] = MappingProxyType({})
@@ -68,50 +66,30 @@ class _Divided(AllReduce):
         return replica
 
 
-class Sharded(_Divided):
-    """The sync "sharded": each rank owns a slice of the parameters and the optimizer state for it.
+class Zero1(_Divided):
+    """Each rank owns a slice of the parameters and the optimizer state for it; see `strategies.Zero1`."""
 
-    The result equals that of all-reduce; each rank does 1/N of the optimizer's work and keeps 1/N of its
-    memory.
-
-    Args:
-        settings: Time limits, and whether workers of one machine exchange through shared memory.
-        divide: How the optimizer can be divided: "elements" if it updates each element of a parameter
-            independently, "parameters" if it updates each parameter independently. None for torch's own
-            optimizers, for which this is known.
-        one_copy: Whether workers on a single machine share one copy of the parameters. Faster and smaller,
-            but callbacks and the model must not write weights.
-    """
-
-    _strategy = "sharded"
+    _strategy = "zero1"
 
     def __init__(self, settings: RunSettings, *, divide: str | None = None, one_copy: bool = False) -> None:
         super().__init__(settings)
         if divide is not None and divide not in DIVISIONS:
             raise ConfigError(
-                f"sync='sharded': divide is one of {', '.join(map(repr, DIVISIONS))}, or None; received"
+                f"strategy='zero1': divide is one of {', '.join(map(repr, DIVISIONS))}, or None; received"
                 f" {divide!r}."
             )
         if not isinstance(one_copy, bool):
-            raise ConfigError(f"sync='sharded': one_copy is True or False; received {one_copy!r}.")
+            raise ConfigError(f"strategy='zero1': one_copy is True or False; received {one_copy!r}.")
         self._options = {"divide": divide, "one_copy": one_copy}
 
 
 class Fsdp(_Divided):
-    """The sync "fsdp": torch divides the parameters themselves, with gradients and optimizer state.
-
-    Torch's own process group carries everything: gloo between CPUs, NCCL between GPUs.
-
-    Args:
-        settings: Time limits.
-        modules: Names of modules that are gathered separately, so that not all of the model's parameters are
-            whole at the same time.
-    """
+    """Torch's own process group carries everything: gloo between CPUs, NCCL between GPUs."""
 
     _strategy = "fsdp"
 
     def __init__(self, settings: RunSettings, *, modules: Sequence[str] = ()) -> None:
         super().__init__(settings)
         if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
-            raise ConfigError(f"sync='fsdp': modules is a list of names of modules; received {modules!r}.")
+            raise ConfigError(f"strategy='fsdp': modules is a list of modules' names; received {modules!r}.")
         self._options = {"modules": tuple(modules)}

@@ -36,18 +36,6 @@ from kindler.sync.shared_memory import Segment, Waiting
 
 
 class Asynchronous(Sync):
-    """The sync "async".
-
-    Args:
-        settings: Time limits, and whether workers share memory with a server on their machine.
-        lock: Whether weights are read only between updates. Without it (Hogwild), a worker may get weights of
-            which only a part has seen an update.
-        max_staleness: The most updates between the weights a gradient was computed with and its own update;
-            workers wait to keep it. None never waits.
-        push_every: Batches whose mean gradient makes one push.
-        shards: Number of servers that share the parameters.
-    """
-
     in_step = False
     _worker: Group
 
@@ -273,7 +261,7 @@ def _check(*, lock: Any, max_staleness: Any, push_every: Any, shards: Any) -> No
     if not _is_count(shards, 1):
         complaints.append(f"shards is a whole number of at least 1; received {shards!r}.")
     if complaints:
-        raise ConfigError("sync='async': " + " ".join(complaints))
+        raise ConfigError("strategy='async': " + " ".join(complaints))
 
 
 def _is_count(value: Any, least: int) -> bool:

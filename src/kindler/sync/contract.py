@@ -7,21 +7,12 @@ framework. What travels, and through what, is in `kindler/collective.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kindler.collective import Array, Collective, GradientExchange, Gradients
 from kindler.config import RunSettings
 from kindler.group import Group
 from kindler.sync.host_group import HostGroup
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncConfig:
-    """Which sync a run uses: its name in the registry, and its own keyword arguments."""
-
-    name: str = "allreduce"
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Replica(Protocol):

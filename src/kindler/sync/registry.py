@@ -1,16 +1,16 @@
-"""The table of syncs; each row's code loads on first use. The contract is in `contract.py`."""
+"""The table of strategies; each row's code loads on first use. The contract is in `contract.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kindler.registry import Registry, Spec
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import Strategy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncSpec(Spec):
-    """A sync, and what it needs besides workers.
+    """A strategy, and what it needs besides workers.
 
     Attributes:
         server: Whether it needs parameter servers: ranks of the role "ps" beside the workers.
@@ -28,24 +28,24 @@ class SyncSpec(Spec):
 
 
 SYNCS: Registry[Spec] = Registry(
-    "sync",
+    "strategy",
     [
         SyncSpec(name="allreduce", target="kindler.sync.allreduce:AllReduce"),
         SyncSpec(name="async", target="kindler.sync.asynchronous:Asynchronous", server=True, together=False),
-        SyncSpec(name="rounds", target="kindler.sync.rounds:Rounds", together=False, replaceable=True),
+        SyncSpec(name="local_sgd", target="kindler.sync.rounds:Rounds", together=False, replaceable=True),
         SyncSpec(name="fsdp", target="kindler.sync.allreduce:Fsdp", divides=True, cuts=True),
-        SyncSpec(name="sharded", target="kindler.sync.allreduce:Sharded", divides=True),
+        SyncSpec(name="zero1", target="kindler.sync.allreduce:Zero1", divides=True),
     ],
-    group="kindler.syncs",
+    group="kindler.strategies",
 )
 
 
-def sync_spec(config: SyncConfig) -> SyncSpec:
-    """The row of a sync; a plug-in's plain `Spec` gets the defaults."""
-    row = SYNCS.spec(config.name)
+def sync_spec(strategy: Strategy) -> SyncSpec:
+    """The row of a strategy; a plug-in's plain `Spec` gets the defaults."""
+    row = SYNCS.spec(strategy.name)
     return row if isinstance(row, SyncSpec) else SyncSpec(name=row.name, target=row.target)
 
 
-def servers_of(config: SyncConfig) -> int:
-    """The number of parameter servers of a run with this sync."""
-    return int(config.options.get("shards", 1)) if sync_spec(config).server else 0
+def servers_of(strategy: Strategy) -> int:
+    """The number of parameter servers of a run with this strategy."""
+    return int(strategy.options.get("shards", 1)) if sync_spec(strategy).server else 0

@@ -20,13 +20,6 @@ from kindler.sync.host_group import MeanAtHub
 
 
 class Rounds(Sync):
-    """The sync "rounds".
-
-    Args:
-        settings: Time limits, and whether workers of one machine exchange through shared memory.
-        every_steps: Steps per round. None makes one round per epoch.
-    """
-
     in_step = False
 
     def __init__(self, settings: RunSettings, *, every_steps: int | None = None) -> None:
@@ -35,7 +28,7 @@ class Rounds(Sync):
             isinstance(every_steps, bool) or not isinstance(every_steps, int) or every_steps < 1
         ):
             raise ConfigError(
-                "sync='rounds': every_steps is a whole number of at least 1, or None for one round an"
+                "strategy='local_sgd': every_steps is a whole number of at least 1, or None for one round an"
                 f" epoch; received {every_steps!r}."
             )
         self._every = every_steps

@@ -23,7 +23,7 @@ from kindler.engine import local
 from kindler.engine.job import Job, RankSpec, equal_ranks
 from kindler.engine.outcome import Outcome
 from kindler.group import Group
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import Strategy
 from kindler.sync.parameter_server import ParameterServer
 from kindler.sync.registry import SYNCS, servers_of, sync_spec
 from kindler.testing.replicas import Rows, cut
@@ -109,7 +109,7 @@ class FreeSyncContract:
         ends_at: int | None = None,
         sets: bool = False,
     ) -> list[dict[str, Any]]:
-        config = SyncConfig(name=self.sync, options=self.options)
+        config = Strategy(self.sync, **self.options)
         row = sync_spec(config)
         server = RankSpec(target=f"{__name__}:_serve", role="ps", ports=1, service=True, beside=True)
         facts = {

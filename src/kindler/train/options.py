@@ -19,7 +19,7 @@ from kindler.data.preparation import Preparation
 from kindler.data.row_order import RowAssignment
 from kindler.data.sources import Source
 from kindler.errors import ConfigError
-from kindler.sync.contract import SyncConfig
+from kindler.strategies import AllReduce, Strategy
 from kindler.train.loaders import StreamSource
 from kindler.train.loss_guard import OnNan
 from kindler.train.metric_names import parse
@@ -119,7 +119,7 @@ class FitOptions(RunOptions):
     validation_freq: int | tuple[int, ...] = 1
     class_weight: Mapping[int, float] | None = None
     on_nan: OnNan = "raise"
-    sync: SyncConfig = field(default_factory=SyncConfig)
+    strategy: Strategy = field(default_factory=AllReduce)
 
     @property
     def endless(self) -> bool:
@@ -159,10 +159,11 @@ class FitOptions(RunOptions):
             yield f"validation_freq must be at least 1, or a list of epoch numbers; received {freq!r}."
         if self.on_nan not in get_args(OnNan):
             yield f"on_nan must be 'raise', 'warn' or 'skip'; received {self.on_nan!r}."
-        if self.on_nan == "skip" and self.sync.name != "allreduce":
+        if self.on_nan == "skip" and self.strategy.name != "allreduce":
             yield (
-                f"on_nan='skip' leaves a step out on all workers, which takes sync='allreduce'; received"
-                f" sync={self.sync.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every sync."
+                f"on_nan='skip' leaves a step out on all workers, which takes strategy='allreduce'; received"
+                f" strategy={self.strategy.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every"
+                " strategy."
             )
         yield from self._weight_complaints()
         function = "a function of `Progress` that returns True or False"

@@ -103,7 +103,7 @@ def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) ->
     replica = FRAMEWORKS.load(task.framework).from_bytes(
         spec, device="cpu", seed=task.config.seed, threads=worker.threads
     )
-    options = task.training.sync.options
+    options = task.training.strategy.options
     server = ParameterServer(
         replica, lock=bool(options.get("lock", False)), max_staleness=options.get("max_staleness")
     )
@@ -148,8 +148,8 @@ def _weigh(replica: Any, task: Task) -> None:
 
 @contextmanager
 def _joined(worker: Group, task: Task, replica: Any, start: Start) -> Iterator[Sync]:
-    """Join the replicas of all workers while the block runs; a single one needs only the default sync."""
-    config, most = task.training.sync, task.training.max_steps
+    """Join the replicas of all workers while the block runs; a single one needs only the default strategy."""
+    config, most = task.training.strategy, task.training.max_steps
     alone = worker.size == 1 and not servers_of(config)
     name, options = ("allreduce", {}) if alone else (config.name, config.options)
     with closing(SYNCS.load(name)(task.config.settings, **options)) as sync:

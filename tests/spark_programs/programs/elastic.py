@@ -23,6 +23,7 @@ from torch import nn
 
 import kindler
 from kindler import cli
+from kindler.strategies import LocalSGD
 
 ROWS, FOLDERS = 80, "SPARK_EXECUTOR_DIRS"
 
@@ -61,31 +62,30 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
+def train(spark: Any, folder: Path, *, strategy: str, kill: bool) -> dict[str, Any]:
     folder.mkdir()
     said, log = Said(), logging.getLogger("kindler.estimator.run")
     log.addHandler(said)
     pairs = [(row.tolist(), float(label)) for row, label in zip(*rows(), strict=True)]
     # Not repartitioned: in which order the rows of a shuffle arrive is chance.
     frame = spark.createDataFrame(pairs, "x array<float>, y float")
-    model = network(sync)
+    model = network(strategy)
     est = kindler.Estimator.from_torch(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=str(folder / "checkpoints") if sync == "allreduce" else None,
+        model_dir=str(folder / "checkpoints") if strategy == "allreduce" else None,
     )
     history = est.fit(
         frame,
         epochs=3,
-        batch_size=ROWS if sync == "allreduce" else 8,
+        batch_size=ROWS if strategy == "allreduce" else 8,
         feature_cols="x",
         label_cols="y",
         shapes={"y": (1,)},
         callbacks=[Kill(folder)] if kill else [],
-        sync=sync,
-        sync_options={"every_steps": 3} if sync == "rounds" else {},
+        strategy=LocalSGD(every_steps=3) if strategy == "local_sgd" else strategy,
         verbose=0,
     )
     log.removeHandler(said)
@@ -93,16 +93,18 @@ def train(spark: Any, folder: Path, *, sync: str, kill: bool) -> dict[str, Any]:
         "killed": (folder / "killed").exists(),
         "loss": history["loss"],
         "rows": history["num_samples"],
-        "lost": history["lost_workers"] if sync == "async" else None,
+        "lost": history["lost_workers"] if strategy == "async" else None,
         "weights": {name: value.tolist() for name, value in est.get_model().state_dict().items()},
         "said": said.lines,
     }
 
 
-def network(sync: str) -> nn.Sequential:
+def network(strategy: str) -> nn.Sequential:
     """Without dropout for steps that one process can repeat."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.0 if sync == "allreduce" else 0.1), nn.Linear(8, 1))
+    return nn.Sequential(
+        nn.Linear(3, 8), nn.Dropout(0.0 if strategy == "allreduce" else 0.1), nn.Linear(8, 1)
+    )
 
 
 def rows() -> tuple[Any, Any]:
@@ -147,11 +149,11 @@ def main(master: str, work: str) -> None:
     told = {
         "executors at first": executors(spark),
         "one process": one_process(),
-        "allreduce": train(spark, place / "allreduce", sync="allreduce", kill=False),
-        "allreduce killed": train(spark, place / "allreduce-killed", sync="allreduce", kill=True),
-        "undisturbed": train(spark, place / "undisturbed", sync="rounds", kill=False),
-        "killed": train(spark, place / "killed", sync="rounds", kill=True),
-        "async": train(spark, place / "async", sync="async", kill=True),
+        "allreduce": train(spark, place / "allreduce", strategy="allreduce", kill=False),
+        "allreduce killed": train(spark, place / "allreduce-killed", strategy="allreduce", kill=True),
+        "undisturbed": train(spark, place / "undisturbed", strategy="local_sgd", kill=False),
+        "killed": train(spark, place / "killed", strategy="local_sgd", kill=True),
+        "async": train(spark, place / "async", strategy="async", kill=True),
     }
     told["checked"] = checked(master)
     print(json.dumps(told))  # noqa: T201

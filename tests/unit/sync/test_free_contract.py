@@ -21,9 +21,9 @@ class TestLocked(FreeSyncContract):
 
 
 class TestRounds(FreeSyncContract):
-    sync = "rounds"
+    sync = "local_sgd"
 
 
 class TestShortRounds(FreeSyncContract):
-    sync = "rounds"
+    sync = "local_sgd"
     options: ClassVar[dict[str, Any]] = {"every_steps": 2}

@@ -49,7 +49,7 @@ def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: typ
     for field in fields(options):
         # The call takes some apart; finishing outputs is for `predict_with` alone, and what is done to rows
         # is the estimator's.
-        if field.name not in ("columns", "callbacks", "sync", "finish", "preparation"):
+        if field.name not in ("columns", "callbacks", "strategy", "finish", "preparation"):
             assert keywords[field.name].default == default(field), field.name
 
 

@@ -70,4 +70,4 @@ def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own() -> None
 def test_one_copy_of_the_parameters_is_refused_where_they_are_not_in_the_machines_memory() -> None:
     replica = TorchReplica(TorchSpec(model=network()), device="meta")
     with pytest.raises(ConfigError, match="one_copy=True, but the parameters are on meta"):
-        replica.fuse(Group(), RunSettings(), "sharded", divide=None, one_copy=True)
+        replica.fuse(Group(), RunSettings(), "zero1", divide=None, one_copy=True)

@@ -118,7 +118,11 @@ def _plain(change: Change | None, learns: bool) -> Weights:
 
 
 def _trained(
-    worker: GangWorker | None, change: Change | None, learns: bool, passes: int = 1, sync: str = "allreduce"
+    worker: GangWorker | None,
+    change: Change | None,
+    learns: bool,
+    passes: int = 1,
+    strategy: str = "allreduce",
 ) -> Weights:
     # Of the first rank's values only: attaching gives them to the others.
     loss = Scaled(1.0 if worker is None or worker.rank == 0 else 5.0) if learns else nn.MSELoss()
@@ -130,7 +134,7 @@ def _trained(
         accumulation_steps=passes,
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank if worker else 0)
-    joined = attach(replica, worker, sync=sync) if worker else None
+    joined = attach(replica, worker, strategy=strategy) if worker else None
     replica.begin_epoch(0)
     for step in range(STEPS):
         if step == 2 and change is not None:
@@ -144,13 +148,15 @@ def _trained(
     return {**replica.model.state_dict(), **found}
 
 
-def _all(worker: GangWorker, sync: str) -> dict[tuple[str, bool, int], Weights]:
+def _all(worker: GangWorker, strategy: str) -> dict[tuple[str, bool, int], Weights]:
     cases = [(name, learns, 1) for name in CHANGES for learns in (False, True)]
     cases.append(("unfrozen", True, 3))
-    return {(name, learns, n): _trained(worker, CHANGES[name], learns, n, sync) for name, learns, n in cases}
+    return {
+        (name, learns, n): _trained(worker, CHANGES[name], learns, n, strategy) for name, learns, n in cases
+    }
 
 
-@pytest.fixture(scope="module", params=["allreduce", "sharded"])
+@pytest.fixture(scope="module", params=["allreduce", "zero1"])
 def trained(request: Any) -> list[Any]:
     """Every case, trained by one gang: starting processes is what takes time here."""
     return run_ranks(2, _all, request.param)

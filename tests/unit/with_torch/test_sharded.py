@@ -78,7 +78,7 @@ def _ranks(
     replica = TorchReplica(_spec(name), device="cpu", rank=worker.rank)
     if state:
         replica.load_state(state)
-    sync = attach(replica, worker, sync="sharded", **options)
+    sync = attach(replica, worker, strategy="zero1", **options)
     for step in steps:
         sync.step(replica, share(*_data(step), cut, worker.rank))
     whole = sync.whole(replica)
@@ -195,7 +195,7 @@ def _moving(worker: GangWorker | None, one_copy: bool = False) -> list[Array]:
     spec = TorchSpec(model=_Halved, optimizer=torch.optim.Adam, loss=nn.MSELoss())
     replica = TorchReplica(spec, device="cpu", rank=worker.rank if worker else 0)
     if worker is not None:
-        attach(replica, worker, sync="sharded", one_copy=one_copy)
+        attach(replica, worker, strategy="zero1", one_copy=one_copy)
     for step in range(STEPS):
         replica.train_step(share(*_data(step), CUT, worker.rank) if worker else batch(*_data(step)))
     return replica.read()
@@ -217,7 +217,7 @@ def _own_optimizer(worker: GangWorker, asked: str | None) -> Any:
     )
     replica = TorchReplica(spec, device="cpu", rank=worker.rank)
     try:
-        sync = attach(replica, worker, sync="sharded", divide=asked)
+        sync = attach(replica, worker, strategy="zero1", divide=asked)
         for step in range(STEPS):
             sync.step(replica, share(*_data(step), CUT, worker.rank))
         sync.whole(replica)

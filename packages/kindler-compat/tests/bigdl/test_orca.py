@@ -21,7 +21,7 @@ from kindler.compat.bigdl.optim.optimizer import L2Regularizer
 from kindler.compat.zoo.orca import OrcaContext, init_orca_context
 from kindler.compat.zoo.orca.data import SparkXShards, XShards
 from kindler.compat.zoo.orca.learn import metrics, optimizers
-from kindler.compat.zoo.orca.learn.base import sync_of
+from kindler.compat.zoo.orca.learn.base import strategy_of
 from kindler.compat.zoo.orca.learn.bigdl import Estimator as BigDLEstimator
 from kindler.compat.zoo.orca.learn.optimizers.schedule import Step
 from kindler.compat.zoo.orca.learn.pytorch import Estimator
@@ -31,7 +31,7 @@ from kindler.compat.zoo.orca.learn.pytorch.callbacks import (
     TensorBoardCallback,
 )
 from kindler.errors import ConfigError
-from kindler.sync.registry import SYNCS
+from kindler.strategies import AllReduce, Zero1
 
 DATA = XShards.partition({"x": X, "y": Y}, num_shards=2, home="local")
 
@@ -94,11 +94,10 @@ def test_every_backend_makes_the_steps_of_one_process() -> None:
     assert est.get_model() is model
 
 
-def test_the_sync_of_bigdl_divides_only_what_is_known_to_be_divisible() -> None:
-    sharded = {"sync": "sharded", "sync_options": {}} if "sharded" in SYNCS.names else {"sync": "allreduce"}
-    assert sync_of("bigdl", divide="") == sharded
-    assert sync_of("bigdl", divide=None) == {"sync": "allreduce"}
-    assert sync_of("horovod", divide="") == {"sync": "allreduce"}
+def test_the_strategy_of_bigdl_divides_only_what_is_known_to_be_divisible() -> None:
+    assert strategy_of("bigdl", divide="") == Zero1()
+    assert strategy_of("bigdl", divide="elements") == Zero1(divide="elements")
+    assert strategy_of("bigdl", divide=None) == strategy_of("horovod", divide="") == AllReduce()
 
 
 def test_results_of_each_worker_add_up_to_those_of_all() -> None:

@@ -29,8 +29,8 @@ def test_only_pytorch_divides_its_optimizer_and_own_steps_only_all_reduce() -> N
         refused.setdefault(row[0], set()).update({row[1]} if "no" in row else ())
 
     assert len(rows) == 6 * 5
-    dividing = {'`"sharded"`', '`"fsdp"`'}
-    own = {'`"async"`', '`"rounds"`', *dividing}
+    dividing = {'`"zero1"`', '`"fsdp"`'}
+    own = {'`"async"`', '`"local_sgd"`', *dividing}
     assert [refused.pop(name) for name in ("PyTorch", "PyTorch, with a step of your own")] == [set(), own]
     assert refused.pop("LightningModules") == own
     assert set(map(frozenset, refused.values())) == {frozenset(dividing)}

@@ -75,14 +75,14 @@ def accuracy(model: Any, frame: Any) -> float:
             "iters": 60,
         },
         {
-            "sync": "rounds",
+            "strategy": "local_sgd",
             "tfOptimizer": "rmsprop",
             "optimizerOptions": graph_utils.build_rmsprop_config(0.02),
             "partitionShuffles": 2,
             "iters": 20,
         },
         {
-            "sync": "allreduce",
+            "strategy": "allreduce",
             "tfOptimizer": "adagrad",
             "optimizerOptions": graph_utils.build_adagrad_config(0.1),
             "miniBatchSize": 20,
@@ -91,7 +91,7 @@ def accuracy(model: Any, frame: Any) -> float:
             "iters": 60,
         },
     ],
-    ids=["hogwild", "locked", "rounds", "allreduce"],
+    ids=["hogwild", "locked", "local_sgd", "allreduce"],
 )
 def test_two_clouds_are_told_apart(params: dict[str, Any], two_clouds: Any, graph: str) -> None:
     model = SparkAsyncDL(tensorflowGraph=graph, **{**PARAMS, **params}).fit(two_clouds)

@@ -164,7 +164,7 @@ def refuse_own_step(model: Any, keras: Any) -> None:
     if type(model).train_step is not keras.Model.train_step:
         raise ConfigError(
             f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
-            "Hint: use sync='allreduce'."
+            "Hint: use strategy='allreduce'."
         )
 
 

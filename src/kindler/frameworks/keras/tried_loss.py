@@ -60,7 +60,7 @@ def try_loss(
         pass
     if trial.gathers and not gathers:
         raise ConfigError(
-            "all_gather needs workers that meet in every step.\nHint: sync='allreduce', or workers=1."
+            "all_gather needs workers that meet in every step.\nHint: strategy='allreduce', or workers=1."
         )
     if own_step and trial.gathers and backend != "torch":
         found = None  # a tape sees nothing of the calls for other rows: their gradients are missing here

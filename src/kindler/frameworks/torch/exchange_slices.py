@@ -1,4 +1,4 @@
-"""The user's own optimizer on the slice of the parameters that this rank owns (sync="sharded").
+"""The user's own optimizer on the slice of the parameters that this rank owns (strategy="zero1").
 
 Between steps the optimizer looks as the user built it, with whole parameters in its groups, so schedules and
 hooks work; during a step its groups and state are those of this rank's parts. The whole state, in torch's
@@ -253,16 +253,16 @@ def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
     if known == "parameters" and asked == "elements":
         raise ConfigError(
             f"optimizer {kind.__name__} moves a parameter by what the whole of it looks like (its rows and"
-            " columns), so it cannot be divided into elements.\nHint: sync='sharded' leaves parameters whole"
-            " for it, unless sync_options={'divide': ...} says otherwise."
+            " columns), so it cannot be divided into elements.\nHint: strategy='zero1' leaves parameters"
+            " whole for it, unless strategies.Zero1(divide=...) says otherwise."
         )
     if (division := asked or known) is None:
         raise ConfigError(
             f"whether the work of optimizer {kind.__name__} can be divided is not known: each worker would"
-            " run it on a part of the parameters.\nHint: sync_options={'divide': 'elements'} if it moves each"
+            " run it on a part of the parameters.\nHint: strategies.Zero1(divide='elements') if it moves each"
             " element of a parameter by that element's gradients alone, as Adam does;"
-            " sync_options={'divide': 'parameters'} if it moves each parameter by its own gradients alone, as"
-            " Adafactor does; sync='allreduce' otherwise."
+            " strategies.Zero1(divide='parameters') if it moves each parameter by its own gradients alone, as"
+            " Adafactor does; strategy='allreduce' otherwise."
         )
     return division
 
@@ -303,8 +303,8 @@ class DividedOptimizer(GradientSync):
         if memory != self._memory:  # user code has given a parameter other memory since the last step
             if self._one_copy:
                 raise ConfigError(
-                    "sync='sharded': the model or a callback has given a parameter other memory, but workers"
-                    " share one copy of the parameters.\nHint: leave one_copy out of sync_options."
+                    "strategy='zero1': the model or a callback has given a parameter other memory, but"
+                    " workers share one copy of the parameters.\nHint: leave one_copy out."
                 )
             self._find_memory()
         super().finish()
@@ -526,5 +526,5 @@ class DividedOptimizer(GradientSync):
                         f"optimizer {type(self._optimizer).__name__} keeps {key!r} of shape"
                         f" {tuple(value.shape)} for a part of {count} elements of a parameter of shape"
                         f" {tuple(piece.parameter.shape)}: it does not move each element by itself.\n"
-                        "Hint: sync_options={'divide': 'parameters'}."
+                        "Hint: strategies.Zero1(divide='parameters')."
                     )

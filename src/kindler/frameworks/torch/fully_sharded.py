@@ -47,8 +47,8 @@ def _check_own_gpus(gpus: Sequence[bytes]) -> None:
     """NCCL needs a GPU for each worker, and gloo cannot replace it."""
     if len(set(gpus)) < len(gpus):
         raise ConfigError(
-            f"sync='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs one of its own.\n"
-            "Hint: sync='sharded' lets workers share a GPU."
+            f"strategy='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs one of its"
+            " own.\nHint: strategy='zero1' lets workers share a GPU."
         )
 
 
@@ -112,8 +112,8 @@ class FullySharded:
         whole = dict(self._model.named_parameters())
         if {name: p.requires_grad for name, p in whole.items()} != self._trained:
             raise ConfigError(
-                "sync='fsdp': parameters were frozen or unfrozen while training ran, which it cannot"
-                " follow.\nHint: sync='sharded' can."
+                "strategy='fsdp': parameters were frozen or unfrozen while training ran, which it cannot"
+                " follow.\nHint: strategy='zero1' can."
             )
         now = {name: self._cut(p.detach(), name).to_local().clone() for name, p in whole.items()}
         for unit in self._units:
@@ -176,7 +176,7 @@ class FullySharded:
     def _require_whole(self) -> None:
         if not self._is_whole:
             raise ConfigError(
-                "the parameters are divided between the workers here (sync='fsdp').\n"
+                "the parameters are divided between the workers here (strategy='fsdp').\n"
                 "Hint: they are whole at the end of each epoch; within one, run.save_checkpoint() asks for a"
                 " checkpoint in model_dir."
             )
@@ -185,7 +185,7 @@ class FullySharded:
         """Only on the first rank, after `gather`."""
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
-                "the state of the optimizer is divided between the workers here (sync='fsdp').\n"
+                "the state of the optimizer is divided between the workers here (strategy='fsdp').\n"
                 "Hint: the first worker knows it at the end of each epoch; within one, run.save_checkpoint()"
                 " asks for a checkpoint in model_dir."
             )
@@ -225,5 +225,5 @@ def _refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, modules: S
         problems.append(f"modules={list(modules)!r}: the model has no {unknown[0]!r}.")
     if problems:
         raise ConfigError(
-            f"sync='fsdp': {' '.join(problems)}\nHint: sync='sharded' divides the optimizer alone."
+            f"strategy='fsdp': {' '.join(problems)}\nHint: strategy='zero1' divides the optimizer alone."
         )

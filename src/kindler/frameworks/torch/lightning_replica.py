@@ -45,7 +45,7 @@ _UNSUPPORTED = {
     "on_fit_end": "pass a kindler.Callback with on_run_end to fit",
     "on_train_end": "pass a kindler.Callback with on_run_end to fit",
     "teardown": "pass a kindler.Callback with on_run_end to fit",
-    "configure_sharded_model": "fit(sync='sharded') is for plain PyTorch models",
+    "configure_sharded_model": "fit(strategy='zero1') is for plain PyTorch models",
 }
 _OF_SCHEDULE = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 _NO_ROW_WEIGHTS = (

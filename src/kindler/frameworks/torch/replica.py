@@ -82,14 +82,14 @@ class TorchReplica(ModuleReplica):
         if strategy == "fsdp":
             return self._shard_fully(worker, settings, **options)
         whole = False
-        if strategy == "sharded":
+        if strategy == "zero1":
             if options["one_copy"] and self.device.type != "cpu":
                 raise ConfigError(
-                    f"sync='sharded': one_copy=True, but the parameters are on {self.device}, and only those"
-                    " in the memory of the machine can be shared.\nHint: leave one_copy out of sync_options;"
+                    f"strategy='zero1': one_copy=True, but the parameters are on {self.device}, and only"
+                    " those in the memory of the machine can be shared.\nHint: leave one_copy out;"
                     " or device='cpu'."
                 )
-            self._refuse_scaling("sharded")
+            self._refuse_scaling("zero1")
             whole = division_of(type(self.optimizer), options["divide"]) == "parameters"
         exchange = TorchExchange(
             worker,
@@ -98,7 +98,7 @@ class TorchReplica(ModuleReplica):
             shared_memory=settings.shared_memory,
         )
         wanted = self.parameters.unexchanged()
-        if strategy == "sharded":
+        if strategy == "zero1":
             self._exchange = self._divided = DividedOptimizer(
                 wanted, exchange, self.optimizer, self._joined, whole=whole, one_copy=options["one_copy"]
             )
@@ -124,8 +124,8 @@ class TorchReplica(ModuleReplica):
         self._refuse_scaling("fsdp")
         if self.spec.accumulation_steps > 1:
             raise ConfigError(
-                "sync='fsdp': accumulation_steps must be 1, since all workers gather parameters in every pass"
-                " and may have different numbers of rows.\nHint: sync='sharded' allows more."
+                "strategy='fsdp': accumulation_steps must be 1, since all workers gather parameters in every"
+                " pass and may have different numbers of rows.\nHint: strategy='zero1' allows more."
             )
         group = DefaultGroup(worker, self.device, timeout_s=settings.sync_timeout_s)
         self._meet_in_steps()
@@ -133,11 +133,11 @@ class TorchReplica(ModuleReplica):
         self.__dict__.pop("parameters", None)  # they are parts now
         return group
 
-    def _refuse_scaling(self, sync: str) -> None:
+    def _refuse_scaling(self, strategy: str) -> None:
         if self._scaler is not None:
             raise ConfigError(
-                f"sync={sync!r}: precision='fp16' scales losses, and whether a gradient fits is known to the"
-                " worker alone that owns it.\nHint: precision='bf16' needs no scaling."
+                f"strategy={strategy!r}: precision='fp16' scales losses, and whether a gradient fits is known"
+                " to the worker alone that owns it.\nHint: precision='bf16' needs no scaling."
             )
 
     def gather_state(self) -> None:

@@ -67,7 +67,7 @@ class StepReplica(ModuleReplica):
             )
             return [complaint]
         if use in ("server", "division"):
-            return ["a step of your own moves the parameters itself.\nHint: sync='allreduce'."]
+            return ["a step of your own moves the parameters itself.\nHint: strategy='allreduce'."]
         if use == "several":
             return against_several(spec)
         if use == "row_weights":  # the step finds them in `run`; only a loss must know them itself

@@ -35,6 +35,7 @@ from kindler.ml.model import KindlerModel
 from kindler.ml.params import declared
 from kindler.ml.persistence import SavedStage, is_trusted
 from kindler.spark.executors import slots
+from kindler.strategies import Async
 
 __all__ = [
     "HogwildSparkModel",
@@ -203,7 +204,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
     """Trains a graph of TensorFlow 1 on a DataFrame, asynchronously; see `graph_utils.build_graph`.
 
     Each worker takes the rows of about one partition, pulls weights from a parameter server, and pushes the
-    gradient of each batch. `sync`, which SparkFlow does not have, chooses another way to train.
+    gradient of each batch. `strategy`, which SparkFlow does not have, chooses another way to train.
     """
 
     _public = "kindler.compat.sparkflow.tensorflow_async.SparkAsyncDL"
@@ -230,7 +231,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
         "partitionShuffles": (1, "How often all is repeated with rows dealt anew.", _INT),
         "optimizerOptions": (None, "Arguments of the optimizer, as JSON; see graph_utils.", _TEXT),
         "port": (5000, "Accepted without effect: no port is fixed.", _INT),
-        "sync": ("async", "How workers agree: 'async', 'rounds' or 'allreduce'.", _TEXT),
+        "strategy": ("async", "How workers agree: 'async', 'local_sgd' or 'allreduce'.", _TEXT),
         "seed": (0, "Decides first weights that the graph draws, and the order of rows.", _INT),
     }
 
@@ -282,7 +283,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
                 workers=workers,
                 seed=self.getSeed(),
             )
-        rows, batches = self.getMiniBatchSize(), self.getMiniStochasticIters()
+        rows, batches, strategy = self.getMiniBatchSize(), self.getMiniStochasticIters(), self.getStrategy()
         options: dict[str, Any] = {
             "epochs": self.getIters(),
             "batch_size": max(1, frame.count()) if rows < 1 else rows * workers,
@@ -291,8 +292,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
             "steps_per_epoch": batches if batches > 0 and rows > 0 else None,
             "shuffle": self.getShufflePerIter(),
             "verbose": self.getVerbose(),
-            "sync": self.getSync(),
-            "sync_options": {"lock": self.getAcquireLock()} if self.getSync() == "async" else None,
+            "strategy": Async(lock=self.getAcquireLock()) if strategy == "async" else strategy,
             "callbacks": [] if loss_callback is None else [_LossReport(loss_callback)],
         }
         for number in range(self.getPartitionShuffles()):

@@ -19,13 +19,7 @@ from kindler.data.arrays import is_spark_frame
 from kindler.frameworks.creators import call, positional
 from kindler.spark.session import running
 from kindler.spark.versions import is_connect
-from kindler.sync.registry import SYNCS
-
-# All of them compute the same steps. With "bigdl" each worker holds a slice of the optimizer's state.
-BACKENDS = {
-    "bigdl": "sharded",
-    **dict.fromkeys(("spark", "ray", "torch_distributed", "horovod", "tf2"), "allreduce"),
-}
+from kindler.strategies import AllReduce, Strategy, Zero1
 
 
 class OrcaEstimator:
@@ -161,16 +155,16 @@ def check_config(config: Mapping[str, Any] | None, functions: str) -> None:
         )
 
 
-def sync_of(backend: str, *, divide: str | None) -> dict[str, Any]:
-    """The options of `fit` that a backend stands for.
+def strategy_of(backend: str, *, divide: str | None) -> Strategy:
+    """The strategy that a backend stands for.
 
+    All of them compute the same steps. With "bigdl" each worker holds a slice of the optimizer's state.
     `divide` is what the optimizer's work can be divided into: "elements" where each element of a parameter
     moves by itself, "" where that is known of its class, None where it is not known.
     """
-    sync = BACKENDS[backend]
-    if sync != "sharded" or divide is None or sync not in SYNCS.names:
-        return {"sync": "allreduce"}
-    return {"sync": sync, "sync_options": {"divide": divide} if divide else {}}
+    if backend != "bigdl" or divide is None:
+        return AllReduce()
+    return Zero1(divide="elements" if divide else None)
 
 
 def configured(data: Any, data_config: Mapping[str, Any] | None) -> Any:

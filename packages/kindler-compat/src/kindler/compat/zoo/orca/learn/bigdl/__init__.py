@@ -16,7 +16,7 @@ from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizer
 from kindler.compat.bigdl.optim.triggers import EveryEpoch, Trigger
 from kindler.compat.bigdl.optim.validation import Scores, named_all
 from kindler.compat.zoo.orca import InvalidInput
-from kindler.compat.zoo.orca.learn.base import TorchEstimator, sync_of, workers_of
+from kindler.compat.zoo.orca.learn.base import TorchEstimator, strategy_of, workers_of
 from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
 from kindler.data.arrays import is_spark_frame
@@ -82,7 +82,7 @@ class Estimator(TorchEstimator):
         trigger = _trigger(checkpoint_trigger, "checkpoint_trigger")
         if not isinstance(_trigger(validation_trigger, "validation_trigger"), EveryEpoch | None):
             warnings.warn("validation_trigger: validation is after each epoch.", stacklevel=3)
-        options: dict[str, Any] = sync_of("bigdl", divide=self._divide())
+        options: dict[str, Any] = {"strategy": strategy_of("bigdl", divide=self._divide())}
         if trigger is not None:
             options |= {"checkpoint_trigger": trigger, "keep_checkpoints": None}
         data, label = joined_labels(data, label_cols)

@@ -19,7 +19,7 @@ from kindler.compat.zoo.orca.learn.base import (
     check_backend,
     check_config,
     first_steps,
-    sync_of,
+    strategy_of,
     workers_of,
 )
 from kindler.compat.zoo.orca.learn.pytorch.callbacks import ModelCheckpoint
@@ -46,7 +46,7 @@ class Estimator(TorchEstimator):
     def __init__(self, backend: str, **options: Any) -> None:
         optimizer = options["optimizer"]
         self.backend, self._options = backend, options
-        self._sync = sync_of(backend, divide=_divide(optimizer, options["model"]))
+        self._strategy = strategy_of(backend, divide=_divide(optimizer, options["model"]))
         if isinstance(optimizer, OptimMethod):
             options["optimizer"] = TorchRule(optimizer)
         super().__init__()
@@ -146,7 +146,7 @@ class Estimator(TorchEstimator):
             validation_data=validation_data,
             callbacks=hooks,
             **trigger,
-            **self._sync,
+            strategy=self._strategy,
         )
         if isinstance(self._options["model"], torch.nn.Module):
             self._core.get_model()
@@ -329,7 +329,7 @@ def _metrics(given: Any, loss: Any) -> Any:
 
 
 def _divide(optimizer: Any, model: Any) -> str | None:
-    """What the work of an optimizer can be divided into, as `sync_of` takes it."""
+    """What the work of an optimizer can be divided into, as `strategy_of` takes it."""
     if isinstance(optimizer, OptimMethod):
         # Regularizers know whole parameters only.
         whole = isinstance(model, torch.nn.Module) and any(True for _ in regularized(model))
