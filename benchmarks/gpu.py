@@ -176,7 +176,7 @@ def keras_rate(way: str, backend: str) -> float:
         from kindler import Estimator
 
         estimator = Estimator.from_keras(
-            model_creator=create, keras_backend=backend, workers=1, engine="local", device="cuda"
+            model=create, keras_backend=backend, workers=1, engine="local", device="cuda"
         )
         history = estimator.fit((x, y), epochs=EPOCHS, batch_size=MLP_BATCH, verbose=0)
         return median(history["rows_per_s"][1:])

@@ -65,7 +65,7 @@ def kindler(kind: str, backend: str, count: int, epochs: int, *, workers: int) -
 
     x, y = data(count)
     estimator = Estimator.from_keras(
-        model_creator=model,
+        model=model,
         config={"kind": kind},
         workers=workers,
         engine="local",

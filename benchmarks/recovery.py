@@ -122,7 +122,7 @@ def on_keras(folder: str, options: dict[str, Any]) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             mark(self.folder, self.params["rank"], self.epoch, batch + 1)
 
-    return Estimator.from_keras(model_creator=keras_mlp, **options), KerasDies(folder)
+    return Estimator.from_keras(model=keras_mlp, **options), KerasDies(folder)
 
 
 def keras_mlp(config: Any) -> Any:

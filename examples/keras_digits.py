@@ -48,7 +48,7 @@ def main(backend: str, epochs: int, folder: Path) -> None:
     train, held_out, test = frame.randomSplit([0.7, 0.15, 0.15], seed=7)
 
     estimator = kindler.Estimator.from_keras(
-        model_creator=make_model, config={"filters": 16}, workers=2, model_dir=folder / "checkpoints"
+        model=make_model, config={"filters": 16}, workers=2, model_dir=folder / "checkpoints"
     )
     history = estimator.fit(
         train,

@@ -41,7 +41,7 @@ def classifier(config):
 def main():
     train, test = reviews(600), reviews(200, seed=1)
     estimator = Estimator.from_keras(
-        model_creator=classifier,
+        model=classifier,
         config={"words": sorted({word for text in train["text"] for word in text.split()})},
         keras_backend="tensorflow",
         workers=2,

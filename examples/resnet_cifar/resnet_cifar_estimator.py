@@ -47,9 +47,7 @@ def torch_optimizer(model, config):
 def main(args):
     config = {"resnet_size": args.resnet_size, "lr": 0.1 * args.batch_size / 128}
     if args.framework == "keras":
-        estimator = kindler.Estimator.from_keras(
-            model_creator=keras_model, config=config, workers=args.workers
-        )
+        estimator = kindler.Estimator.from_keras(model=keras_model, config=config, workers=args.workers)
     else:
         from torch import nn
 

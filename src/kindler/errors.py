@@ -509,7 +509,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
     >>> did_you_mean("acuracy", ["accuracy", "auc"])
     " Did you mean 'accuracy'?"
-    >>> did_you_mean("model_creator", ["model", "scheduler_creator"])
+    >>> did_you_mean("model_creator", ["model", "scheduler"])
     " Did you mean 'model'?"
     """
     wrong, names = str(name), [str(each) for each in known]

@@ -138,7 +138,7 @@ def classifier(**options: Any) -> tuple[Any, Any, list[np.ndarray]]:
         optimizer=options.pop("optimizer", torch.optim.AdamW),
         loss=nn.CrossEntropyLoss(weight=options.pop("weight", None)),
         metrics="accuracy",
-        scheduler_creator=lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        scheduler=lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
         workers=1,
         device="cuda",
         **options,
@@ -502,7 +502,7 @@ def _train_keras(backend: str, device: str) -> None:
         for device, workers in (("cpu", 1), ("auto", 1), ("cpu", 2), ("cuda", 2)):
             wanted = "cpu" if device == "cpu" else "cuda"
             est = kindler.Estimator.from_keras(
-                model_creator=create,
+                create,
                 keras_backend={backend!r},
                 device=device,
                 workers=workers,

@@ -31,9 +31,7 @@ NOT_JAX = pytest.mark.skipif(FLAVOUR == "jax", reason="JAX's train steps have ot
 
 def estimator(kind: str, workers: int, **config: Any) -> Estimator:
     config = {"kind": kind, "flavour": FLAVOUR, **config}
-    return Estimator.from_keras(
-        model_creator=contrastive.model, config=config, workers=workers, engine="local"
-    )
+    return Estimator.from_keras(model=contrastive.model, config=config, workers=workers, engine="local")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ OPTIONS = {"batch_size": 16, "verbose": 0, **COLUMNS}
 
 def estimator(flavour: str, workers: int = 2, **options: Any) -> Estimator:
     return Estimator.from_keras(
-        model_creator=problems.classifier,
+        model=problems.classifier,
         config={"flavour": flavour},
         workers=workers,
         engine="local",

@@ -22,7 +22,7 @@ DATA = problems.problem(16)
 def estimator(**options: object) -> Estimator:
     config = {"flavour": FLAVOUR, "between": "dropout"}
     return Estimator.from_keras(
-        model_creator=problems.classifier, config=config, workers=1, engine="local", **options
+        model=problems.classifier, config=config, workers=1, engine="local", **options
     )
 
 
@@ -67,7 +67,7 @@ def test_user_code_draws_other_numbers_on_each_worker_and_epoch_and_the_same_in_
         folder = tmp_path / name
         folder.mkdir()
         est = Estimator.from_keras(
-            model_creator=problems.classifier, config={"flavour": FLAVOUR}, workers=2, engine="local"
+            model=problems.classifier, config={"flavour": FLAVOUR}, workers=2, engine="local"
         )
         for epochs in fits:
             data = {"x": DATA["x"], "y": DATA["y"]}

@@ -45,7 +45,7 @@ class TestKeras(ReplicaContract):
 
     @pytest.fixture
     def case(self) -> ReplicaCase:
-        return ReplicaCase(spec=KerasReplica.make_spec(model_creator=_classifier), batches=_batches())
+        return ReplicaCase(spec=KerasReplica.make_spec(model=_classifier), batches=_batches())
 
 
 class OwnStep(KERAS.Model):
@@ -63,7 +63,7 @@ class OwnStep(KERAS.Model):
 
 
 def test_the_gradients_of_a_train_step_of_the_users_own_are_refused() -> None:
-    replica = KerasReplica(KerasReplica.make_spec(model_creator=lambda: _compiled(OwnStep())))
+    replica = KerasReplica(KerasReplica.make_spec(model=lambda: _compiled(OwnStep())))
     features, labels = _batches()[0]
     replica.arrange(("x",), ("y",))
     replica.build(features, labels)

@@ -22,8 +22,8 @@ DATA = problems.problem(40)
 OPTIONS = {"epochs": 3, "batch_size": 8, "verbose": 0, "feature_cols": "x", "label_cols": "y"}
 
 
-def two_workers(creator: Any = None, **options: Any) -> Estimator:
-    return Estimator.from_keras(model_creator=creator, workers=2, engine="local", **options)
+def two_workers(model: Any, **options: Any) -> Estimator:
+    return Estimator.from_keras(model, workers=2, engine="local", **options)
 
 
 def dense(loss: Any = "mse") -> Any:
@@ -62,14 +62,14 @@ def test_a_killed_worker_is_reported_lost_while_the_other_waits_for_it(tmp_path:
 @one_is_enough
 def test_a_model_that_is_not_compiled_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"not compiled; call model\.compile"):
-        two_workers(model=dense(loss=None)).fit(DATA, **OPTIONS)
+        two_workers(dense(loss=None)).fit(DATA, **OPTIONS)
     with pytest.raises(ConfigError, match=r"not compiled\.\nHint: its creator must call"):
         two_workers(models.mixed, config={"policy": "float32"}).fit(DATA, **OPTIONS)
 
 
 @one_is_enough
 def test_a_loss_that_is_a_sum_is_refused() -> None:
-    est = two_workers(model=dense(KERAS.losses.MeanSquaredError(reduction="sum")))
+    est = two_workers(dense(KERAS.losses.MeanSquaredError(reduction="sum")))
 
     with pytest.raises(ConfigError, match=r"reduction='sum'.*\n?.*Hint: use reduction='sum_over_batch_size'"):
         est.fit(DATA, **OPTIONS)
@@ -80,14 +80,14 @@ def test_rows_of_another_shape_than_the_model_wants_name_both() -> None:
     wrong = {"x": DATA["x"][:, :4], "y": DATA["y"]}
 
     with pytest.raises(ConfigError, match=re.escape("shape (4,), and the model's input has (6,)")):
-        two_workers(model=dense()).fit(wrong, **OPTIONS)
+        two_workers(dense()).fit(wrong, **OPTIONS)
 
 
 def test_a_backend_that_is_not_the_models_is_refused() -> None:
     other = "jax" if FLAVOUR != "jax" else "torch"
 
     with pytest.raises(ConfigError, match=f"keras_backend='{other}', but this model was made with Keras on"):
-        two_workers(model=dense(), keras_backend=other)
+        two_workers(dense(), keras_backend=other)
     with pytest.raises(ConfigError, match="there are tensorflow, jax, torch"):
         two_workers(models.words, keras_backend="theano")
 
@@ -105,10 +105,10 @@ def test_a_backend_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 @one_is_enough
 def test_what_is_no_model_is_told_from_one() -> None:
-    with pytest.raises(ConfigError, match=r"A function goes to model_creator="):
-        two_workers(model=dense)
-    with pytest.raises(ConfigError, match="pass either model= .* or model_creator="):
-        two_workers()
+    with pytest.raises(ConfigError, match=r"model must be a Keras model or a function .* received 3 of type"):
+        two_workers(3)
+    with pytest.raises(ConfigError, match="compile_args must be a dict or a function .* received 'adam'"):
+        two_workers(dense, compile_args="adam")
     with pytest.raises(ConfigError, match=r"must return a Keras model; it returned 3"):
         two_workers(lambda: 3).fit(DATA, **OPTIONS)
 

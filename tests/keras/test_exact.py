@@ -18,7 +18,7 @@ COLUMNS = {"feature_cols": "x", "label_cols": "y"}
 
 
 def two_workers(config: dict[str, Any], creator: Any = problems.classifier, **options: Any) -> Estimator:
-    return Estimator.from_keras(model_creator=creator, config=config, workers=2, engine="local", **options)
+    return Estimator.from_keras(model=creator, config=config, workers=2, engine="local", **options)
 
 
 @one_unless_whole  # on each of them two workers end as one process does
@@ -26,7 +26,7 @@ def test_one_and_two_workers_end_with_the_same_weights(flavour: str) -> None:
     data, trained = problems.problem(130), []
     for workers in (1, 2):
         est = Estimator.from_keras(
-            model_creator=problems.classifier, config={"flavour": flavour}, workers=workers, engine="local"
+            model=problems.classifier, config={"flavour": flavour}, workers=workers, engine="local"
         )
         est.fit(data, epochs=2, batch_size=26, verbose=0, **COLUMNS)
         trained.append(est.get_model().get_weights())
@@ -46,8 +46,8 @@ def synchronised(config: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("given", ["creator", "instance"])
 def test_synchronised_batchnorm_is_refused_for_several_workers(keras: Any, flavour: str, given: str) -> None:
     config = {"flavour": flavour}
-    model = {"model": synchronised(config)} if given == "instance" else {"model_creator": synchronised}
-    est = Estimator.from_keras(**model, config=config, workers=2, engine="local")
+    model = synchronised(config) if given == "instance" else synchronised
+    est = Estimator.from_keras(model, config=config, workers=2, engine="local")
 
     with pytest.raises(ConfigError, match=r"synchronized=True \('norm'\)(?s:.*)Hint: leave out synchronized"):
         est.fit(problems.problem(20), verbose=0, **COLUMNS)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 @two_unless_whole
 def test_no_process_of_a_run_listens_on_a_wildcard_address(flavour: str, tmp_path: Path) -> None:
     est = Estimator.from_keras(
-        model_creator=problems.classifier,
+        model=problems.classifier,
         config={"flavour": flavour},
         workers=2,
         engine="local",

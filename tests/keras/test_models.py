@@ -28,8 +28,8 @@ def pairs() -> dict[str, np.ndarray]:
     return {"a": a, "b": b, "sum": total, "sign": (total > 0).astype(np.int64)}
 
 
-def two_workers(creator: Any = None, **options: Any) -> Estimator:
-    return Estimator.from_keras(model_creator=creator, workers=2, engine="local", **options)
+def two_workers(model: Any, **options: Any) -> Estimator:
+    return Estimator.from_keras(model, workers=2, engine="local", **options)
 
 
 def same(est: Estimator, alone: Any, tolerance: float = 1e-5) -> bool:
@@ -100,7 +100,7 @@ def test_a_subclassed_instance_is_trained_in_place(keras: Any, built: bool) -> N
         return model
 
     mine, alone = made(), made()
-    est = two_workers(model=mine)
+    est = two_workers(mine)
 
     history = est.fit(DATA, **COLUMNS, **WHOLE)
 
@@ -128,7 +128,7 @@ def test_a_train_step_of_the_users_own_is_shared_too() -> None:
 def test_mixed_precision_trains_like_one_process() -> None:
     policy = "mixed_float16" if FLAVOUR in ("tensorflow", "tf_keras") else "mixed_bfloat16"
     config = {"policy": policy, "flavour": FLAVOUR}
-    est = two_workers(models.mixed, config=config, compile_args_creator=models.mixed_arguments)
+    est = two_workers(models.mixed, config=config, compile_args=models.mixed_arguments)
 
     est.fit(DATA, **COLUMNS, **WHOLE)
 
@@ -163,7 +163,7 @@ def test_options_of_compile_change_how_steps_run_and_not_what_they_compute(
     alone.compile(optimizer=keras.optimizers.SGD(0.05), **arguments)
 
     options = {"epochs": 2, "batch_size": 8, "verbose": 0, "shuffle": False}
-    history = two_workers(model=mine).fit(DATA, **COLUMNS, **options)
+    history = two_workers(mine).fit(DATA, **COLUMNS, **options)
 
     for start in [*range(0, 40, 8)] * 2:
         rows = slice(start, start + 8)
@@ -189,8 +189,8 @@ def test_a_model_that_keras_cannot_describe_is_refused_before_anything_starts(ke
     model = keras.Model(inputs, Secretive(lambda x: x * 2)(inputs))
     model.compile(optimizer="sgd", loss="mse")
 
-    with pytest.raises(ConfigError, match=r"(?s)cannot save this model.*Hint: .*model_creator=\.\.\."):
-        two_workers(model=model).fit(DATA, **COLUMNS, **WHOLE)
+    with pytest.raises(ConfigError, match=r"(?s)cannot save this model.*Hint: .*a function as model=\.\.\."):
+        two_workers(model).fit(DATA, **COLUMNS, **WHOLE)
 
 
 @one_is_enough

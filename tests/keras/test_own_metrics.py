@@ -21,9 +21,7 @@ ERRORS = np.abs(X.sum(axis=1, keepdims=True) - Y)
 
 def judged(*metrics: str, workers: int = 2) -> dict[str, Any]:
     config = {"flavour": FLAVOUR, "metrics": metrics}
-    est = Estimator.from_keras(
-        model_creator=own_metrics.model, config=config, workers=workers, engine="local"
-    )
+    est = Estimator.from_keras(model=own_metrics.model, config=config, workers=workers, engine="local")
     return est.evaluate({"x": X, "y": Y}, batch_size=10, verbose=0)
 
 

@@ -29,7 +29,7 @@ FIT: dict[str, Any] = {
 
 def estimator(creator: Any, **config: Any) -> Estimator:
     config = {"flavour": FLAVOUR, **config}
-    return Estimator.from_keras(model_creator=creator, config=config, workers=2, engine="local")
+    return Estimator.from_keras(model=creator, config=config, workers=2, engine="local")
 
 
 @pytest.mark.parametrize(

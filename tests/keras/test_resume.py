@@ -34,7 +34,7 @@ AUGMENTED: dict[str, Any] = (
 
 def estimator(model_dir: Path | None = None, workers: int = 2) -> Estimator:
     return Estimator.from_keras(
-        model_creator=problems.classifier,
+        model=problems.classifier,
         config=CONFIG,
         workers=workers,
         engine="local",
@@ -141,7 +141,7 @@ def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
 ) -> None:
     def plain(workers: int, model_dir: Path | None = None) -> Estimator:
         return Estimator.from_keras(
-            model_creator=problems.classifier,
+            model=problems.classifier,
             config={"flavour": FLAVOUR},
             workers=workers,
             engine="local",

@@ -24,7 +24,7 @@ OPTIONS = {"batch_size": 10, "verbose": 0, "feature_cols": "x", "label_cols": "y
 
 def estimator() -> Estimator:
     return Estimator.from_keras(
-        model_creator=problems.classifier, config={"flavour": FLAVOUR}, workers=1, engine="local"
+        model=problems.classifier, config={"flavour": FLAVOUR}, workers=1, engine="local"
     )
 
 
@@ -107,7 +107,7 @@ def test_predictions_come_back_in_the_form_of_the_data(trained: Estimator, score
 
 def test_several_outputs_come_as_several(tmp_path: Path) -> None:
     config: dict[str, Any] = {"order": ["a", "b"]}
-    est = Estimator.from_keras(model_creator=models.two_by_two, config=config, workers=1, engine="local")
+    est = Estimator.from_keras(model=models.two_by_two, config=config, workers=1, engine="local")
     random = np.random.default_rng(0)
     data = {"a": random.normal(size=(6, 2)), "b": random.normal(size=(6, 3))}
 

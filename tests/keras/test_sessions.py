@@ -31,9 +31,7 @@ def _regressor(config: Mapping[str, Any]) -> Any:
 
 
 def _estimator(flavour: str) -> Estimator:
-    return Estimator.from_keras(
-        model_creator=_regressor, config={"flavour": flavour}, workers=2, engine="local"
-    )
+    return Estimator.from_keras(model=_regressor, config={"flavour": flavour}, workers=2, engine="local")
 
 
 def _data() -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ CONFIG = {"flavour": FLAVOUR, "optimizer": "sgd"}
 
 def two_workers(config: dict[str, Any] | None = None, **options: Any) -> Estimator:
     return Estimator.from_keras(
-        model_creator=problems.classifier,
+        model=problems.classifier,
         config=CONFIG | (config or {}),
         workers=2,
         engine="local",
@@ -212,7 +212,7 @@ def test_orcas_program_with_a_data_creator(keras: Any) -> None:
         )
         return model
 
-    est = Estimator.from_keras(model_creator=model_creator, workers=2)
+    est = Estimator.from_keras(model=model_creator, workers=2)
 
     def train_data_creator(config: dict[str, Any], batch_size: int) -> Any:
         dataset = tf.data.Dataset.from_tensor_slices((images, labels))

@@ -104,7 +104,7 @@ def trained(
     workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **options: Any
 ) -> Estimator:
     est = Estimator.from_keras(
-        model_creator=reader, workers=workers, engine="local", pad="batch", masks=False, **options
+        model=reader, workers=workers, engine="local", pad="batch", masks=False, **options
     )
     columns: dict[str, Any] = {"feature_cols": ["tokens", "x"], "label_cols": "y"}
     est.fit(TOKENS, epochs, 12, validation_data=validation_data, shuffle=shuffle, verbose=0, **columns)
@@ -170,7 +170,7 @@ def text_model(config: Any) -> Any:
 @tensorflow_only
 def test_a_model_of_text_takes_a_column_of_text() -> None:
     data = {"text": SENTENCES, "y": np.arange(ROWS) % 2}
-    est = Estimator.from_keras(model_creator=text_model, workers=2, engine="local")
+    est = Estimator.from_keras(model=text_model, workers=2, engine="local")
 
     history = est.fit(data, 4, 12, feature_cols="text", label_cols="y", verbose=0)
 
@@ -181,7 +181,7 @@ def test_a_model_of_text_takes_a_column_of_text() -> None:
 
 @pytest.mark.skipif(FLAVOUR != "torch", reason="on TensorFlow models take text")
 def test_text_is_refused_where_models_take_none() -> None:
-    est = Estimator.from_keras(model_creator=dense, workers=1, engine="local")
+    est = Estimator.from_keras(model=dense, workers=1, engine="local")
 
     with pytest.raises(DataError, match="column 'x'.* cannot feed a model"):
         est.fit({"x": ["a", "b"], "y": [0, 1]}, feature_cols="x", label_cols="y", verbose=0)

@@ -36,7 +36,7 @@ def test_uneven_and_empty_shards_give_the_weights_and_figures_of_one_process(
         [{"x": data["x"][a:b], "y": data["y"][a:b]} for a, b in zip((0, *ends), ends, strict=False)],
         home="local",
     )
-    est = Estimator.from_keras(model_creator=problems.classifier, config=config, workers=2)
+    est = Estimator.from_keras(model=problems.classifier, config=config, workers=2)
 
     history = est.fit(shards, epochs=3, batch_size=50, validation_data=shards, verbose=0)
     figures = est.evaluate(shards, batch_size=16, verbose=0)
@@ -61,7 +61,7 @@ def test_dicts_of_inputs_reach_the_model_by_name_and_several_targets_in_order(fl
     shards = XShards.partition(
         {"x": {"right": right, "left": left}, "y": {"sum": total, "mean": total}}, 3, home="local"
     )
-    est = Estimator.from_keras(model_creator=two_headed, config={"flavour": flavour}, workers=2)
+    est = Estimator.from_keras(model=two_headed, config={"flavour": flavour}, workers=2)
 
     loss = est.fit(shards, epochs=1, batch_size=20, verbose=0)["loss"]
     scored = est.predict(shards, output_cols=["s", "m"], verbose=0).collect()

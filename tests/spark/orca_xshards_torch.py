@@ -72,8 +72,7 @@ def with_creators(xshards: XShards) -> tuple[Any, XShards, Any]:
         optimizer=optimizer_creator,
         loss=nn.NLLLoss(),
         config={"lr": 1e-2},
-        backend="torch_distributed",
-    )  # or backend="horovod"
+    )  # without backend="torch_distributed"
 
     stats = est.fit(data=xshards, epochs=args.epochs)
     predictions = est.predict(data=xshards)

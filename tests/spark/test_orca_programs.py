@@ -68,7 +68,7 @@ def test_model_and_optimizer_instances(df: Any) -> None:
     assert accuracy(predictions) > 0.9
 
 
-def test_creators_with_a_config_and_orcas_backend_names(df: Any) -> None:
+def test_creators_with_a_config(df: Any) -> None:
     def model_creator(config: dict[str, Any]) -> nn.Module:
         model = LeNet()  # a torch.nn.Module
         model.train()
@@ -77,17 +77,12 @@ def test_creators_with_a_config_and_orcas_backend_names(df: Any) -> None:
     def optimizer_creator(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), config["lr"])
 
-    for backend in ("torch_distributed", "horovod"):
-        est = Estimator.from_torch(
-            model=model_creator,
-            optimizer=optimizer_creator,
-            loss=nn.NLLLoss(),
-            config={"lr": 1e-2},
-            backend=backend,
-        )
-        est.fit(data=df, epochs=args.epochs, feature_cols=["image"], label_cols=["label"], verbose=0)
+    est = Estimator.from_torch(
+        model=model_creator, optimizer=optimizer_creator, loss=nn.NLLLoss(), config={"lr": 1e-2}
+    )
+    est.fit(data=df, epochs=args.epochs, feature_cols=["image"], label_cols=["label"], verbose=0)
 
-        assert accuracy(est.predict(data=df, feature_cols=["image"])) > 0.9
+    assert accuracy(est.predict(data=df, feature_cols=["image"])) > 0.9
 
 
 def test_the_guides_own_mixture_of_an_instance_and_a_creator(df: Any) -> None:
@@ -101,7 +96,6 @@ def test_the_guides_own_mixture_of_an_instance_and_a_creator(df: Any) -> None:
         optimizer=optimizer_creator,
         loss=nn.NLLLoss(),
         config={"lr": 1e-2},
-        backend="torch_distributed",
     )
     est.fit(data=df, epochs=args.epochs, feature_cols=["image"], label_cols=["label"], verbose=0)
 

@@ -58,7 +58,7 @@ def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.CrossEntropyLoss(),
         metrics={"accuracy": "accuracy", "auc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES)},
-        scheduler_creator=decay,
+        scheduler=decay,
         scheduler_step="step",
         model_dir=model_dir,
         **{"workers": 2, "settings": AT_ONCE, **options},

@@ -195,7 +195,7 @@ class Rates(Callback):
 
 
 def test_workers_without_rows_in_a_step_keep_up_with_the_schedule_in_rounds(tmp_path: Path) -> None:
-    est = counter(2, scheduler_creator=halves_by_step, scheduler_step="step")
+    est = counter(2, scheduler=halves_by_step, scheduler_step="step")
     est.fit(
         rows(7), batch_size=1, shuffle=False, strategy="local_sgd", callbacks=[Rates(tmp_path)], verbose=0
     )
@@ -224,7 +224,7 @@ def test_a_rate_that_a_callback_changes_and_a_schedule_reach_the_server() -> Non
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         loss=its_output,
-        scheduler_creator=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
         workers=2,
     )
     scheduled.fit(rows(4), **options)

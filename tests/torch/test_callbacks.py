@@ -165,7 +165,7 @@ def test_only_the_best_epochs_weights_are_kept_when_asked(tmp_path: Path) -> Non
 
 
 def test_the_learning_rate_of_each_epoch_is_in_the_history() -> None:
-    est = regression(scheduler_creator=lambda opt, config: torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5))
+    est = regression(scheduler=lambda opt, config: torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5))
 
     history = est.fit((X, Y), epochs=3, callbacks=[LearningRateMonitor()], verbose=0)
 

@@ -157,7 +157,7 @@ def test_a_scheduler_moves_per_epoch_or_per_step() -> None:
 
     for when, rates in (("epoch", "0.1000 0.1000 0.0500 0.0500"), ("step", "0.0500 0.0250 0.0125 0.0063")):
         with tempfile.NamedTemporaryFile() as file:
-            est = estimator(scheduler_creator=halve, scheduler_step=when)
+            est = estimator(scheduler=halve, scheduler_step=when)
             est.fit((X, Y), epochs=2, batch_size=51, callbacks=[Rates(Path(file.name))], verbose=0)
             assert Path(file.name).read_text().split() == rates.split()
 

@@ -69,7 +69,6 @@ def test_a_loader_function_and_creators_with_a_config() -> None:
         optimizer=optimizer_creator,
         loss=nn.NLLLoss(),
         config={"lr": 1e-2},
-        backend="torch_distributed",
     )
     est.fit(data=train_loader_func, epochs=args.epochs)
 

@@ -69,7 +69,7 @@ def gan(workers: int, step: Any = play, **options: Any) -> Estimator:
     return Estimator.from_torch(
         model=Gan(),
         optimizer={"g": of_generator, "d": of_discriminator},
-        scheduler_creator={"d": decay},
+        scheduler={"d": decay},
         scheduler_step="step",
         train_step=step,
         **{"workers": workers, "settings": AT_ONCE, **options},
@@ -261,7 +261,7 @@ def test_steps_that_workers_would_not_share_are_refused_and_work_alone() -> None
         ({"optimizer": {"a": torch.optim.SGD, "b": torch.optim.SGD}}, "is a class, which would get all"),
         ({"optimizer": {"a": "adam"}}, r"optimizer\['a'\]: optimizer must be a torch.optim.Optimizer"),
         (
-            {"optimizer": {"a": of_discriminator}, "scheduler_creator": {"b": decay}},
+            {"optimizer": {"a": of_discriminator}, "scheduler": {"b": decay}},
             "there is no optimizer of",
         ),
         ({"accumulation_steps": 2}, "leave accumulation_steps=1"),

@@ -23,8 +23,6 @@ from kindler.strategies import Strategy
 from kindler.sync.registry import SYNCS, sync_spec
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
 
-_ORCA_BACKENDS = ("bigdl", "torch_distributed", "horovod", "spark", "ray")
-
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     frame, level = sys._getframe(), 1
@@ -101,11 +99,6 @@ def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterato
             f"precision={asked!r}: models of the framework {row.name!r} compute in the precision that they"
             " were made in.\nHint: for Keras, keras.mixed_precision says so before the model is made."
         )
-
-
-def backend_complaints(backend: str | None) -> Iterator[str]:
-    if backend is not None and backend not in _ORCA_BACKENDS:
-        yield f"backend must be one of Orca's {list(_ORCA_BACKENDS)}, or left out; received {backend!r}."
 
 
 def _checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validated: bool) -> Iterator[str]:

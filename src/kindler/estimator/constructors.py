@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 from kindler.config import RunSettings
 from kindler.data.preparation import Preparation
 from kindler.errors import did_you_mean
-from kindler.estimator.checks import backend_complaints, refuse, run_complaints
+from kindler.estimator.checks import refuse, run_complaints
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
@@ -34,14 +34,7 @@ _OF_COMPAT = ("from_graph", "from_model_fn", "from_mxnet")
 _LARGE_LIBRARIES = ("transformers", "lightning", "pytorch_lightning")
 
 
-class _PlaceArguments(TypedDict, total=False):
-    device: str
-    share_gpus: bool
-    log_dir: str | PathLike[str] | None
-    settings: RunSettings | None
-
-
-class RunArguments(_PlaceArguments, total=False):
+class RunArguments(TypedDict, total=False):
     """Where an estimator runs, and what it writes.
 
     Attributes:
@@ -58,8 +51,12 @@ class RunArguments(_PlaceArguments, total=False):
 
     workers: int | None
     engine: Engine
+    device: str
+    share_gpus: bool
     model_dir: str | PathLike[str] | None
     seed: int
+    log_dir: str | PathLike[str] | None
+    settings: RunSettings | None
 
 
 class PreparationArguments(TypedDict, total=False):
@@ -91,10 +88,6 @@ class PreparationArguments(TypedDict, total=False):
 
 class EstimatorArguments(RunArguments, PreparationArguments, total=False):
     """`RunArguments` and `PreparationArguments`."""
-
-
-class _KerasArguments(_PlaceArguments, PreparationArguments, total=False):
-    """The arguments that are not positional in `from_keras`."""
 
 
 _DEFAULTS = {"engine": "auto", "device": "auto", "share_gpus": False, "seed": 0, "masks": True}
@@ -175,12 +168,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @_constructor(RunArguments, PreparationArguments)
     def from_torch(
         cls,
-        *,
         model: Any,
+        *,
         optimizer: Any = None,
         loss: Any = None,
         metrics: Any = None,
-        scheduler_creator: Any = None,
+        scheduler: Any = None,
         scheduler_step: Literal["epoch", "step"] = "epoch",
         config: Mapping[str, Any] | None = None,
         precision: Literal["bf16", "fp16"] | None = None,
@@ -192,7 +185,6 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
         device_cache: Literal["auto"] | bool = "auto",
         process_group: bool = False,
-        backend: str | None = None,
         loss_weights: Sequence[float] | Mapping[str, float] | None = None,
         train_step: Callable[..., Any] | None = None,
         eval_step: Callable[..., Any] | None = None,
@@ -210,7 +202,8 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             metrics: A metric, a list, or a dict from names to metrics: torchmetrics objects, functions of
                 `(outputs, targets)` that return a mean over rows, or names: "accuracy", "top_5" (or another
                 number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
-            scheduler_creator: Called with `(optimizer, config)`; returns a learning-rate scheduler.
+            scheduler: A class of learning-rate schedulers, a partial of one, or a creator that is called with
+                `(optimizer, config)`.
             scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
             config: The argument of all creators.
             precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe;
@@ -228,8 +221,6 @@ class Constructors(metaclass=_ConstructorsOfOthers):
                 third of its free memory. Results are the same.
             process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
                 process group joins all workers before the model is created.
-            backend: Accepted for programs written for Orca ("bigdl", "torch_distributed", "horovod", "spark",
-                "ray"), without effect.
             loss_weights: The weight of each loss in their sum, as a list or dict. None is 1 for each.
             train_step: A function of `(run, batch)` that performs a training step; see `StepRun` for
                 `run`. `batch` is a dict of tensors by column. It returns the loss, or a dict of numbers to
@@ -245,12 +236,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
 
         spec = from_arguments(StepSpec if steps else TorchSpec, arguments)
         run, preparation = _split(options)
-        refuse(
-            *check(spec),
-            *run_complaints(run),
-            *backend_complaints(backend),
-            *preparation.complaints(),
-        )
+        refuse(*check(spec), *run_complaints(run), *preparation.complaints())
         classes = {base for metric in _flat(metrics) for base in type(metric).__mro__}
         uses_torchmetrics = "torchmetrics" in {base.__module__.partition(".")[0] for base in classes}
         preload = (*(("torchmetrics",) if uses_torchmetrics else ()), *_libraries(model))
@@ -264,7 +250,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @_constructor(RunArguments, PreparationArguments)
     def from_lightning(
         cls,
-        module: Any,
+        model: Any,
         *,
         batch: Literal["tuple", "dict"] = "tuple",
         config: Mapping[str, Any] | None = None,
@@ -281,7 +267,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         them; what it logs is in the history. Unsupported features are rejected here, by name.
 
         Args:
-            module: The module, or a creator: a callable that is called with `config` and returns one.
+            model: The module, or a creator: a callable that is called with `config` and returns one.
             batch: What its steps get: a "tuple" of feature and label columns (a single column is passed as
                 is), or a "dict" of columns by name.
             config: The argument of the creator.
@@ -292,59 +278,51 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             inputs: How `predict` calls the module if it has no `predict_step`; see `from_torch`.
             options: See `RunArguments` and `PreparationArguments`.
         """
-        own = {name: value for name, value in locals().items() if name not in ("cls", "module", "options")}
+        own = {name: value for name, value in locals().items() if name not in ("cls", "options")}
         run, preparation = _split(options)
         refuse(*run_complaints(run), *preparation.complaints())
-        spec = FRAMEWORKS.load("lightning").make_spec(model=module, **own)
-        model = FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(module))
-        return cls._create(model, preparation=preparation, **run)
+        spec = FRAMEWORKS.load("lightning").make_spec(**own)
+        return cls._create(
+            FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(model)),
+            preparation=preparation,
+            **run,
+        )
 
     @classmethod
     @_constructor(RunArguments, PreparationArguments)
     def from_keras(
         cls,
-        model: Any = None,
-        model_creator: Any = None,
-        config: Mapping[str, Any] | None = None,
-        compile_args_creator: Any = None,
-        workers: int | None = None,
-        engine: Engine = "auto",
-        model_dir: str | PathLike[str] | None = None,
-        seed: int = 0,
-        keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
+        model: Any,
         *,
+        config: Mapping[str, Any] | None = None,
+        compile_args: Any = None,
+        keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
         inputs: Literal["auto", "positional", "dict"] = "auto",
-        **options: Unpack[_KerasArguments],
+        **options: Unpack[EstimatorArguments],
     ) -> Self:
         """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
 
         Args:
-            model: A compiled model: functional, sequential or subclassed.
-            model_creator: Instead of `model`: a callable that is called with `config` and returns a compiled
-                model.
+            model: A compiled model: functional, sequential or subclassed; or a creator: a callable that is
+                called with `config` and returns one.
             config: The argument of all creators.
-            compile_args_creator: Called with `config`; returns the arguments of `compile`, for a model that
-                is not compiled yet.
+            compile_args: The arguments of `compile`, for a model that is not compiled yet: a dict, or a
+                creator that is called with `config` and returns one.
             keras_backend: The backend of the workers. None is the backend of the model, or the one that
                 `import keras` would choose here.
             inputs: How several feature columns are passed to the model: in order ("positional"), by name
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
             options: See `RunArguments` and `PreparationArguments`.
         """
-        arguments = dict(locals()) | {"config": dict(config or {})}
-        from kindler.frameworks.keras import backends
-        from kindler.frameworks.keras.spec import KerasSpec, check
+        own = {name: value for name, value in locals().items() if name not in ("cls", "options")}
+        run, preparation = _split(options)
+        refuse(*run_complaints(run), *preparation.complaints())
+        from kindler.frameworks.keras.spec import make_spec  # which loads Keras with the model
 
-        spec = from_arguments(KerasSpec, arguments)
-        run, preparation = _split(
-            {**options, "workers": workers, "engine": engine, "model_dir": model_dir, "seed": seed}
-        )
-        refuse(*check(spec), *run_complaints(run), *preparation.complaints())
-        chosen = backends.backend_of(model, keras_backend)
-        backends.require(chosen)
+        spec = make_spec(**own)
         return cls._create(
-            FrameworkModel(framework="keras", spec=replace(spec, backend=chosen)),
-            preparation=replace(preparation, text=chosen == "tensorflow"),
+            FrameworkModel(framework="keras", spec=spec),
+            preparation=replace(preparation, text=spec.backend == "tensorflow"),
             **run,
         )
 

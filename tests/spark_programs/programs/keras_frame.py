@@ -60,7 +60,7 @@ def main() -> None:
     frame = spark.createDataFrame(numbers.flatMap(lambda i: parts[i]), SCHEMA)
 
     est = Estimator.from_keras(
-        model_creator=model_creator, config={"library": keras.__name__}, workers=2, keras_backend=BACKEND
+        model=model_creator, config={"library": keras.__name__}, workers=2, keras_backend=BACKEND
     )
     history = est.fit(
         frame, epochs=3, batch_size=20, callbacks=[Files()], ingest="inline", verbose=0, **COLUMNS

@@ -86,7 +86,7 @@ def main(backend: str, master: str, mnist: str, work: str, size: str) -> None:
     reached = {}
     for creator, whole, ingest, callbacks in ((dense, 11, "inline", schedule), (lenet, 4, "direct", [])):
         epochs = whole if size == "whole" else 2
-        est = kindler.Estimator.from_keras(model_creator=creator, workers=2)
+        est = kindler.Estimator.from_keras(model=creator, workers=2)
         history = est.fit(
             train, epochs=epochs, batch_size=128, verbose=0, ingest=ingest, callbacks=callbacks, **columns
         )

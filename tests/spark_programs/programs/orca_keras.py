@@ -61,7 +61,7 @@ if __name__ == "__main__":
     df = spark.createDataFrame(rows, "image array<float>, label int")
     max_epoch, batch_size = 3, 100
 
-    est = Estimator.from_keras(model_creator=model_creator)
+    est = Estimator.from_keras(model=model_creator)
     stats = est.fit(
         data=df,
         epochs=max_epoch,

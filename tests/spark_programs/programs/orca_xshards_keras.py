@@ -58,7 +58,7 @@ def with_a_model(xshards: XShards) -> tuple[Any, XShards, Any]:
 
 
 def with_a_creator(xshards: XShards) -> tuple[Any, XShards, Any]:
-    est = Estimator.from_keras(model_creator=model_creator)
+    est = Estimator.from_keras(model=model_creator)
 
     total_size = len(xshards)
     stats = est.fit(

@@ -38,7 +38,7 @@ def noisy(config: Any) -> Any:
 def made(creator: Any, config: dict[str, Any]) -> tuple[KerasReplica, Batch]:
     data = problems.problem(32)
     features, labels = (data["x"],), (data["y"].astype(np.float32),)
-    spec = KerasReplica.make_spec(model_creator=creator, config=config, keras_backend="tensorflow")
+    spec = KerasReplica.make_spec(model=creator, config=config, keras_backend="tensorflow")
     replica = KerasReplica(spec, seed=3, feature_names=["x"], label_names=["y"])
     replica.build(features, labels)
     return replica, Batch(features, labels, rows=32, global_rows=32)

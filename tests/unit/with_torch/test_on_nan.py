@@ -30,7 +30,7 @@ def _spec() -> TorchSpec:
         model=_model,
         optimizer=functools.partial(torch.optim.Adam, lr=0.05),
         loss=nn.MSELoss(),
-        scheduler_creator=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
         scheduler_step="step",
         accumulation_steps=2,
     )

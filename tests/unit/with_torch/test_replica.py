@@ -216,7 +216,7 @@ def _on_plateau(optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.parametrize(("moves", "rates"), [("epoch", [0.1, 0.1, 0.05]), ("step", [0.05, 0.025, 0.025])])
 def test_the_schedule_moves_when_it_was_asked_to(moves: Any, rates: list[float]) -> None:
     replica = _replica(
-        nn.Linear(4, 1), nn.MSELoss(), scheduler_creator=_by_step, scheduler_step=moves, config={"gamma": 0.5}
+        nn.Linear(4, 1), nn.MSELoss(), scheduler=_by_step, scheduler_step=moves, config={"gamma": 0.5}
     )
     seen = []
     for _ in range(2):
@@ -228,7 +228,7 @@ def test_the_schedule_moves_when_it_was_asked_to(moves: Any, rates: list[float])
 
 
 def test_a_plateau_is_seen_in_the_epochs_loss() -> None:
-    replica = _replica(nn.Linear(4, 1), nn.MSELoss(), scheduler_creator=_on_plateau)
+    replica = _replica(nn.Linear(4, 1), nn.MSELoss(), scheduler=_on_plateau)
     for loss in (1.0, 2.0):
         replica.train_step(batch(X, Y))
         replica.end_epoch({"loss": loss})
@@ -257,7 +257,7 @@ def _resumable() -> TorchReplica:
         _dropping,
         nn.MSELoss(),
         functools.partial(torch.optim.Adam, lr=0.01),
-        scheduler_creator=lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]),
         scheduler_step="step",
     )
 

@@ -104,8 +104,8 @@ def test_an_optimizer_instance_keeps_its_models_parameters_through_pickling() ->
             "2 of 2 parameters that are not the model's",
         ),
         (TorchSpec(model=_linear, optimizer="adam"), "optimizer must be"),
-        (TorchSpec(model=_linear, scheduler_creator=print), "needs an optimizer"),
-        (TorchSpec(model=_linear, optimizer=_sgd, scheduler_creator=1), "scheduler_creator must be callable"),
+        (TorchSpec(model=_linear, scheduler=print), "needs an optimizer"),
+        (TorchSpec(model=_linear, optimizer=_sgd, scheduler=1), "scheduler must be callable"),
         (TorchSpec(model=_linear, scheduler_step="day"), "scheduler_step must be"),  # type: ignore[arg-type]
         (TorchSpec(model=_linear, loss="mse"), "loss must be"),
         (TorchSpec(model=_linear, config=3), "config must be a dict"),  # type: ignore[arg-type]
@@ -135,9 +135,7 @@ def test_what_cannot_work_is_said_before_anything_is_built(spec: TorchSpec, comp
             "unknown metric 'f2'",
         ),
         (
-            TorchSpec(
-                model=_linear, optimizer=torch.optim.SGD, loss=nn.MSELoss(), scheduler_creator=lambda o, c: 3
-            ),
+            TorchSpec(model=_linear, optimizer=torch.optim.SGD, loss=nn.MSELoss(), scheduler=lambda o, c: 3),
             "must return a learning-rate scheduler",
         ),
     ],

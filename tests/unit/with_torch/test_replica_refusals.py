@@ -58,12 +58,12 @@ def _complaints(**options: Any) -> list[str]:
         ({"optimizer": Reversed}, "Reversed needs 'rate' besides the parameters"),
         ({"optimizer": NotOne}, "the class NotOne, which is none of torch.optim.Optimizer"),
         (
-            {"scheduler_creator": ReduceLROnPlateau, "scheduler_step": "step"},
+            {"scheduler": ReduceLROnPlateau, "scheduler_step": "step"},
             "waits for a figure of each epoch",
         ),
         (
             {
-                "scheduler_creator": functools.partial(ReduceLROnPlateau, patience=2),
+                "scheduler": functools.partial(ReduceLROnPlateau, patience=2),
                 "scheduler_step": "step",
             },
             "waits for a figure of each epoch",
@@ -92,11 +92,11 @@ def test_an_optimizer_instance_that_needs_a_closure_is_refused() -> None:
     [
         ({"optimizer": lambda m: torch.optim.LBFGS(m.parameters())}, "LBFGS evaluates the model"),
         (
-            {"scheduler_creator": lambda o: ReduceLROnPlateau(o, patience=1), "scheduler_step": "step"},
+            {"scheduler": lambda o: ReduceLROnPlateau(o, patience=1), "scheduler_step": "step"},
             "waits for a figure of each epoch",
         ),
         (
-            {"scheduler_creator": lambda o: ReduceLROnPlateau(o, mode="max")},
+            {"scheduler": lambda o: ReduceLROnPlateau(o, mode="max")},
             "receives the training loss of each epoch",
         ),
         ({"loss": lambda outputs, smoothing=0.1: nn.MSELoss()}, "must return a tensor, it returned MSELoss"),

@@ -47,7 +47,7 @@ def trained(model: Any) -> Estimator:
         optimizer=torch.optim.Adam,
         loss=nn.MSELoss(),
         metrics=["mae"],
-        scheduler_creator=lambda optimizer, config: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        scheduler=lambda optimizer, config: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         workers=1,
     )
     est.fit((X, X[:, :1]), epochs=1, verbose=0)

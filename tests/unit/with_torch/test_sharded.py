@@ -49,7 +49,7 @@ def _spec(name: str, **options: Any) -> TorchSpec:
         model=Mixed,
         optimizer=optimizer,
         loss=nn.MSELoss(),
-        scheduler_creator=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8),
         scheduler_step="step",
         **{"clip_norm": 0.5, "clip_value": 0.4, **options},
     )

@@ -60,7 +60,7 @@ def _spec() -> Any:
             "first": lambda model: torch.optim.Adam(model.first.parameters(), lr=0.05),
             "second": lambda model: torch.optim.SGD(model.second.parameters(), lr=0.05, momentum=0.9),
         },
-        scheduler_creator={"first": rate},
+        scheduler={"first": rate},
         scheduler_step="step",
         clip_norm=1.0,
         train_step=play,

@@ -50,8 +50,8 @@ def backend_of(model: Any, wanted: str | None) -> str:
     if wanted not in (None, made_with):
         raise ConfigError(
             f"keras_backend={wanted!r}, but this model was made with Keras on {made_with}.\n"
-            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass model_creator=... instead of"
-            " a model."
+            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass a function that makes it"
+            " instead of a model."
         )
     return made_with
 

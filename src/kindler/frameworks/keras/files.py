@@ -66,7 +66,7 @@ def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
         "the model came out of Keras's own archive with another optimizer than it has on the driver:"
         f" its {lost} is {current.get(lost)!r}, and was {(wanted or {})[lost]!r}.\n"
         "Hint: give the optimizer a get_config() that says all its constructor takes, or pass"
-        " model_creator=... so that workers make the model."
+        " a function as model=..., so that workers make the model."
     )
 
 

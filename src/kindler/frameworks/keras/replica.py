@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -106,14 +105,7 @@ class KerasReplica(BaseReplica):
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
         return cls(specs.loads(spec), **options)
 
-    @classmethod
-    def make_spec(cls, *, keras_backend: str | None = None, **options: Any) -> KerasSpec:
-        spec = KerasSpec(**{**options, "config": dict(options.get("config") or {})})
-        if complaints := specs.check(spec):
-            raise ConfigError("\n".join(complaints))
-        chosen = backends.backend_of(spec.model, keras_backend)
-        backends.require(chosen)
-        return replace(spec, backend=chosen)
+    make_spec = staticmethod(specs.make_spec)
 
     @classmethod
     def changed(cls, spec: KerasSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> KerasSpec:
@@ -135,9 +127,7 @@ class KerasReplica(BaseReplica):
     def complaints(cls, spec: KerasSpec, use: Use, value: Any = None) -> list[str]:
         model = spec.model
         if use in ("train", "judge") and specs.is_uncompiled(spec):
-            hint = (
-                "call model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to from_keras"
-            )
+            hint = "call model.compile(optimizer=..., loss=...), or pass compile_args=... to from_keras"
             return [f"the model is not compiled; {hint}."]
         if use == "several" and model is not None and not isinstance(model, specs.Archive):
             return specs.synchronized(model)
@@ -166,7 +156,7 @@ class KerasReplica(BaseReplica):
         if not self._compiled:
             raise ConfigError(
                 "the model is not compiled.\nHint: its creator must call"
-                " model.compile(optimizer=..., loss=...), or pass compile_args_creator=... to"
+                " model.compile(optimizer=..., loss=...), or pass compile_args=... to"
                 " Estimator.from_keras."
             )
         targets = [np.zeros((1, *array.shape[1:]), array.dtype) for array in labels]

@@ -14,7 +14,7 @@ import cloudpickle
 
 from kindler.errors import ConfigError
 from kindler.frameworks.creators import call, positional, title
-from kindler.frameworks.keras.backends import flavour_of, is_compiled, load
+from kindler.frameworks.keras.backends import backend_of, flavour_of, is_compiled, load, require
 from kindler.frameworks.keras.files import check_optimizer, described, with_live_optimizer
 from kindler.frameworks.keras.gradient_hook import leaves
 from kindler.frameworks.keras.state import pack, unpack
@@ -39,42 +39,65 @@ class KerasSpec:
 
     model: Any = None
     model_creator: Callable[..., Any] | None = None
-    compile_args_creator: Callable[..., Any] | None = None
+    compile_args: Mapping[str, Any] | Callable[..., Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "tensorflow"
     inputs: Literal["auto", "positional", "dict"] = "auto"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "compile_args_creator" in state:  # written before 0.2
+            state["compile_args"] = state.pop("compile_args_creator")
+        self.__dict__.update(state)
 
-def check(spec: KerasSpec) -> list[str]:
+
+def make_spec(
+    *,
+    model: Any,
+    config: Mapping[str, Any] | None = None,
+    compile_args: Any = None,
+    keras_backend: str | None = None,
+    inputs: Literal["auto", "positional", "dict"] = "auto",
+) -> KerasSpec:
+    """Raises ConfigError; a model that is not an instance is a creator."""
+    is_instance = flavour_of(model) is not None
     found = []
-    if (spec.model is None) == (spec.model_creator is None):
-        found.append("pass either model= (a Keras model) or model_creator= (a function that returns one).")
-    if spec.model is not None and flavour_of(spec.model) is None:
-        hint = " A function goes to model_creator=." if callable(spec.model) else ""
-        found.append(f"model must be a Keras model; received {_kind(spec.model)}.{hint}")
-    for name in ("model_creator", "compile_args_creator"):
-        creator = getattr(spec, name)
-        if creator is None:
-            continue
-        if not callable(creator):
-            found.append(f"{name} must be callable; received {_kind(creator)}.")
-        elif (positional(creator) or 0) > 1:
+    if not is_instance and not callable(model):
+        found.append(f"model must be a Keras model or a function that returns one; received {_kind(model)}.")
+    if not (compile_args is None or isinstance(compile_args, Mapping) or callable(compile_args)):
+        found.append(
+            f"compile_args must be a dict or a function that returns one; received {_kind(compile_args)}."
+        )
+    for name, creator in {"model": None if is_instance else model, "compile_args": compile_args}.items():
+        if callable(creator) and (positional(creator) or 0) > 1:
             found.append(f"{name} is called with one argument, the config; {title(creator)} needs more.")
-    if spec.inputs not in ("auto", "positional", "dict"):
-        found.append(f"inputs must be 'auto', 'positional' or 'dict'; received {spec.inputs!r}.")
-    return found
+    if inputs not in ("auto", "positional", "dict"):
+        found.append(f"inputs must be 'auto', 'positional' or 'dict'; received {inputs!r}.")
+    if found:
+        raise ConfigError(found[0] if len(found) == 1 else "\n".join(f"- {each}" for each in found))
+    backend = backend_of(model if is_instance else None, keras_backend)
+    require(backend)
+    if is_instance and isinstance(compile_args, Mapping) and not is_compiled(model):
+        model.compile(**compile_args)
+    return KerasSpec(
+        model=model if is_instance else None,
+        model_creator=None if is_instance else model,
+        compile_args=None if is_instance and isinstance(compile_args, Mapping) else compile_args,
+        config=dict(config or {}),
+        backend=backend,
+        inputs=inputs,
+    )
 
 
 def is_uncompiled(spec: KerasSpec) -> bool:
     model = spec.model
-    return model is not None and spec.compile_args_creator is None and not is_compiled(model)
+    return model is not None and spec.compile_args is None and not is_compiled(model)
 
 
 def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
     """Changes a model in place."""
-    if spec.compile_args_creator is not None:
+    if spec.compile_args is not None:
         raise ConfigError(
-            f"learning_rate={rate}: compile_args_creator decides the rate.\n"
+            f"learning_rate={rate}: compile_args decides the rate.\n"
             "Hint: read it from the config there, and give config={...}."
         )
     if spec.model_creator is not None:
@@ -133,8 +156,9 @@ def build_model(spec: KerasSpec) -> Any:
             raise ConfigError(
                 f"{title(spec.model_creator)} must return a Keras model; it returned {_kind(model)}."
             )
-    if spec.compile_args_creator is not None and not is_compiled(model):
-        model.compile(**call(spec.compile_args_creator, dict(spec.config)))
+    arguments = spec.compile_args
+    if arguments is not None and not is_compiled(model):
+        model.compile(**(call(arguments, dict(spec.config)) if callable(arguments) else arguments))
     return model
 
 
@@ -170,7 +194,7 @@ def _archive(model: Any) -> Archive:
         except Exception as exc:  # Keras raises many kinds for what it cannot describe
             raise ConfigError(
                 f"Keras cannot save this model, so it cannot travel to workers: {exc}\n"
-                "Hint: give its layers a get_config(), or pass model_creator=... so that workers make it."
+                "Hint: give its layers a get_config(), or pass a function as model=..., which workers call."
             ) from exc
         return Archive(flavour, path.read_bytes(), custom_objects(model, flavour), optimizer)
 
@@ -251,7 +275,7 @@ def scoring_model(spec: KerasSpec, state: Callable[[], bytes], before: ScoringMo
         return ScoringModel.of(dumps(spec), _own_state(state()), before)
     archive = _archive(model)
     slim = replace(archive, data=_without_training(archive.data), optimizer=None)
-    packed = dumps(replace(spec, compile_args_creator=None, model=slim))
+    packed = dumps(replace(spec, compile_args=None, model=slim))
     # Read from an archive, these have all their variables.
     kind, of_keras = type(model).__name__, type(model).__module__.startswith(("keras.", "tf_keras."))
     whole = model.built and of_keras and kind in ("Functional", "Sequential")

@@ -131,7 +131,7 @@ def why_not(
         "there are several losses": isinstance(spec.loss, list | tuple | dict),
         f"accumulation_steps is {spec.accumulation_steps}": spec.accumulation_steps > 1,
         "the learning rate changes with every step": (
-            spec.scheduler_creator is not None and spec.scheduler_step == "step"
+            spec.scheduler is not None and spec.scheduler_step == "step"
         ),
         f"{kind.__module__}.{kind.__name__} has no option `capturable`": not known,
         "metrics of torchmetrics keep their state in Python": stateful_metrics,

@@ -272,7 +272,7 @@ def build_optimizers(spec: specs.TorchSpec, model: torch.nn.Module) -> Optimizer
 
 
 def build_schedules(spec: specs.TorchSpec, optimizers: Optimizers) -> Schedules | None:
-    given = spec.scheduler_creator
+    given = spec.scheduler
     if given is None:
         return None
     by_name = given if isinstance(given, Mapping) else dict.fromkeys(optimizers.named, given)

@@ -55,7 +55,7 @@ class TorchSpec:
     loss: Any = None
     loss_weights: Any = None
     metrics: Any = None
-    scheduler_creator: Any = None
+    scheduler: Any = None
     scheduler_step: Literal["epoch", "step"] = "epoch"
     config: dict[str, Any] = field(default_factory=dict)
     precision: Literal["bf16", "fp16"] | None = None
@@ -68,12 +68,17 @@ class TorchSpec:
     compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None
     device_cache: Literal["auto"] | bool = "auto"
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "scheduler_creator" in state:  # written before 0.2
+            state["scheduler"] = state.pop("scheduler_creator")
+        self.__dict__.update(state)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec(TorchSpec):
     """`train_step` and `eval_step` are called with (run, batch) and return the loss or a dict of numbers.
 
-    `optimizer` and `scheduler_creator` may also be dicts by optimizer name.
+    `optimizer` and `scheduler` may also be dicts by optimizer name.
     """
 
     train_step: Any = None
@@ -215,7 +220,7 @@ def check(spec: TorchSpec) -> list[str]:
     if optimizers is None:
         complaints += _optimizer_complaints(spec)
     for name, optimizer in (optimizers or {}).items():
-        own = _optimizer_complaints(replace(spec, optimizer=optimizer, scheduler_creator=None))
+        own = _optimizer_complaints(replace(spec, optimizer=optimizer, scheduler=None))
         complaints += [f"optimizer[{name!r}]: {complaint}" for complaint in own]
     return [*complaints, *_step_complaints(spec, optimizers)]
 
@@ -233,7 +238,7 @@ def _model_complaints(spec: TorchSpec) -> Iterator[str]:
 
 
 def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
-    optimizer, scheduler = spec.optimizer, spec.scheduler_creator
+    optimizer, scheduler = spec.optimizer, spec.scheduler
     kind = optimizer_kind(optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
         yield from _instance_complaints(spec, optimizer)
@@ -256,9 +261,9 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
     if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
         yield CLOSURE.format(name=kind.__name__)
     if scheduler is not None and optimizer is None:
-        yield "scheduler_creator needs an optimizer to schedule; none was given."
+        yield "scheduler needs an optimizer to schedule; none was given."
     if scheduler is not None and not callable(scheduler):
-        yield f"scheduler_creator must be callable with (optimizer, config); received {scheduler!r}."
+        yield f"scheduler must be callable with (optimizer, config); received {scheduler!r}."
     if spec.scheduler_step == "step" and _is_class(scheduler, ReduceLROnPlateau):
         yield PLATEAU_STEP
 
@@ -352,9 +357,9 @@ def _step_complaints(spec: StepSpec, optimizers: Mapping[str, Any] | None) -> It
     if spec.eval_step is not None and spec.metrics:
         yield "metrics and eval_step: eval_step returns all figures itself; pass one of them."
     if optimizers is not None:
-        yield from _several_optimizers_complaints(spec.scheduler_creator, optimizers)
-    elif isinstance(spec.scheduler_creator, Mapping):
-        yield "scheduler_creator is a dict, but there is one optimizer, which has no name; pass a function."
+        yield from _several_optimizers_complaints(spec.scheduler, optimizers)
+    elif isinstance(spec.scheduler, Mapping):
+        yield "scheduler is a dict, but there is one optimizer, which has no name; pass a function."
     if spec.loss == "model" and spec.train_step is not None:
         yield "loss='model' and train_step: the step computes the loss itself; pass one of them."
     if spec.accumulation_steps != 1:
@@ -383,8 +388,8 @@ def _several_optimizers_complaints(schedules: Any, optimizers: Mapping[str, Any]
         for name, creator in schedules.items():
             if name not in optimizers:
                 known = list(optimizers)
-                yield f"scheduler_creator[{name!r}]: there is no optimizer of that name, only {known}."
+                yield f"scheduler[{name!r}]: there is no optimizer of that name, only {known}."
             elif not callable(creator):
-                yield f"scheduler_creator[{name!r}] must be callable with (optimizer, config)."
+                yield f"scheduler[{name!r}] must be callable with (optimizer, config)."
     elif schedules is not None and not callable(schedules):
-        yield f"scheduler_creator must be callable with (optimizer, config); received {schedules!r}."
+        yield f"scheduler must be callable with (optimizer, config); received {schedules!r}."

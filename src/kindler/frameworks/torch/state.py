@@ -311,7 +311,7 @@ def scoring_model(
     Changes are found by comparing memory: torch's own counters miss writes through `.data` or numpy.
     """
     own = "model" if spec.loss == "model" else None
-    slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler_creator=None)
+    slim = replace(spec, optimizer=None, loss=own, loss_weights=None, metrics=None, scheduler=None)
     if isinstance(spec.model, torch.nn.Module):  # which has its trained weights
         return _packed_with_tensors(slim, before)
     packed = pickle_for_workers(slim)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kindler import Estimator, RunSettings
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.tf_graph import EstimatorSpec, InputData, ModeKeys
-from kindler.estimator.checks import backend_complaints, refuse
+from kindler.errors import ConfigError
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine
@@ -96,7 +96,8 @@ def from_graph(
         ConfigError: The graph cannot be trained or scored as the arguments say.
     """
     own = {name: value for name, value in locals().items() if name not in ("cls", "backend", "options")}
-    refuse(*backend_complaints(backend))
+    if backend not in (None, "bigdl"):
+        raise ConfigError(f"backend must be 'bigdl', or left out; received {backend!r}.")
     return cls.from_framework("tf_graph", **own, **options)
 
 

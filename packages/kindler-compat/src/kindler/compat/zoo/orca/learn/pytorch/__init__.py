@@ -95,7 +95,7 @@ class Estimator(TorchEstimator):
             optimizer=optimizer,
             loss=loss,
             metrics=_metrics(metrics, loss),
-            scheduler_creator=scheduler_creator,
+            scheduler=scheduler_creator,
             scheduler_step="step" if scheduler_step_freq == "batch" else "epoch",
             config=config,
             model_dir=model_dir,

@@ -51,9 +51,9 @@ class Estimator(OrcaEstimator):
         if not callable(model_creator):
             raise InvalidInput(f"model_creator must be a function of config; received {model_creator!r}.")
         made = CoreEstimator.from_keras(
-            model_creator=model_creator,
+            model_creator,
             config=config,
-            compile_args_creator=compile_args_creator,
+            compile_args=compile_args_creator,
             workers=workers_of(workers_per_node),
             model_dir=model_dir,
         )
