@@ -72,7 +72,7 @@ def _estimator(model: Any) -> Any:
 
 def _predict(estimator: Any, frame: Any, runtime: str | None) -> Any:
     return estimator.predict(
-        frame, BATCH, feature_cols="features", shapes={"features": (WIDTH,)}, verbose=0, runtime=runtime
+        frame, BATCH, feature_cols="features", shapes={"features": (WIDTH,)}, verbose=0, accelerator=runtime
     ).select("prediction")
 
 

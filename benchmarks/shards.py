@@ -75,7 +75,7 @@ def _cached(spark: Any, pandas: Any, schema: str) -> Any:
 def _shards(pandas: Any) -> Any:
     from kindler import XShards
 
-    return XShards.partition(pandas, SHARDS, home="spark")
+    return XShards.partition(pandas, SHARDS, engine="spark")
 
 
 def _from_frame(frame: Any) -> Any:

@@ -128,11 +128,13 @@ def _shards() -> Any:
 
 
 WAYS = {
-    "local home, from files": Way(lambda folder: folder, lambda f: _shards().load_parquet(f, home="local")),
-    "local home, from pandas": Way(a_frame, lambda f: _shards().partition(f, FILES, home="local")),
-    "Spark home, from a DataFrame": Way(a_scan, lambda f: _shards().from_spark_df(f)),
-    "Spark home, from pandas": Way(
-        a_frame_and_a_session, lambda f: _shards().partition(f, FILES, home="spark")
+    "local engine, from files": Way(
+        lambda folder: folder, lambda f: _shards().load_parquet(f, engine="local")
+    ),
+    "local engine, from pandas": Way(a_frame, lambda f: _shards().partition(f, FILES, engine="local")),
+    "Spark engine, from a DataFrame": Way(a_scan, lambda f: _shards().from_spark_df(f)),
+    "Spark engine, from pandas": Way(
+        a_frame_and_a_session, lambda f: _shards().partition(f, FILES, engine="spark")
     ),
 }
 

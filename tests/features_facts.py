@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn import preprocessing
 
-from kindler import MinMaxScaler, StandardScaler, StringIndexer
+from kindler.features import MinMaxScaler, StandardScaler, StringIndexer
 
 Give = Callable[[pd.DataFrame], Any]
 Back = Callable[[Any], pd.DataFrame]
@@ -58,7 +58,7 @@ class FeatureFacts:
         assert found.reset_index(drop=True).to_dict("list") == {"city": [0, 1], "row": [0, 3]}
 
     def test_a_scaler_of_the_range_is_that_of_scikit_learn(self, give: Give, back: Back) -> None:
-        scaler = MinMaxScaler(-1, 3, inputCol=NAMES)
+        scaler = MinMaxScaler(-1, 3, input_col=NAMES)
         found = back(scaler.fit_transform(give(NUMBERS)))
 
         theirs = preprocessing.MinMaxScaler((-1, 3)).fit(NUMBERS)
@@ -69,7 +69,7 @@ class FeatureFacts:
     def test_a_standard_scaler_is_that_of_scikit_learn_but_for_constants(
         self, give: Give, back: Back
     ) -> None:
-        scaler = StandardScaler(withMean=True, inputCol=NAMES, outputCol="v", ddof=0)
+        scaler = StandardScaler(with_mean=True, input_col=NAMES, output_col="v", ddof=0)
         found = back(scaler.fit_transform(give(NUMBERS)))
 
         theirs = preprocessing.StandardScaler().fit(NUMBERS)
@@ -82,7 +82,7 @@ class FeatureFacts:
     def test_each_place_of_a_vector_is_scaled_by_itself(self, give: Give, back: Back) -> None:
         vectors = [[1.0, 10.0], None, [3.0, None], [2.0, 30.0]]
         data = give(pd.DataFrame({"v": pd.Series(vectors, dtype=object), "k": range(4)}))
-        scaler = MinMaxScaler(inputCol="v", outputCol="w").fit(data)
+        scaler = MinMaxScaler(input_col="v", output_col="w").fit(data)
         found = back(scaler.transform(data))
 
         assert (scaler.data_min_.tolist(), scaler.data_max_.tolist()) == ([1, 10], [3, 30])
@@ -95,8 +95,8 @@ class FeatureFacts:
         data = give(NUMBERS.assign(city=[str(i % 3) for i in range(12)]))
         for made in (
             StringIndexer("city", "i"),
-            MinMaxScaler(inputCol="far"),
-            StandardScaler(inputCol=["far", "count"], outputCol="v"),
+            MinMaxScaler(input_col="far"),
+            StandardScaler(input_col=["far", "count"], output_col="v"),
         ):
             again = type(made).from_dict(json.loads(json.dumps(made.fit(data).to_dict())))
             assert again.to_dict() == made.to_dict()
@@ -108,4 +108,4 @@ class FeatureFacts:
         with pytest.raises(ValueError, match="there is no column 'town'"):
             StringIndexer("town").fit(data)
         with pytest.raises(ValueError, match="column 'city'.*not numbers"):
-            MinMaxScaler(inputCol="city").fit(data)
+            MinMaxScaler(input_col="city").fit(data)

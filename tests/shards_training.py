@@ -1,4 +1,4 @@
-"""What must hold for a model on shards, in either home and however the rows are dealt out."""
+"""What must hold for a model on shards, in either engine and however the rows are dealt out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYOUTS = {
 }
 
 
-def shards_of(data: dict[str, np.ndarray], ends: Sequence[int], home: str) -> XShards:
+def shards_of(data: dict[str, np.ndarray], ends: Sequence[int], engine: str) -> XShards:
     """Shards of the model's two inputs and its target."""
     starts = [0, *ends[:-1]]
     return XShards.from_shards(
@@ -31,7 +31,7 @@ def shards_of(data: dict[str, np.ndarray], ends: Sequence[int], home: str) -> XS
             {"x": (data["id"][a:b], data["x"][a:b]), "y": data["y"][a:b]}
             for a, b in zip(starts, ends, strict=True)
         ],
-        home=home,
+        engine=engine,
     )
 
 
@@ -59,7 +59,7 @@ def assert_same_as_one_process(
 
     scored = est.predict(shards, batch_size=7, verbose=0)
 
-    assert (scored.home, scored.num_partitions(), len(scored)) == (shards.home, len(ends), ROWS)
+    assert (scored.engine, scored.num_partitions(), len(scored)) == (shards.engine, len(ends), ROWS)
     found = scored.collect()
     assert [len(shard["y"]) for shard in found] == np.diff([0, *ends]).tolist()
     assert all(list(shard) == ["x", "y", "prediction"] for shard in found)

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from kindler import compat as compat
     from kindler import data as data
     from kindler import errors as errors
+    from kindler import features as features
     from kindler import ml as ml
     from kindler import runtime as runtime
     from kindler import serve as serve
     from kindler import store as store
+    from kindler import strategies as strategies
     from kindler import testing as testing
     from kindler import tfrecord as tfrecord
     from kindler import tune as tune
@@ -24,11 +26,8 @@ if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
     from kindler.engine.placement import WorkerInfo as WorkerInfo
-    from kindler.engine.placement import worker as worker
+    from kindler.engine.placement import current_worker as current_worker
     from kindler.estimator.estimator import Estimator as Estimator
-    from kindler.features import MinMaxScaler as MinMaxScaler
-    from kindler.features import StandardScaler as StandardScaler
-    from kindler.features import StringIndexer as StringIndexer
     from kindler.omega import Omega as Omega
     from kindler.omega import om as om
     from kindler.readers import read_csv as read_csv
@@ -60,9 +59,8 @@ _PUBLIC = _by_name(
         "kindler.collective": "all_gather",
         "kindler.config": "RunSettings",
         "kindler.data.preparation": "batched",
-        "kindler.engine.placement": "WorkerInfo worker",
+        "kindler.engine.placement": "WorkerInfo current_worker",
         "kindler.estimator.estimator": "Estimator",
-        "kindler.features": "MinMaxScaler StandardScaler StringIndexer",
         "kindler.omega": "Omega om",
         "kindler.readers": "read_csv read_images read_json read_parquet read_tfrecord",
         "kindler.spark.session": "init stop",
@@ -73,17 +71,9 @@ _PUBLIC = _by_name(
         "kindler.xshards": "SharedValue XShards",
     }
 )
-# Found here by programs that were written before these were kindler-compat's.
-_MOVED = _by_name(
-    {
-        "kindler.compat.estimators": "EstimatorSpec InputData ModeKeys",
-        "kindler.compat.bigdl.optim.triggers": "EveryEpoch MaxEpoch MaxIteration MaxScore MinLoss"
-        " SeveralIteration Trigger TriggerAnd TriggerOr",
-    }
-)
 _SUBMODULES = {
     *("cluster", "compat", "data", "errors", "features", "ml"),
-    *("runtime", "serve", "store", "testing", "tfrecord", "tune"),
+    *("runtime", "serve", "store", "strategies", "testing", "tfrecord", "tune"),
 }
 
 __all__ = sorted([*_PUBLIC, "__version__", "errors"])  # noqa: PLE0605
@@ -92,10 +82,9 @@ __all__ = sorted([*_PUBLIC, "__version__", "errors"])  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"kindler.{name}")
-    module = _PUBLIC.get(name) or _MOVED.get(name)
-    if module is None:
+    if name not in _PUBLIC:
         raise AttributeError(f"module 'kindler' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@
     │   └── DamagedError                    stored bytes are missing or changed
     └── TrainingError (RuntimeError)        a run failed
         ├── WorkerError                     user code raised on a worker (see `worker_error`)
-        ├── WorkerLost                      a worker process, executor or host went away
+        ├── WorkerLostError                 a worker process, executor or host went away
         ├── NonFiniteLossError (FloatingPointError)  a loss is NaN or infinite
         ├── StartTimeoutError (TimeoutError)  the workers did not all start in time
         ├── StalledError (TimeoutError)     all workers are alive and none makes progress
@@ -263,7 +263,7 @@ class WorkerError(TrainingError):
     role: str = "worker"
 
 
-class WorkerLost(TrainingError):
+class WorkerLostError(TrainingError):
     """A worker died without reporting an error: it was killed, ran out of memory, or lost its machine.
 
     `role` and `host` are as in `WorkerError`.
@@ -291,7 +291,7 @@ class WorkerLost(TrainingError):
 
 
 class NonFiniteLossError(TrainingError, FloatingPointError):
-    """The loss of a training step is NaN or infinite; `fit(on_nan=...)` decides what happens then.
+    """The loss of a training step is NaN or infinite; `fit(nan_loss=...)` decides what happens then.
 
     Attributes:
         step: The optimizer step, counted from 1 since the model was created.
@@ -308,7 +308,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
         super().__init__(
             f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
             "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
-            " fit(on_nan='skip') leaves such steps out, and fit(on_nan='warn') goes on."
+            " fit(nan_loss='skip') leaves such steps out, and fit(nan_loss='warn') goes on."
         )
 
 

@@ -30,6 +30,13 @@ __all__ = ["MinMaxScaler", "StandardScaler", "StringIndexer"]
 Names: TypeAlias = "str | Sequence[str]"
 
 _FORMAT = 1
+# Arguments in what `to_dict` returned before 0.2.
+_RENAMED = {
+    "inputCol": "input_col",
+    "outputCol": "output_col",
+    "withMean": "with_mean",
+    "withStd": "with_std",
+}
 _Data = TypeVar("_Data")
 
 
@@ -42,13 +49,13 @@ class _Transformer(ABC):
 
     _learned: ClassVar[tuple[str, ...]]
 
-    def __init__(self, inputCol: Names | None, outputCol: Names | None, *, packs: bool = False) -> None:
-        self._inputs = self._names(inputCol, "inputCol")
-        self._packed = packs and isinstance(outputCol, str) and len(self._inputs) > 1
-        self._outputs = self._inputs if outputCol is None else self._names(outputCol, "outputCol")
+    def __init__(self, input_col: Names | None, output_col: Names | None, *, packs: bool = False) -> None:
+        self._inputs = self._names(input_col, "input_col")
+        self._packed = packs and isinstance(output_col, str) and len(self._inputs) > 1
+        self._outputs = self._inputs if output_col is None else self._names(output_col, "output_col")
         if not self._packed and len(self._outputs) != len(self._inputs):
             raise ConfigError(
-                f"{self._name}: {len(self._inputs)} input columns, but outputCol={outputCol!r} names"
+                f"{self._name}: {len(self._inputs)} input columns, but output_col={output_col!r} names"
                 f" {len(self._outputs)}."
             )
 
@@ -121,7 +128,7 @@ class _Transformer(ABC):
                 f" {cls.__name__!r} and {_FORMAT}."
             )
         learned = rest.pop("learned")
-        instance = cls(**rest)
+        instance = cls(**{_RENAMED.get(name, name): value for name, value in rest.items()})
         for name in cls._learned:
             value = learned[name]
             setattr(instance, f"{name}_", np.array(value, float) if isinstance(value, list) else value)
@@ -132,7 +139,7 @@ class _Transformer(ABC):
 
     def _arguments(self) -> dict[str, Any]:
         outputs: Any = self._outputs[0] if self._packed else list(self._outputs)
-        columns = {"inputCol": list(self._inputs), "outputCol": outputs}
+        columns = {"input_col": list(self._inputs), "output_col": outputs}
         names = inspect.signature(type(self)).parameters
         return {name: columns[name] if name in columns else getattr(self, name) for name in names}
 
@@ -192,8 +199,8 @@ class StringIndexer(_Transformer):
     `transform` treats them like values that `fit` has not seen.
 
     Args:
-        inputCol: The column, or a list of columns, of strings, numbers or booleans.
-        outputCol: The output column, or a list of them. Default: replace the values.
+        input_col: The column, or a list of columns, of strings, numbers or booleans.
+        output_col: The output column, or a list of them. Default: replace the values.
         handle_invalid: What `transform` does with a value that `fit` has not seen, or that is missing.
             "error" raises DataError, "keep" gives all of them one extra index, "skip" drops the row.
         first_index: The index of the most frequent value. Spark ML has 0; 1 leaves 0 free, as Orca does.
@@ -203,7 +210,7 @@ class StringIndexer(_Transformer):
 
     Example:
         >>> import pandas as pd
-        >>> from kindler import StringIndexer
+        >>> from kindler.features import StringIndexer
         >>> cities = pd.DataFrame({"city": ["Oslo", "Bergen", "Oslo", "Ålesund"]})
         >>> indexer = StringIndexer("city", "index")
         >>> indexer.fit_transform(cities)["index"].tolist()
@@ -218,13 +225,13 @@ class StringIndexer(_Transformer):
 
     def __init__(
         self,
-        inputCol: Names,
-        outputCol: Names | None = None,
+        input_col: Names,
+        output_col: Names | None = None,
         *,
         handle_invalid: Invalid = "error",
         first_index: int = 0,
     ) -> None:
-        super().__init__(inputCol, outputCol)
+        super().__init__(input_col, output_col)
         if handle_invalid not in get_args(Invalid):
             raise ConfigError(
                 f"StringIndexer(handle_invalid={handle_invalid!r}): must be one of {list(get_args(Invalid))}."
@@ -325,8 +332,8 @@ class _Scaler(_Transformer):
 
     vector_: bool
 
-    def __init__(self, inputCol: Names | None, outputCol: Names | None) -> None:
-        super().__init__(inputCol, outputCol, packs=True)
+    def __init__(self, input_col: Names | None, output_col: Names | None) -> None:
+        super().__init__(input_col, output_col, packs=True)
 
     @abstractmethod
     def _affine(self) -> tuple[Array, Array, float]:
@@ -430,9 +437,9 @@ class MinMaxScaler(_Scaler):
     Args:
         min: The result for the smallest value.
         max: The result for the largest value.
-        inputCol: A column of numbers, a list of them, or a column of vectors (lists or arrays of one length,
+        input_col: A column of numbers, a list of them, or a column of vectors (lists or arrays of one length,
             Spark ML vectors), each place of which is scaled separately.
-        outputCol: The output columns: as many as inputs, or one name for several columns, which then
+        output_col: The output columns: as many as inputs, or one name for several columns, which then
             become one vector. Default: replace the values.
 
     Attributes:
@@ -442,8 +449,8 @@ class MinMaxScaler(_Scaler):
 
     Example:
         >>> import pandas as pd
-        >>> from kindler import MinMaxScaler
-        >>> MinMaxScaler(inputCol="t").fit_transform(pd.DataFrame({"t": [-5, 0, 15]}))["t"].tolist()
+        >>> from kindler.features import MinMaxScaler
+        >>> MinMaxScaler(input_col="t").fit_transform(pd.DataFrame({"t": [-5, 0, 15]}))["t"].tolist()
         [0.0, 0.25, 1.0]
     """
 
@@ -456,10 +463,10 @@ class MinMaxScaler(_Scaler):
         self,
         min: float = 0.0,  # noqa: A002 - Orca's and Spark's names
         max: float = 1.0,  # noqa: A002
-        inputCol: Names | None = None,
-        outputCol: Names | None = None,
+        input_col: Names | None = None,
+        output_col: Names | None = None,
     ) -> None:
-        super().__init__(inputCol, outputCol)
+        super().__init__(input_col, output_col)
         if not min < max:
             raise ConfigError(f"MinMaxScaler(min={min}, max={max}): min must be less than max.")
         self.min, self.max = float(min), float(max)
@@ -479,14 +486,14 @@ class MinMaxScaler(_Scaler):
 class StandardScaler(_Scaler):
     """Divide numbers by their standard deviation, optionally after subtracting their mean.
 
-    Computed in float64. Missing values are ignored by `fit`, and stay missing. With `withStd`, a column that
+    Computed in float64. Missing values are ignored by `fit`, and stay missing. With `with_std`, a column that
     is constant in `fit` becomes 0, as in Spark ML.
 
     Args:
-        withMean: Whether to subtract the mean.
-        withStd: Whether to divide by the standard deviation.
-        inputCol: As for `MinMaxScaler`.
-        outputCol: As for `MinMaxScaler`.
+        with_mean: Whether to subtract the mean.
+        with_std: Whether to divide by the standard deviation.
+        input_col: As for `MinMaxScaler`.
+        output_col: As for `MinMaxScaler`.
         ddof: Delta degrees of freedom of the deviation: 1 as in Spark ML, 0 as in scikit-learn.
 
     Attributes:
@@ -495,8 +502,8 @@ class StandardScaler(_Scaler):
 
     Example:
         >>> import pandas as pd
-        >>> from kindler import StandardScaler
-        >>> scaler = StandardScaler(withMean=True, inputCol="t").fit(pd.DataFrame({"t": [1.0, 2.0, 3.0]}))
+        >>> from kindler.features import StandardScaler
+        >>> scaler = StandardScaler(with_mean=True, input_col="t").fit(pd.DataFrame({"t": [1.0, 2.0, 3.0]}))
         >>> scaler.transform(pd.DataFrame({"t": [2.0, 5.0]}))["t"].tolist()
         [0.0, 3.0]
     """
@@ -508,21 +515,21 @@ class StandardScaler(_Scaler):
 
     def __init__(
         self,
-        withMean: bool = False,
-        withStd: bool = True,
-        inputCol: Names | None = None,
-        outputCol: Names | None = None,
+        with_mean: bool = False,
+        with_std: bool = True,
+        input_col: Names | None = None,
+        output_col: Names | None = None,
         *,
         ddof: int = 1,
     ) -> None:
-        super().__init__(inputCol, outputCol)
+        super().__init__(input_col, output_col)
         if ddof not in (0, 1):
             raise ConfigError(f"StandardScaler(ddof={ddof!r}): must be 0 or 1.")
-        self.withMean, self.withStd, self.ddof = bool(withMean), bool(withStd), int(ddof)
+        self.with_mean, self.with_std, self.ddof = bool(with_mean), bool(with_std), int(ddof)
 
     def _affine(self) -> tuple[Array, Array, float]:
-        center = self.mean_ if self.withMean else np.zeros_like(self.mean_)
-        if not self.withStd:
+        center = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
+        if not self.with_std:
             return center, np.ones_like(self.mean_), 0.0
         return center, np.where(self.scale_ == 0, 0, 1 / np.where(self.scale_ == 0, 1, self.scale_)), 0.0
 

@@ -41,7 +41,9 @@ EXAMPLES: dict[str, Any] = {
     "WorkerError": lambda: errors.worker_error(
         types=["builtins:KeyError", "builtins:LookupError"], message="m", traceback="t", rank=1, host="h"
     ),
-    "WorkerLost": lambda: errors.WorkerLost("gone", rank=1, host="h", exit_code=-9, log_tail="last"),
+    "WorkerLostError": lambda: errors.WorkerLostError(
+        "gone", rank=1, host="h", exit_code=-9, log_tail="last"
+    ),
 }
 CLASSES = [
     name

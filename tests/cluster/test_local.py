@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kindler import cluster
-from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost
+from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLostError
 from tests.cluster import programs
 from tests.conftest import eventually_none, workers
 from tests.piped import piped_stdout
@@ -112,8 +112,8 @@ def test_a_program_that_filters_drops_and_repeats_rows() -> None:
         ("raise", LookupError, "I fail: raise"),
         ("late", LookupError, "I fail: late"),
         ("exit", TrainingError, r"sys\.exit\(3\)"),
-        ("hard exit", WorkerLost, "exit code 3"),
-        ("kill", WorkerLost, "SIGKILL"),
+        ("hard exit", WorkerLostError, "exit code 3"),
+        ("kill", WorkerLostError, "SIGKILL"),
     ],
 )
 def test_the_failure_of_a_node_reaches_the_driver_and_nothing_is_left(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kindler import cluster
-from kindler.errors import ConfigError, DataError, StartTimeoutError, WorkerLost
+from kindler.errors import ConfigError, DataError, StartTimeoutError, WorkerLostError
 from tests.cluster import programs
 from tests.conftest import eventually_none, workers
 
@@ -99,7 +99,7 @@ def test_a_task_that_finds_its_node_gone_fails_with_the_reason_for_that(
     if how == "return":
         running.shutdown()
     else:
-        with pytest.raises((LookupError, WorkerLost), match=told.removeprefix("LookupError: ")):
+        with pytest.raises((LookupError, WorkerLostError), match=told.removeprefix("LookupError: ")):
             running.shutdown()
 
 
@@ -114,7 +114,7 @@ def test_terminate_stops_the_job_that_feeds(spark: Any) -> None:
 
 def test_a_node_that_is_killed_ends_the_cluster_and_leaves_the_session(spark: Any) -> None:
     running = start(spark, programs.fail, "kill")
-    with pytest.raises(WorkerLost, match="SIGKILL"):
+    with pytest.raises(WorkerLostError, match="SIGKILL"):
         running.train(spark.range(0, 1_000_000, 1, 50))
 
     assert not eventually_none(workers)

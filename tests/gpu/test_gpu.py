@@ -292,7 +292,7 @@ def test_workers_know_their_device_and_a_model_may_call_torch_distributed() -> N
 
     class Asks(nn.Linear):
         def forward(self, x: Any) -> Any:
-            me = kindler.worker()
+            me = kindler.current_worker()
             total = torch.ones(1, device=x.device)
             dist.all_reduce(total)
             if (me.device, me.size, total.item()) != ("cuda", dist.get_world_size(), me.size):

@@ -44,7 +44,7 @@ def test_openvino_computes_what_keras_does(scoring: Estimator, tmp_path: Path) -
 
     assert caller.changed_by({"to_openvino": exported}) == {}
     if FLAVOUR != "jax":  # where each export starts TensorFlow in a process of its own
-        for place, found in enumerate(scoring.predict(data, batch_size=5, runtime="openvino")):
+        for place, found in enumerate(scoring.predict(data, batch_size=5, accelerator="openvino")):
             close(found, expected[place])
     for place, found in enumerate(Estimator.from_openvino(tmp_path / "net.xml").predict(data)):
         close(found, expected[place])

@@ -65,6 +65,6 @@ def test_a_bad_loss_of_a_users_step_is_noticed_whatever_it_is_called() -> None:
 
     est = estimator(own_steps.game)
     with pytest.warns(RuntimeWarning, match="in step 3 .* The step is left out"):
-        history = est.fit(BAD, allow_nan=True, on_nan="skip", **FIT)
+        history = est.fit(BAD, allow_nan=True, nan_loss="skip", **FIT)
     assert history["skipped_steps"] == [1, 1]
     assert all(np.isfinite(array).all() for array in est.get_model().get_weights())

@@ -52,7 +52,7 @@ def _weights(estimator: Estimator) -> list[Any]:
 def test_a_step_that_is_left_out_changes_nothing_on_any_worker(flavour: str) -> None:
     skipping, straight = _estimator(flavour), _estimator(flavour)
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = skipping.fit(_with_a_bad_row(), on_nan="skip", **ROWS)
+        history = skipping.fit(_with_a_bad_row(), nan_loss="skip", **ROWS)
     kept = np.r_[0:20, 30:40]
     straight.fit({name: array[kept] for name, array in _data().items()}, **ROWS)
 

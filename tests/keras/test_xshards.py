@@ -1,4 +1,4 @@
-"""XShards of the local home and Keras models: inputs by name, several targets, rows dealt out unevenly."""
+"""XShards of the local engine and Keras models: inputs by name, several targets, rows dealt out unevenly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_uneven_and_empty_shards_give_the_weights_and_figures_of_one_process(
     ends = (0, 7, 7, 40, 50)
     shards = XShards.from_shards(
         [{"x": data["x"][a:b], "y": data["y"][a:b]} for a, b in zip((0, *ends), ends, strict=False)],
-        home="local",
+        engine="local",
     )
     est = Estimator.from_keras(model=problems.classifier, config=config, workers=2)
 
@@ -59,7 +59,7 @@ def test_dicts_of_inputs_reach_the_model_by_name_and_several_targets_in_order(fl
     left, right = random.random((20, 2), np.float32), random.random((20, 3), np.float32)
     total = np.concatenate([left, right], axis=1).sum(1)
     shards = XShards.partition(
-        {"x": {"right": right, "left": left}, "y": {"sum": total, "mean": total}}, 3, home="local"
+        {"x": {"right": right, "left": left}, "y": {"sum": total, "mean": total}}, 3, engine="local"
     )
     est = Estimator.from_keras(model=two_headed, config={"flavour": flavour}, workers=2)
 

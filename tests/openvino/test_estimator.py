@@ -36,7 +36,7 @@ def test_an_array_of_batches_is_scored_batch_by_batch(tmp_path: Path) -> None:
 
     assert expected.shape == (20, 4, 5)
     close(est.predict(data), expected)
-    shards = est.predict(XShards.partition({"x": data[:6]}, 3, home="local"))
+    shards = est.predict(XShards.partition({"x": data[:6]}, 3, engine="local"))
     close(np.concatenate([shard["prediction"] for shard in shards.collect()]), expected[:6])
 
 
@@ -93,7 +93,7 @@ def test_several_inputs_and_outputs_by_order_and_by_name(tmp_path: Path) -> None
     frame = pd.DataFrame({"a": list(a), "b": b})
     scored = est.predict(frame, feature_cols=["a", "b"], output_cols=["plus", "minus"])
     close(np.stack(scored["minus"]), expected[1])
-    shards = XShards.from_shards([{"x": (a[:2], b[:2])}, {"x": (a[2:], b[2:])}], home="local")
+    shards = XShards.from_shards([{"x": (a[:2], b[:2])}, {"x": (a[2:], b[2:])}], engine="local")
     found = est.predict(shards, batch_size=2).collect()
     close(np.concatenate([shard["prediction_0"] for shard in found]), expected[0])
 

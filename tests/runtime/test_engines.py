@@ -21,7 +21,7 @@ from kindler.errors import (
     TaskCancelledError,
     TaskTimeoutError,
     UntrustedError,
-    WorkerLost,
+    WorkerLostError,
 )
 from tests.conftest import eventually_none
 
@@ -172,7 +172,7 @@ def test_a_task_whose_worker_is_killed_is_begun_again(om: Omega, tmp_path: Path)
 def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Omega) -> None:
     for retries in (0, 1):
         handle = run(om, "die", max_retries=retries)
-        with pytest.raises(WorkerLost, match="SIGKILL"):
+        with pytest.raises(WorkerLostError, match="SIGKILL"):
             handle.get(WAIT_S)
         assert handle.status == "failed"
     assert "started 2 times" in str(handle.error)

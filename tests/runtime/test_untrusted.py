@@ -17,7 +17,7 @@ from sklearn.svm import SVC
 
 from kindler import Omega, sandbox
 from kindler.engine.wire import Channel
-from kindler.errors import ConfigError, UntrustedError, WorkerLost
+from kindler.errors import ConfigError, UntrustedError, WorkerLostError
 from kindler.frame import ChannelClosed, Frame, _frame
 from kindler.runtime.engine import open_engine, without_trust
 from kindler.runtime.executor import Executor
@@ -149,7 +149,7 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_sandboxed_process
         executor.run(task("predict", [[1.0] * 7]))
     assert "features" in str(_reported(executor, task("predict", [[1.0] * 7]), Log(tmp_path)).exception())
     model.kill()
-    with pytest.raises(WorkerLost, match="the sandboxed process of net@1 was ended by SIGKILL"):
+    with pytest.raises(WorkerLostError, match="the sandboxed process of net@1 was ended by SIGKILL"):
         executor.run(task("predict", X.tolist()))
     report = _reported(executor, task("predict", X.tolist()), Log(tmp_path))  # by another one
     assert report.error is None
@@ -191,7 +191,7 @@ def _until_it_is_gone(executor: Executor) -> None:
 @pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
 def test_a_sandboxed_process_that_takes_too_much_is_ended(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_THREADS", 0)
-    with pytest.raises(WorkerLost, match="had more than 0 threads"):
+    with pytest.raises(WorkerLostError, match="had more than 0 threads"):
         _until_it_is_gone(Executor(om.store.url, trusted=False))
     for process in psutil.Process().children():
         process.kill()

@@ -190,7 +190,7 @@ def test_what_failed_says_why_and_no_more(asked: httpx.Client) -> None:
     assert ended(asked, task) == "FAILURE"
     reply = asked.get(f"/api/v1/task/{task}/result")
     assert reply.status_code == 400
-    assert "WorkerLost: lost a worker" in reply.json()["message"]
+    assert "WorkerLostError: lost a worker" in reply.json()["message"]
     assert "SIGKILL" in reply.json()["message"]
 
     assert asked.put("/api/v1/model/nothing/predict", json={"data": ROWS}, headers=LATER).status_code == 404

@@ -84,7 +84,7 @@ def main() -> None:
     torch.manual_seed(1)
     data = digits()
     xshards = XShards.partition(data)
-    seen: dict[str, Any] = {"home": xshards.home, "num_samples": [], "accuracy": [], "shapes": []}
+    seen: dict[str, Any] = {"engine": xshards.engine, "num_samples": [], "accuracy": [], "shapes": []}
     for program in (with_instances, with_creators):
         stats, predictions, est = program(xshards)
         scores = np.concatenate([shard["prediction"] for shard in predictions.collect()])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator
-from kindler.errors import ConfigError, DataError, WorkerError, WorkerLost
+from kindler.errors import ConfigError, DataError, WorkerError, WorkerLostError
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
 
@@ -74,7 +74,7 @@ def test_the_users_own_exception_comes_first_and_no_jvm_stack(
 
 
 def test_a_killed_worker_is_reported_lost_with_its_last_lines(partitioned: Callable[..., Any]) -> None:
-    with pytest.raises(WorkerLost, match="worker 1 .*SIGKILL") as caught:
+    with pytest.raises(WorkerLostError, match="worker 1 .*SIGKILL") as caught:
         regression().fit(
             frame(partitioned), epochs=2, batch_size=8, callbacks=[AtStepThree(die=True)], verbose=0
         )

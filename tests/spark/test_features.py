@@ -1,4 +1,4 @@
-"""The facts of feature transformers on Spark DataFrames and the Spark home, and Spark ML as the judge."""
+"""The facts of feature transformers on Spark DataFrames and the Spark engine, and Spark ML as the judge."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pyspark.ml import feature as spark_ml
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 
-from kindler import MinMaxScaler, StandardScaler, StringIndexer, XShards
+from kindler import XShards
 from kindler.errors import DataError
+from kindler.features import MinMaxScaler, StandardScaler, StringIndexer
 from tests.features_facts import CITIES, NAMES, NUMBERS, Back, FeatureFacts, Give, close
 
 pytestmark = pytest.mark.spark
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.spark
 class TestSparkFrames(FeatureFacts):
     @pytest.fixture
     def give(self, spark: Any) -> Give:
-        return lambda frame: XShards.partition(frame, 2, home="spark").to_spark_df()
+        return lambda frame: XShards.partition(frame, 2, engine="spark").to_spark_df()
 
     @pytest.fixture
     def back(self) -> Back:
@@ -30,13 +31,13 @@ class TestSparkFrames(FeatureFacts):
 
 
 def test_shards_of_the_spark_home_are_transformed_there(spark: Any) -> None:
-    shards = XShards.partition(NUMBERS.assign(city=[str(i % 3) for i in range(12)]), 3, home="spark")
-    found = MinMaxScaler(inputCol=NAMES).fit_transform(StringIndexer("city").fit_transform(shards))
+    shards = XShards.partition(NUMBERS.assign(city=[str(i % 3) for i in range(12)]), 3, engine="spark")
+    found = MinMaxScaler(input_col=NAMES).fit_transform(StringIndexer("city").fit_transform(shards))
 
-    assert (found.home, found.num_partitions()) == ("spark", 3)
+    assert (found.engine, found.num_partitions()) == ("spark", 3)
     pd.testing.assert_frame_equal(
         found.to_pandas(),
-        MinMaxScaler(inputCol=NAMES).fit_transform(NUMBERS.assign(city=[i % 3 for i in range(12)])),
+        MinMaxScaler(input_col=NAMES).fit_transform(NUMBERS.assign(city=[i % 3 for i in range(12)])),
     )
 
 
@@ -55,9 +56,9 @@ def test_scaled_vectors_are_those_of_spark_ml(spark: Any) -> None:
     rows = [(row,) for row in numbers[NAMES].to_numpy().tolist()]
     frame = spark.createDataFrame(rows, "a array<double>").select(array_to_vector("a").alias("v"))
     pairs = [
-        (StandardScaler(inputCol="v", outputCol="w"), spark_ml.StandardScaler(inputCol="v", outputCol="w")),
+        (StandardScaler(input_col="v", output_col="w"), spark_ml.StandardScaler(inputCol="v", outputCol="w")),
         (
-            StandardScaler(True, False, inputCol="v", outputCol="w"),
+            StandardScaler(True, False, input_col="v", output_col="w"),
             spark_ml.StandardScaler(withMean=True, withStd=False, inputCol="v", outputCol="w"),
         ),
         (MinMaxScaler(-1, 1, "v", "w"), spark_ml.MinMaxScaler(min=-1, max=1, inputCol="v", outputCol="w")),
@@ -92,7 +93,9 @@ def test_a_stream_is_transformed(spark: Any, tmp_path: Path) -> None:
     spark.createDataFrame([("a", 1.0), ("b", 3.0)], "s string, x double").write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema("s string, x double").parquet(str(tmp_path / "in"))
     batch = spark.read.parquet(str(tmp_path / "in"))
-    changed = MinMaxScaler(inputCol="x").fit(batch).transform(StringIndexer("s").fit(batch).transform(stream))
+    changed = (
+        MinMaxScaler(input_col="x").fit(batch).transform(StringIndexer("s").fit(batch).transform(stream))
+    )
     query = changed.writeStream.format("memory").queryName("changed").trigger(availableNow=True).start()
     query.awaitTermination(60)
 
@@ -102,7 +105,7 @@ def test_a_stream_is_transformed(spark: Any, tmp_path: Path) -> None:
 def test_ragged_vectors_are_refused(spark: Any) -> None:
     frame = spark.createDataFrame([([1.0],), ([1.0, 2.0],)], "v array<double>")
     with pytest.raises(DataError, match="column 'v': some vectors have 1 values and others more"):
-        MinMaxScaler(inputCol="v").fit(frame)
-    scaler = MinMaxScaler(inputCol="v").fit(frame.where("size(v) = 1"))
+        MinMaxScaler(input_col="v").fit(frame)
+    scaler = MinMaxScaler(input_col="v").fit(frame.where("size(v) = 1"))
     with pytest.raises(Exception, match="has 2 values where the scaler has learned from 1"):
         scaler.transform(frame).collect()

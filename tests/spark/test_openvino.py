@@ -28,7 +28,7 @@ def test_frames_and_shards_of_any_partitions_get_what_openvino_computes(spark: A
     np.testing.assert_allclose(np.stack(scored["prediction"]), expected, rtol=1e-5, atol=1e-6)
     assert list(scored["id"]) == list(range(23))
 
-    shards = XShards.partition({"x": IMAGES}, 4, home="spark")
+    shards = XShards.partition({"x": IMAGES}, 4, engine="spark")
     found = est.predict(shards, batch_size=4).collect()
     np.testing.assert_allclose(
         np.concatenate([shard["prediction"] for shard in found]), expected, rtol=1e-5, atol=1e-6

@@ -107,7 +107,7 @@ def test_programs_on_xshards(spark: Any, capsys: pytest.CaptureFixture[str]) -> 
     runpy.run_path(str(Path(__file__).parent / "orca_xshards_torch.py"), run_name="__main__")
     seen = json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    assert seen["home"] == "spark"
+    assert seen["engine"] == "spark"
     assert all(set(rows) == {1797} for rows in seen["num_samples"])
     assert all(accuracy > 0.9 for accuracy in seen["accuracy"])
     assert all(shapes == [[1797, 10]] for shapes in seen["shapes"])

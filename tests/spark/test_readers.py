@@ -1,4 +1,4 @@
-"""The facts of readers in the Spark home: the executors read."""
+"""The facts of readers on the Spark engine: the executors read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 class TestSparkReaders(ReaderFacts):
     @pytest.fixture(scope="class")
     @classmethod
-    def home(cls, spark: Any) -> str:
+    def engine(cls, spark: Any) -> str:
         return "spark"
 
 

@@ -1,4 +1,4 @@
-"""The facts of shards in the Spark home, and the ways between it and DataFrames, RDDs and the local home."""
+"""The facts of shards on the Spark engine, and the ways between it and DataFrames, RDDs and local shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from kindler import XShards
-from kindler.errors import DataError, WorkerLost
+from kindler.errors import DataError, WorkerLostError
 from tests.shards_facts import BIG, ShardFacts, same, table
 
 pytestmark = pytest.mark.spark
@@ -26,12 +26,12 @@ few = settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck
 class TestSparkShards(ShardFacts):
     @pytest.fixture(scope="class")
     @classmethod
-    def home(cls, spark: Any) -> str:
+    def engine(cls, spark: Any) -> str:
         return "spark"
 
 
 def test_auto_is_spark_while_a_session_runs(spark: Any) -> None:
-    assert XShards.partition(np.arange(4), 2).home == "spark"
+    assert XShards.partition(np.arange(4), 2).engine == "spark"
 
 
 def test_a_spark_frame_has_the_rows_of_the_shards_in_order(spark: Any) -> None:
@@ -56,7 +56,9 @@ def test_a_spark_frame_has_the_rows_of_the_shards_in_order(spark: Any) -> None:
 
 
 def test_a_spark_frame_of_the_local_home_is_the_same(spark: Any) -> None:
-    local, there = (XShards.partition(table(), 3, home=home).to_spark_df() for home in ("local", "spark"))
+    local, there = (
+        XShards.partition(table(), 3, engine=engine).to_spark_df() for engine in ("local", "spark")
+    )
     assert local.schema == there.schema
     assert local.collect() == there.collect()
 
@@ -82,7 +84,7 @@ def test_a_frame_without_rows_is_one_empty_shard_with_its_columns(spark: Any) ->
 def test_array_columns_become_cells_of_arrays(spark: Any) -> None:
     frame = spark.createDataFrame([(1, [1.0, 2.0]), (2, [3.0, 4.0])], "n int, v array<double>").coalesce(1)
     shards = XShards.from_spark_df(frame)
-    found = shards.assembleFeatureLabelCols(["v"], ["n"]).first()
+    found = shards.assemble_feature_label_cols(["v"], ["n"]).first()
 
     assert found["x"].tolist() == [[1, 2], [3, 4]]
     assert [list(row.v) for row in shards.to_spark_df().collect()] == [[1.0, 2.0], [3.0, 4.0]]
@@ -103,10 +105,10 @@ def test_an_rdd_of_objects_is_a_collection_of_shards(spark: Any) -> None:
 
 
 def test_shards_move_between_homes(spark: Any) -> None:
-    there = XShards.partition(table(), 3, home="local").to_home("spark")
-    back = there.to_home("local")
+    there = XShards.partition(table(), 3, engine="local").to_engine("spark")
+    back = there.to_engine("local")
 
-    assert (there.home, back.home) == ("spark", "local")
+    assert (there.engine, back.engine) == ("spark", "local")
     assert_frame_equal(back.to_pandas(), table())
 
 
@@ -136,7 +138,7 @@ def test_collections_that_nobody_holds_are_unpersisted(spark: Any) -> None:
 
 def test_a_function_that_kills_its_process_is_a_lost_worker(spark: Any) -> None:
     shards = XShards.partition(np.arange(4), 1)
-    with pytest.raises(WorkerLost, match="Spark gave up on its task") as caught:
+    with pytest.raises(WorkerLostError, match="Spark gave up on its task") as caught:
         shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))
     assert "at org.apache" not in str(caught.value)
 
@@ -162,11 +164,11 @@ def test_arrays_survive_repartition_split_and_zip(spark: Any, rows: int, shards:
     np.testing.assert_array_equal(np.concatenate([pair[1] for pair in found]), y)
 
 
-@pytest.mark.parametrize("home", ["local", "spark"])
-def test_frames_may_have_columns_with_names_of_ours(spark: Any, home: str) -> None:
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_frames_may_have_columns_with_names_of_ours(spark: Any, engine: str) -> None:
     names = ["_kindler_place", "_kindler_row", "_kindler_key0", "row", "row_min"]
     frame = pd.DataFrame({name: [2, 1, 2, 1] for name in names})
-    shards = XShards.partition(frame, 2, home=home)
+    shards = XShards.partition(frame, 2, engine=engine)
 
     distinct = pd.concat(shards.deduplicates().collect(), ignore_index=True)
     ordered = pd.concat(shards.sort_values("_kindler_place").collect(), ignore_index=True)

@@ -1,4 +1,4 @@
-"""XShards of the Spark home as what is trained on, judged and scored."""
+"""XShards of the Spark engine as what is trained on, judged and scored."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_shards_on_spark_are_trained_judged_and_scored_as_by_one_process(
 
 def test_every_home_engine_and_kind_of_shard_gives_the_same_weights(spark: Any) -> None:
     frame = pd.DataFrame({"features": list(X), "label": Y, "word": ["w"] * 30})
-    there, here = (XShards.partition({"x": X, "y": Y}, 3, home=home) for home in ("spark", "local"))
+    there, here = (XShards.partition({"x": X, "y": Y}, 3, engine=engine) for engine in ("spark", "local"))
     found = {
         "spark shards": fitted(there),
         "spark shards, local engine": fitted(there, engine="local"),
         "local shards, spark engine": fitted(here, engine="spark"),
-        "frames": fitted(XShards.partition(frame, 4, home="spark")),
+        "frames": fitted(XShards.partition(frame, 4, engine="spark")),
         "from a DataFrame": fitted(XShards.from_spark_df(spark.createDataFrame(frame))),
     }
 
@@ -89,7 +89,7 @@ def test_frames_are_scored_where_they_are_and_empty_ones_stay(spark: Any) -> Non
     scored = est.predict(shards, feature_cols="features", verbose=0)
 
     found = scored.collect()
-    assert (scored.home, [len(shard) for shard in found]) == ("spark", [10, 0, 20])
+    assert (scored.engine, [len(shard) for shard in found]) == ("spark", [10, 0, 20])
     assert [list(shard) for shard in found] == [["features", "word", "prediction"]] * 3
     whole = scored.to_pandas()
     assert whole["word"].tolist() == frame["word"].tolist()
@@ -103,12 +103,12 @@ def test_a_value_that_cannot_be_used_is_an_error_without_a_spark_stack(spark: An
         linear().fit(XShards.partition({"x": x, "y": Y}, 2), verbose=0)
 
 
-@pytest.mark.parametrize("home", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", "spark"])
 def test_x_and_y_of_shards_validate_beside_a_frame_whose_columns_have_other_names(
-    spark: Any, home: str
+    spark: Any, engine: str
 ) -> None:
     frame = spark.createDataFrame(pd.DataFrame({"sizes": list(X), "price": Y}))
-    shards = XShards.partition({"x": X, "y": Y}, 3, home=home)
+    shards = XShards.partition({"x": X, "y": Y}, 3, engine=engine)
     est = linear()
 
     history = est.fit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 EXPECTED = {
     "read": [0, 2, 1, 3],
     "ready": [[0, 0], [1, 2], [2, 0]],
-    "home": "spark",
+    "engine": "spark",
     "doubled": [[0, 2], [4, 6], [8, 10]],
     "shared": [["zero"], ["two"], ["four"]],
     "error": ["no such thing", 1],

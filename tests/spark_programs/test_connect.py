@@ -51,7 +51,7 @@ def test_shards_do_what_they_do_on_a_classic_session(through_connect: Printed) -
 def test_shards_are_trained_on_and_scored(through_connect: Printed) -> None:
     seen = last_line(through_connect("shards_estimator.py"))
 
-    assert seen["homes"] == ["spark", "spark"]
+    assert seen["engines"] == ["spark", "spark"]
     assert seen["samples"] == [40, 40, 40]
     assert seen["rows"] == [0, 15, 25]
     assert seen["off by"] < 1e-6

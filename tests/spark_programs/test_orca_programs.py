@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 def test_keras_on_xshards(keras_on_two_slots: Printed) -> None:
     seen = last_line(keras_on_two_slots("orca_xshards_keras.py"))
 
-    assert seen["home"] == "spark"
+    assert seen["engine"] == "spark"
     assert all(set(rows) == {1797} for rows in seen["num_samples"])
     assert all(accuracy > 0.9 for accuracy in seen["accuracy"])
     assert all(shapes == [[1797, 10]] for shapes in seen["shapes"])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kindler import Callback, Estimator
-from kindler.errors import ConfigError, WorkerError, WorkerLost
+from kindler.errors import ConfigError, WorkerError, WorkerLostError
 from kindler.strategies import AllReduce, Async, LocalSGD, Strategy
 
 pytestmark = pytest.mark.torch
@@ -349,7 +349,7 @@ def test_a_dead_server_ends_the_run_with_its_newest_checkpoint(tmp_path: Path) -
     est = counter(2, model_dir=tmp_path)
 
     with pytest.raises(
-        WorkerLost, match=r"the parameter server.*newest checkpoint is .*epoch-00001-"
+        WorkerLostError, match=r"the parameter server.*newest checkpoint is .*epoch-00001-"
     ) as caught:
         est.fit(
             rows(40),

@@ -113,7 +113,7 @@ def test_the_best_weights_come_back_on_every_rank(tmp_path: Path) -> None:
         def on_run_end(self, run: Any) -> None:
             Path(str(tmp_path), str(run.rank)).write_text(str(run.model.weight.tolist()))
 
-    stopping = EarlyStopping(patience=3, restore_best=True)
+    stopping = EarlyStopping(patience=3, restore_best_weights=True)
     best, est = regression(), regression()
     best.fit((X, Y), epochs=1, batch_size=8, verbose=0)
     est.fit((X, Y), epochs=9, batch_size=8, validation_data=WORSE, callbacks=[stopping, Weights()], verbose=0)
@@ -201,7 +201,7 @@ def test_nan_counts_as_no_better(tmp_path: Path) -> None:
 
     with pytest.warns(RuntimeWarning, match="the loss is nan"):
         history = regression().fit(
-            data, epochs=9, callbacks=[stopping], allow_nan=True, on_nan="warn", verbose=0
+            data, epochs=9, callbacks=[stopping], allow_nan=True, nan_loss="warn", verbose=0
         )
 
     assert len(history) == 2

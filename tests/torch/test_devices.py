@@ -48,7 +48,7 @@ class Notes(Callback):
         self.folder = folder
 
     def on_epoch_begin(self, run: Any) -> None:
-        me = kindler.worker()
+        me = kindler.current_worker()
         facts = [me.rank, me.size, me.local_rank, me.local_size, me.device, me.host != ""]
         told = [os.environ[name] for name in VARIABLES] + [os.environ.get("CUDA_VISIBLE_DEVICES")]
         (self.folder / str(run.rank)).write_text(f"{facts} {told}")
@@ -67,7 +67,7 @@ def test_workers_know_who_they_are_and_see_one_gpu_which_a_cpu_build_leaves_alon
 
 
 def test_outside_of_a_run_there_is_one_worker() -> None:
-    me = kindler.worker()
+    me = kindler.current_worker()
     assert (me.rank, me.size, me.local_rank, me.local_size, me.device) == (0, 1, 0, 1, "cpu")
     assert me.host
 
@@ -187,7 +187,7 @@ def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.Warni
     with pytest.raises(ConfigError, match="precision must be one of 'fp32', 'bf16', 'fp16', or None"):
         plain.predict(X, precision="int8")
     with pytest.raises(ConfigError, match="precision='bf16' is for the model's own framework"):
-        plain.predict(X, precision="bf16", runtime="openvino")
+        plain.predict(X, precision="bf16", accelerator="openvino")
 
 
 def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:

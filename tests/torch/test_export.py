@@ -55,25 +55,27 @@ def test_files_of_a_trained_model_predict_as_it_does(trained: Estimator, tmp_pat
 def test_openvino_scores_arrays_shards_and_files_as_torch_does(trained: Estimator, tmp_path: Path) -> None:
     expected = trained.predict(X)
 
-    close(trained.predict(X, batch_size=5, runtime="openvino"), expected)
+    close(trained.predict(X, batch_size=5, accelerator="openvino"), expected)
     first = trained._converted
-    shards = trained.predict(XShards.partition({"x": X}, 2, home="local"), runtime="openvino", verbose=0)
+    shards = trained.predict(
+        XShards.partition({"x": X}, 2, engine="local"), accelerator="openvino", verbose=0
+    )
     close(np.concatenate([shard["prediction"] for shard in shards.collect()]), expected)
     assert trained._converted is first  # converted once
-    with pytest.raises(ConfigError, match=r"runtime must be 'openvino', or None"):
-        trained.predict(X, runtime="onnx")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"accelerator must be 'openvino', or None"):
+        trained.predict(X, accelerator="onnx")  # type: ignore[arg-type]
 
 
 def test_new_weights_are_converted_again() -> None:
     model = nn.Linear(3, 1)
     est = Estimator.from_torch(model=model, optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1)
     x = np.ones((4, 3), "float32")
-    before = est.predict(x, runtime="openvino")
+    before = est.predict(x, accelerator="openvino")
     with torch.no_grad():
         model.bias += 1.0
-    close(est.predict(x, runtime="openvino"), before + 1)
+    close(est.predict(x, accelerator="openvino"), before + 1)
     est.fit((x, np.zeros((4, 1), "float32")), verbose=0)
-    close(est.predict(x, runtime="openvino"), est.predict(x))
+    close(est.predict(x, accelerator="openvino"), est.predict(x))
     assert model.training  # as it was handed in
 
 
@@ -94,7 +96,7 @@ def test_names_of_inputs_and_outputs_are_kept(tmp_path: Path) -> None:
     data = {"scale": np.linspace(1, 2, 6).astype("float32"), "token": np.arange(6) % 5}
     columns = ["token", "scale"]
     expected = est.predict(data, feature_cols=columns)
-    found = est.predict(data, feature_cols=columns, runtime="openvino")
+    found = est.predict(data, feature_cols=columns, accelerator="openvino")
 
     assert list(found) == ["scale", "token", "vector", "norm"]
     for name in ("vector", "norm"):
@@ -121,7 +123,7 @@ def test_a_model_that_tracing_would_change_is_refused(model: nn.Module) -> None:
     est = Estimator.from_torch(model=model)
 
     with pytest.raises(ConfigError, match=r"computes something else than the model"):
-        est.predict(np.zeros((4, 2), "float32"), runtime="openvino")
+        est.predict(np.zeros((4, 2), "float32"), accelerator="openvino")
 
 
 def test_names_that_say_another_format_are_refused(trained: Estimator, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from kindler.errors import (
     MissingExtraError,
     SyncTimeoutError,
     WorkerError,
-    WorkerLost,
+    WorkerLostError,
 )
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only
@@ -97,7 +97,7 @@ def test_an_exception_class_of_the_users_own_is_caught_as_itself() -> None:
 
 
 def test_a_killed_worker_is_reported_lost_with_its_last_lines() -> None:
-    with pytest.raises(WorkerLost, match="SIGKILL") as caught:
+    with pytest.raises(WorkerLostError, match="SIGKILL") as caught:
         regression().fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("die")], verbose=0)
 
     assert (caught.value.rank, caught.value.exit_code) == (1, -9)
@@ -108,7 +108,7 @@ def test_a_killed_worker_is_reported_lost_with_its_last_lines() -> None:
 def test_a_killed_worker_is_reported_lost_over_the_network_too() -> None:
     est = regression(settings=RunSettings(shared_memory=False))
 
-    with pytest.raises(WorkerLost, match="worker 1") as caught:
+    with pytest.raises(WorkerLostError, match="worker 1") as caught:
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("die")], verbose=0)
 
     assert caught.value.rank == 1
@@ -125,7 +125,7 @@ class Stuck(Callback):
 def test_a_worker_that_gives_no_sign_of_life_is_ended_and_named() -> None:
     est = regression(settings=RunSettings(heartbeat_s=0.2, heartbeat_timeout_s=2.0))
 
-    with pytest.raises(WorkerLost, match="worker 1 .*no sign of life for 2 s"):
+    with pytest.raises(WorkerLostError, match="worker 1 .*no sign of life for 2 s"):
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Stuck()], verbose=0)
 
 

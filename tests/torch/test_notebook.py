@@ -56,7 +56,7 @@ CELLS = {
     """,
     "plot": "est.history.plot()",
     "estimator": "est",
-    "shards": 'XShards.partition({"x": x, "y": y}, num_shards=2, home="local")',
+    "shards": 'XShards.partition({"x": x, "y": y}, num_shards=2, engine="local")',
     "store": """
         om.setup("store")
         version = om.models.put(est, "net", attributes={"r2": est.history[-1]["r2"]})

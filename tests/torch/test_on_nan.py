@@ -53,18 +53,18 @@ def test_fit_raises_with_step_worker_and_rows() -> None:
     assert (error.step, isinstance(error, FloatingPointError)) == (3, True)
     assert error.rank in (0, 1)
     assert 23 in error.rows
-    assert "on_nan='skip'" in str(error)
+    assert "nan_loss='skip'" in str(error)
 
 
 def test_fit_warns_or_leaves_out_and_goes_on() -> None:
     options: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "verbose": 0}
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* Training goes on with it"):
-        history = _estimator().fit(_with_a_bad_row(), on_nan="warn", **options)
+        history = _estimator().fit(_with_a_bad_row(), nan_loss="warn", **options)
     assert np.isnan(history[0]["loss"])
 
     skipping = _estimator()
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = skipping.fit(_with_a_bad_row(), epochs=2, on_nan="skip", **options)
+        history = skipping.fit(_with_a_bad_row(), epochs=2, nan_loss="skip", **options)
     assert history["skipped_steps"] == [1, 1]
     assert np.isfinite(history["loss"]).all()
     assert np.isfinite(skipping.get_model().weight.detach().numpy()).all()
@@ -72,7 +72,7 @@ def test_fit_warns_or_leaves_out_and_goes_on() -> None:
 
 def test_what_cannot_be_done_about_a_loss_is_refused() -> None:
     x, y = _data(0)
-    with pytest.raises(ConfigError, match="on_nan must be 'raise', 'warn' or 'skip'; received 'ignore'"):
-        _estimator().fit((x, y), on_nan="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="nan_loss must be 'raise', 'warn' or 'skip'; received 'ignore'"):
+        _estimator().fit((x, y), nan_loss="ignore")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"takes strategy='allreduce'; received strategy='async'"):
-        _estimator().fit((x, y), on_nan="skip", strategy="async")
+        _estimator().fit((x, y), nan_loss="skip", strategy="async")

@@ -23,7 +23,7 @@ from interrupted import (
 )
 
 from kindler import RunSettings
-from kindler.errors import WorkerLost
+from kindler.errors import WorkerLostError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -96,7 +96,7 @@ def test_a_resumed_run_that_loses_a_worker_goes_on_too(tmp_path: Path) -> None:
 def test_the_last_error_is_raised_when_the_retries_are_spent(tmp_path: Path) -> None:
     est = shaky(tmp_path / "run", settings=RunSettings(max_failures=2, retry_backoff_s=0.01))
 
-    with pytest.raises(WorkerLost, match="(?s)lost worker 1 .*SIGKILL.*failed 3 times") as caught:
+    with pytest.raises(WorkerLostError, match="(?s)lost worker 1 .*SIGKILL.*failed 3 times") as caught:
         fit(est, Falls(tmp_path, "die", always=True))
 
     assert caught.value.rank == 1
@@ -111,7 +111,7 @@ def test_an_error_of_the_users_own_is_not_tried_again(tmp_path: Path) -> None:
 
 
 def test_without_a_model_dir_a_loss_is_raised_at_once_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLost, match=r"(?s)SIGKILL.*Hint: with model_dir=\.\.\."):
+    with pytest.raises(WorkerLostError, match=r"(?s)SIGKILL.*Hint: with model_dir=\.\.\."):
         fit(shaky(), Falls(tmp_path, "die"))
 
     assert attempts(tmp_path) == [2]

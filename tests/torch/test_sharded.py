@@ -199,7 +199,10 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
     options: dict[str, Any] = {"batch_size": 8, "validation_data": (x[:5], y[:5]), "verbose": 0}
     plain, full, again = estimator(), estimator(tmp_path / "run"), estimator()
     expected = plain.fit((x, y), epochs=2, **options)
-    stopping = [EarlyStopping("loss", patience=9, restore_best=True), ModelCheckpoint(tmp_path / "kept")]
+    stopping = [
+        EarlyStopping("loss", patience=9, restore_best_weights=True),
+        ModelCheckpoint(tmp_path / "kept"),
+    ]
     history = full.fit(
         (x, y),
         epochs=2,

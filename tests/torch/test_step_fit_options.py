@@ -166,7 +166,7 @@ AGAIN: Facts = {"resume": lambda run: len(run.steps) == 2 and run.history["steps
 SECOND: Facts = {
     "stack_features": lambda run: run.features[1:] == [5],
     "allow_nan": lambda run: any(np.isnan(step["loss"]) for step in run.steps),
-    "on_nan": lambda run: [row.get("skipped_steps") for row in run.history] == [1, 1],
+    "nan_loss": lambda run: [row.get("skipped_steps") for row in run.history] == [1, 1],
     "initial_epoch": lambda run: run.history["epoch"] == [6, 7],
     "end_trigger": lambda run: run.history["steps"][1:] == [1],
     "checkpoint_trigger": lambda run: run.kept == [1, 2, 3],
@@ -205,7 +205,7 @@ def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: P
     second: dict[str, Any] = {
         "stack_features": True,
         "allow_nan": True,
-        "on_nan": "skip",
+        "nan_loss": "skip",
         "initial_epoch": 5,
         "end_trigger": lambda progress: progress.step >= 3,
         "checkpoint_trigger": 1,

@@ -114,14 +114,14 @@ def test_a_bad_loss_that_is_only_returned_is_noticed_by_its_name() -> None:
         return {"critic_loss": float(loss), "unknown": float("nan")}
 
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 on worker 0.*goes on with it"):
-        history = own(raw, workers=1).fit(with_a_bad_row(), on_nan="warn", **FIT)
+        history = own(raw, workers=1).fit(with_a_bad_row(), nan_loss="warn", **FIT)
     assert np.isnan(history["critic_loss"]).all()
 
 
 def test_fit_leaves_steps_out_and_says_how_many() -> None:
     est = Estimator.from_lightning(Module(), workers=2)
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = est.fit(with_a_bad_row(), on_nan="skip", **FIT)
+        history = est.fit(with_a_bad_row(), nan_loss="skip", **FIT)
 
     assert history["skipped_steps"] == [1]
     assert history["num_samples"] == [30]

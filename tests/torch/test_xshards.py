@@ -1,4 +1,4 @@
-"""XShards of the local home as what is trained on, judged and scored."""
+"""XShards of the local engine as what is trained on, judged and scored."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_frames_dicts_of_columns_and_arrays_train_alike() -> None:
     frame = pd.DataFrame({"name": ["n"] * 30, "features": list(X), "label": Y})
     given = {
         "arrays": (X, Y),
-        "frames": XShards.partition(frame, 4, home="local"),
-        "x and y": XShards.partition({"x": X.astype("float64"), "y": Y}, 3, home="local"),
-        "columns": XShards.partition({"features": X, "label": Y, "id": np.arange(30)}, 3, home="local"),
+        "frames": XShards.partition(frame, 4, engine="local"),
+        "x and y": XShards.partition({"x": X.astype("float64"), "y": Y}, 3, engine="local"),
+        "columns": XShards.partition({"features": X, "label": Y, "id": np.arange(30)}, 3, engine="local"),
     }
     found = {}
     for name, data in given.items():
@@ -64,7 +64,7 @@ def test_frames_dicts_of_columns_and_arrays_train_alike() -> None:
 def test_frames_get_a_column_keep_their_index_and_stay_as_they_were() -> None:
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]}, index=np.arange(30) * 2)
     frames = [frame[:10], frame[10:10], frame[10:]]
-    shards = XShards.from_shards(frames, home="local")
+    shards = XShards.from_shards(frames, engine="local")
     est = linear()
 
     scored = est.predict(
@@ -89,7 +89,7 @@ class Spoils(nn.Module):
 
 
 def test_several_outputs_have_their_names_and_inputs_are_not_changed() -> None:
-    shards = XShards.partition({"x": X}, 2, home="local")
+    shards = XShards.partition({"x": X}, 2, engine="local")
 
     scored = Estimator.from_torch(model=Spoils(), workers=2).predict(shards, verbose=0)
 
@@ -100,7 +100,7 @@ def test_several_outputs_have_their_names_and_inputs_are_not_changed() -> None:
 
 
 def test_arrays_alone_become_arrays_of_predictions() -> None:
-    scored = linear().predict(XShards.partition(X, 2, home="local"), verbose=0)
+    scored = linear().predict(XShards.partition(X, 2, engine="local"), verbose=0)
     assert [shard.shape for shard in scored.collect()] == [(15, 1), (15, 1)]
 
 
@@ -108,14 +108,14 @@ def test_a_model_of_columns_with_other_names_scores_the_x_of_shards() -> None:
     est = linear()
     given = {"image": X, "target": Y}
     est.fit(given, feature_cols="image", label_cols="target", shapes={"image": (3,)}, verbose=0)
-    shards = XShards.partition({"x": X, "y": Y}, 2, home="local")
+    shards = XShards.partition({"x": X, "y": Y}, 2, engine="local")
 
     assert est.evaluate(shards, verbose=0)["num_samples"] == 30
     assert len(est.predict(shards, verbose=0).first()["prediction"]) == 15
 
 
 def test_an_error_of_the_model_names_the_shard() -> None:
-    shards = XShards.from_shards([{"x": X}, {"x": np.full((2, 3), np.nan, np.float32)}], home="local")
+    shards = XShards.from_shards([{"x": X}, {"x": np.full((2, 3), np.nan, np.float32)}], engine="local")
 
     with pytest.raises(ValueError, match="no numbers") as caught:
         Estimator.from_torch(model=Picky()).predict(shards, verbose=0)
@@ -134,23 +134,23 @@ def test_shards_that_no_model_takes_are_described_before_a_worker_starts() -> No
         ConfigError,
         match=r"shard 0 is a dict with 'x': a list of 2 \(int\)(.|\n)*to make dicts",
     ):
-        linear().fit(XShards.from_shards([{"x": [1, 2], "y": "text"}], home="local"), verbose=0)
+        linear().fit(XShards.from_shards([{"x": [1, 2], "y": "text"}], engine="local"), verbose=0)
     with pytest.raises(ConfigError, match="the data already has"):
-        linear().predict(XShards.partition({"x": X, "prediction": Y}, 2, home="local"), verbose=0)
+        linear().predict(XShards.partition({"x": X, "prediction": Y}, 2, engine="local"), verbose=0)
     with pytest.raises(DataError, match="no rows"):
-        linear().fit(XShards.from_shards([{"x": X[:0], "y": Y[:0]}], home="local"), verbose=0)
+        linear().fit(XShards.from_shards([{"x": X[:0], "y": Y[:0]}], engine="local"), verbose=0)
 
 
 def test_shards_of_another_structure_are_named() -> None:
-    odd = XShards.from_shards([{"x": X, "y": Y}, {"x": X[:, :2], "y": Y}], home="local")
+    odd = XShards.from_shards([{"x": X, "y": Y}, {"x": X[:, :2], "y": Y}], engine="local")
     with pytest.raises(DataError, match=r"shard 1 has float32 of shape \(2,\), and shard 0 has"):
         linear().fit(odd, verbose=0)
     frames = XShards.from_shards(
-        [pd.DataFrame({"a": [1.0], "b": [1.0]}), pd.DataFrame({"a": [1.0]})], home="local"
+        [pd.DataFrame({"a": [1.0], "b": [1.0]}), pd.DataFrame({"a": [1.0]})], engine="local"
     )
     with pytest.raises(DataError, match="column 'b'(.|\n)*shard 1"):
         linear().fit(frames, feature_cols="a", label_cols="b", verbose=0)
-    mixed = XShards.from_shards([{"x": X, "y": Y}, pd.DataFrame({"x": [1.0]})], home="local")
+    mixed = XShards.from_shards([{"x": X, "y": Y}, pd.DataFrame({"x": [1.0]})], engine="local")
     with pytest.raises(DataError, match="shard 1 is a DataFrame, but shard 0 is a dict"):
         linear().fit(mixed, verbose=0)
 
@@ -159,4 +159,4 @@ def test_a_value_that_cannot_be_used_is_found_in_its_shard() -> None:
     x = X.copy()
     x[20, 1] = np.nan
     with pytest.raises(DataError, match="row 5 of shard 1"):
-        linear().fit(XShards.partition({"x": x, "y": Y}, 2, home="local"), verbose=0)
+        linear().fit(XShards.partition({"x": x, "y": Y}, 2, engine="local"), verbose=0)

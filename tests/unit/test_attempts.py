@@ -9,7 +9,7 @@ import pytest
 
 from kindler import RunSettings
 from kindler.engine.outcome import Outcome
-from kindler.errors import WorkerLost
+from kindler.errors import WorkerLostError
 from kindler.estimator.run import ExecutorsAreBack, WorkerCount, attempts
 from kindler.train.checkpoints import Header, write_checkpoint
 from kindler.train.options import FitOptions, RunConfig, Task
@@ -72,7 +72,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
         began_with.append(len(checkpoints))
         if len(began_with) == 1:
             kept(tmp_path, 1)
-            raise WorkerLost("killed", rank=1, host="a")
+            raise WorkerLostError("killed", rank=1, host="a")
         if len(began_with) == 2:
             kept(tmp_path, 2)
             raise ExecutorsAreBack("the lost executors are back.")

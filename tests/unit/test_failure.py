@@ -13,13 +13,13 @@ from kindler.errors import (
     SyncError,
     SyncTimeoutError,
     TrainingError,
-    WorkerLost,
+    WorkerLostError,
     worker_error,
 )
 from kindler.estimator.run import explain, retry_wait_s
 
 SETTINGS = RunSettings(max_failures=3, retry_backoff_s=1.0)
-LOST = WorkerLost("killed", rank=1, host="a")
+LOST = WorkerLostError("killed", rank=1, host="a")
 
 
 def test_a_lost_worker_is_tried_again_after_waits_that_double() -> None:
@@ -65,7 +65,7 @@ def test_what_would_happen_again_is_never_tried_again(error: KindlerError) -> No
 
 
 def test_the_last_error_says_how_often_the_run_was_tried() -> None:
-    lost = WorkerLost("killed", rank=1, host="a", exit_code=-9)
+    lost = WorkerLostError("killed", rank=1, host="a", exit_code=-9)
     explain(lost, 3, trains=True, has_checkpoints=True)
 
     assert "lost worker 1 on a: killed" in str(lost)
@@ -74,7 +74,7 @@ def test_the_last_error_says_how_often_the_run_was_tried() -> None:
 
 def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
     def explained(**facts: bool) -> str:
-        lost = WorkerLost("killed", rank=1, host="a")
+        lost = WorkerLostError("killed", rank=1, host="a")
         explain(lost, 0, **facts)
         return str(lost)
 
@@ -84,7 +84,7 @@ def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
 
 
 def test_a_lost_server_is_not_tried_again_and_its_newest_checkpoint_is_named() -> None:
-    lost = WorkerLost("killed", rank=2, host="a", role="ps")
+    lost = WorkerLostError("killed", rank=2, host="a", role="ps")
 
     assert retry_wait_s(lost, 0, SETTINGS, has_checkpoints=True) is None
     explain(lost, 0, trains=True, has_checkpoints=True, newest="/run/checkpoint-7")

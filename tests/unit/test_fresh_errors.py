@@ -24,7 +24,7 @@ KEPT = [
     NotFoundError(what="model", name="net", available=["a"]),
     UntrustedError(what="it", reason="code"),
     errors.DiskFullError(path="/x", needed_bytes=1, free_bytes=0, reason="full"),
-    errors.WorkerLost("gone", rank=1, host="h"),
+    errors.WorkerLostError("gone", rank=1, host="h"),
     errors.worker_error(types=["builtins:KeyError"], message="m", traceback="t", rank=0, host="h"),
     Problem(404, "nothing here", {"retry-after": "1"}),
     _Slotted(place="home"),

@@ -44,7 +44,7 @@ def frame() -> Any:
         (Path("rows"), ParquetInput),
         (["a.parquet", Path("b.parquet")], ParquetInput),
         (lambda config, batch_size: [], LoaderInput),
-        (XShards.from_shards([{"x": X}], home="local"), ShardsInput),
+        (XShards.from_shards([{"x": X}], engine="local"), ShardsInput),
         (frame(), FrameInput),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,

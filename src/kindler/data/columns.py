@@ -141,8 +141,8 @@ def _unusable(arrow_type: pa.DataType) -> str:
     hint = ""
     if is_any(arrow_type, TEXT):
         hint = (
-            "Hint: turn strings into numbers first, for example with kindler.StringIndexer, or in the workers"
-            " with a transform: Estimator.from_torch(..., transform=...)."
+            "Hint: turn strings into numbers first, for example with kindler.features.StringIndexer, or in"
+            " the workers with a transform: Estimator.from_torch(..., transform=...)."
         )
     elif types.is_struct(arrow_type) and {field.name for field in arrow_type} == _FILE_FIELDS:
         hint = (

@@ -11,7 +11,7 @@ from kindler.errors import (
     StalledError,
     SyncError,
     SyncTimeoutError,
-    WorkerLost,
+    WorkerLostError,
     revive,
     worker_error,
 )
@@ -86,9 +86,9 @@ def _raised(outcome: Outcome) -> KindlerError:
     )
 
 
-def lost_error(outcome: Outcome) -> WorkerLost:
+def lost_error(outcome: Outcome) -> WorkerLostError:
     fields = outcome.fields
-    return WorkerLost(
+    return WorkerLostError(
         fields["reason"],
         rank=outcome.rank,
         host=fields["host"],

@@ -356,13 +356,13 @@ class WorkerInfo:
 _current_worker: WorkerInfo | None = None
 
 
-def worker() -> WorkerInfo:
+def current_worker() -> WorkerInfo:
     """Return the worker this code runs in; outside a run, a single worker on this machine's CPU.
 
     In workers that train or evaluate, the variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE say the
     same to libraries that look for them.
 
-    >>> worker().rank, worker().size, worker().device
+    >>> current_worker().rank, current_worker().size, current_worker().device
     (0, 1, 'cpu')
     """
     return _current_worker or WorkerInfo(host=socket.gethostname())

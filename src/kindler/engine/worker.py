@@ -91,7 +91,7 @@ class Worker(Group):
         return max(1, (cores if granted is None else min(cores, granted)) // self.local_size)
 
     def place(self, device: str, *, share: bool) -> Placement:
-        """Take a GPU of this machine, or none; `kindler.worker()` knows its worker from now on."""
+        """Take a GPU of this machine, or none; `kindler.current_worker()` knows its worker from now on."""
         neighbours = self.hosts.count(self.host)
         placement = place(
             device,

@@ -51,8 +51,8 @@ def fit_complaints(
     yield from model.complaints("train")
     yield from model.complaints("data", data.data)
     yield from _row_weight_complaints(model, options)
-    if options.on_nan != "raise" and not model.row.watches_losses:
-        yield f"on_nan={options.on_nan!r}: the losses of {model.row.name} models are not watched."
+    if options.nan_loss != "raise" and not model.row.watches_losses:
+        yield f"nan_loss={options.nan_loss!r}: the losses of {model.row.name} models are not watched."
     yield from _strategy_complaints(strategy, model)
     # Loaders agree on every step, so a worker that waits for staleness to fall would wait for itself.
     if not data.has_columns and strategy.options.get("max_staleness") is not None:
@@ -168,13 +168,13 @@ def ability_complaints(row: FrameworkSpec, ability: str) -> Iterator[str]:
         yield f"models of {row.name!r} cannot {ability}."
 
 
-def runtime_complaints(options: PredictOptions) -> Iterator[str]:
+def accelerator_complaints(options: PredictOptions) -> Iterator[str]:
     """A model is converted for the shapes of its columns, which a transform changes."""
     if options.preparation is not None and options.preparation.active:
         yield (
-            f"runtime={options.runtime!r} takes columns as they are, and this estimator has a transform,"
-            " collate or pad.\nHint: leave runtime=None; or convert the model with to_openvino(...) and"
-            " score prepared columns with Estimator.from_openvino."
+            f"accelerator={options.accelerator!r} takes columns as they are, and this estimator has a"
+            " transform, collate or pad.\nHint: leave accelerator=None; or convert the model with"
+            " to_openvino(...) and score prepared columns with Estimator.from_openvino."
         )
 
 

@@ -23,11 +23,11 @@ from kindler.data.preparation import Preparation, Preparer
 from kindler.engine import local
 from kindler.estimator.checks import (
     ability_complaints,
+    accelerator_complaints,
     evaluate_complaints,
     fit_complaints,
     precision_complaints,
     refuse,
-    runtime_complaints,
     warn_caller,
 )
 from kindler.estimator.exporting import Example, in_openvino
@@ -46,16 +46,16 @@ from kindler.strategies import Strategy
 from kindler.train.callbacks import DriverCallbackList, run_params, split_callbacks
 from kindler.train.history import History
 from kindler.train.lightning_callbacks import translated
-from kindler.train.loss_guard import OnNan
+from kindler.train.loss_guard import NanLoss
 from kindler.train.metric_names import BOOKKEEPING
 from kindler.train.options import (
+    Accelerator,
     Engine,
     EvaluateOptions,
     FitOptions,
     Ingest,
     PredictOptions,
     RunConfig,
-    Runtime,
     from_arguments,
 )
 from kindler.train.summaries import Summaries, TensorBoard, log_folder
@@ -139,7 +139,7 @@ class Estimator(Saving):
         validation_freq: int | Sequence[int] = 1,
         class_weight: Mapping[int, float] | None = None,
         sample_weight_col: str | None = None,
-        on_nan: OnNan = "raise",
+        nan_loss: NanLoss = "raise",
         strategy: str | Strategy = "allreduce",
     ) -> History:
         """Train the model: every epoch uses each row of `data` once.
@@ -189,7 +189,7 @@ class Estimator(Saving):
                 `run.sample_weight`.
             sample_weight_col: A column with the weight of each row, in training and validation. With
                 `class_weight`, the two are multiplied.
-            on_nan: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
+            nan_loss: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
                 names step, worker and rows; a skipped step leaves weights and optimizer unchanged on all
                 workers. For PyTorch and Keras models and LightningModules.
             strategy: How workers agree: "allreduce", "zero1" (the same result, each worker updating a slice
@@ -206,8 +206,8 @@ class Estimator(Saving):
             DataError: A value in the data cannot be used.
             NonFiniteLossError: A training loss is NaN or infinite.
             WorkerError: The model's own code raised an error; this is also an instance of that error's class.
-            WorkerLost: A worker died. With `model_dir`, the run has by then been continued from its newest
-                checkpoint as often as `RunSettings.max_failures` allows.
+            WorkerLostError: A worker died. With `model_dir`, the run has by then been continued from its
+                newest checkpoint as often as `RunSettings.max_failures` allows.
         """
         arguments = dict(locals())
         driver_callbacks, on_workers = split_callbacks(translated(callbacks))
@@ -330,7 +330,7 @@ class Estimator(Saving):
         dtypes: Mapping[str, Any] | None = None,
         stack_features: bool | None = None,
         ingest: Ingest = "auto",
-        runtime: Runtime | None = None,
+        accelerator: Accelerator | None = None,
         precision: str | None = None,
     ) -> Any:
         """Score every row of `data`.
@@ -356,7 +356,7 @@ class Estimator(Saving):
                 last `fit` did.
             ingest: For a DataFrame that is a plain scan of Parquet files: "direct" reads the files in Python,
                 "inline" sends the rows through Spark.
-            runtime: "openvino" converts the model and computes it with OpenVINO, which is often faster on
+            accelerator: "openvino" converts the model and computes it with OpenVINO, which is often faster on
                 CPUs. None computes it with its own framework.
             precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
                 safe, "fp32" in full; outputs are float32. None keeps the precision the model was made with.
@@ -383,8 +383,8 @@ class Estimator(Saving):
         columns = replace(data.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
         model, weights = self._model, self._live.for_scoring()
-        if options.runtime is not None and options.runtime != model.row.form:
-            refuse(*ability_complaints(model.row, "export"), *runtime_complaints(options))
+        if options.accelerator is not None and options.accelerator != model.row.form:
+            refuse(*ability_complaints(model.row, "export"), *accelerator_complaints(options))
             example = Example(*data.sample(columns, self._layout))
             key = example.key(model, weights)
             if self._converted is None or self._converted[0] != key:  # the last conversion is kept

@@ -30,7 +30,7 @@ from kindler.errors import (
     StartTimeoutError,
     SyncError,
     SyncTimeoutError,
-    WorkerLost,
+    WorkerLostError,
 )
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import choose_engine, session_for
@@ -365,7 +365,7 @@ def retry_wait_s(
 ) -> float | None:
     """Seconds to wait before the workers are started again; None to give up.
 
-    >>> lost = WorkerLost("killed", rank=1, host="a")
+    >>> lost = WorkerLostError("killed", rank=1, host="a")
     >>> retry_wait_s(lost, 1, RunSettings(retry_backoff_s=2.0), has_checkpoints=True)
     4.0
     """
@@ -381,7 +381,7 @@ def _may_pass(error: KindlerError, failures: int) -> bool:
         return False  # nobody is gone: the workers wait for each other
     if isinstance(error, StartTimeoutError):
         return failures > 0  # they had come up before, so their machines may come back
-    return isinstance(error, WorkerLost | SyncError)
+    return isinstance(error, WorkerLostError | SyncError)
 
 
 def explain(
@@ -399,7 +399,7 @@ def explain(
             more[0] += ".\nHint: with model_dir=..., fit writes checkpoints, and fit(resume=True) continues."
     if failures:
         more.append(f"The run failed {failures + 1} times; this is the last failure.")
-    elif isinstance(error, WorkerLost) and trains and not has_checkpoints and not lost_server:
+    elif isinstance(error, WorkerLostError) and trains and not has_checkpoints and not lost_server:
         more.append(
             "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost."
         )
@@ -407,7 +407,7 @@ def explain(
 
 
 def _is_lost_server(error: KindlerError) -> bool:
-    return isinstance(error, WorkerLost) and error.role == "ps"
+    return isinstance(error, WorkerLostError) and error.role == "ps"
 
 
 class WorkerCount:

@@ -16,7 +16,7 @@ import numpy as np
 from kindler.data.paths import every_file, is_remote
 from kindler.data.shards.codec import Info, Packed, from_table, pack, unpack
 from kindler.errors import ConfigError, DataError, MissingExtraError, did_you_mean
-from kindler.readers.files import Paths, at_home, find, listed, missing, opened
+from kindler.readers.files import Paths, find, listed, missing, on_engine, opened
 from kindler.xshards import XShards, backends
 
 _REFUSED = {
@@ -33,14 +33,14 @@ _PROBLEMS = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.
 
 
 def read_csv(
-    file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
+    file_path: Paths, *, engine: str = "auto", num_shards: int | None = None, **pandas_options: Any
 ) -> XShards:
     """Read CSV files into shards of pandas DataFrames, one per file.
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them. Folders are read recursively,
             skipping names that start with "_" or ".".
-        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+        engine: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
         num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
         **pandas_options: Options of `pandas.read_csv`, which reads each file: `sep`, `header`, `names`,
@@ -55,17 +55,17 @@ def read_csv(
         ConfigError: No file was found, or pandas has no such option.
         DataError: A file cannot be parsed, or its columns differ from the others'. The message names it.
     """
-    return _read("read_csv", file_path, home, num_shards, pandas_options)
+    return _read("read_csv", file_path, engine, num_shards, pandas_options)
 
 
 def read_json(
-    file_path: Paths, *, home: str = "auto", num_shards: int | None = None, **pandas_options: Any
+    file_path: Paths, *, engine: str = "auto", num_shards: int | None = None, **pandas_options: Any
 ) -> XShards:
     """Read JSON files into shards of pandas DataFrames, one per file.
 
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them, as for `read_csv`.
-        home: "local", "spark", or "auto": Spark if a session is running, else local.
+        engine: "local", "spark", or "auto": Spark if a session is running, else local.
         num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
         **pandas_options: Options of `pandas.read_json`, which reads each file: `orient`, `lines`, `dtype`,
             `convert_dates` and so on. Files with one object per line need `lines=True`.
@@ -77,18 +77,18 @@ def read_json(
         ConfigError: No file was found, or pandas has no such option.
         DataError: A file cannot be parsed, or its columns differ from the others'. The message names it.
     """
-    return _read("read_json", file_path, home, num_shards, pandas_options)
+    return _read("read_json", file_path, engine, num_shards, pandas_options)
 
 
 def _read(
-    reader: _Reader, paths: Paths, home: str, num_shards: int | None, options: Mapping[str, Any]
+    reader: _Reader, paths: Paths, engine: str, num_shards: int | None, options: Mapping[str, Any]
 ) -> XShards:
     _check(reader, options)
     if num_shards is not None and num_shards < 1:
         raise ConfigError(f"{reader}(num_shards={num_shards}): must be at least 1.")
-    where = backends.choose(home)
+    where = backends.choose(engine)
     what = {"read_csv": "CSV", "read_json": "JSON"}[reader]
-    files: list[str] = at_home(where, partial(find, listed(paths), every_file, what))
+    files: list[str] = on_engine(where, partial(find, listed(paths), every_file, what))
     parts = backends.put(map(pack, files), where).mapped(
         partial(_read_file, reader, dict(options)), by_user=True
     )

@@ -1,4 +1,4 @@
-"""Finds and opens files where the home's workers see them."""
+"""Finds and opens files where the engine's workers see them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kindler.xshards.shared_value import session
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
-def at_home(home: str, call: Callable[[], Any]) -> Any:
+def on_engine(engine: str, call: Callable[[], Any]) -> Any:
     """Run where the files are visible: here, or in a task of a Spark that is elsewhere."""
-    if home == "local":
+    if engine == "local":
         return call()
     from kindler.spark.tasks import at_files
 

@@ -17,7 +17,7 @@ from kindler.data.shards import frames
 from kindler.data.shards.codec import Packed, leaves, pack, unpack
 from kindler.data.shards.pytree import even_bounds
 from kindler.errors import ConfigError, DataError, MissingExtraError
-from kindler.readers.files import Paths, at_home, listed, opened
+from kindler.readers.files import Paths, listed, on_engine, opened
 from kindler.xshards import XShards, backends
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def read_images(
     size: tuple[int, int] | None = None,
     mode: str = "RGB",
     paths: bool = False,
-    home: str = "auto",
+    engine: str = "auto",
     num_shards: int | None = None,
 ) -> XShards:
     """Read images into shards `{"x": uint8 (rows, height, width, channels), "y": int64 (rows,)}`.
@@ -55,7 +55,7 @@ def read_images(
         size: (height, width) to scale images to, bilinearly. Default: unchanged; all must have one size.
         mode: "RGB", "L" (grey, one channel) or "RGBA".
         paths: Whether to include the paths, as strings under "path".
-        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+        engine: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path, and have Pillow (the extra `images`).
         num_shards: The number of shards. Default: one per core, with at most 1024 images each.
 
@@ -68,9 +68,9 @@ def read_images(
         raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise ConfigError(f"size={size!r}: must be (height, width).")
-    where = backends.choose(home)
+    where = backends.choose(engine)
     source = absolute(labels) if isinstance(labels, str | os.PathLike) else labels
-    files, numbers = at_home(where, partial(_labelled, listed(file_path), source, path_col, label_col))
+    files, numbers = on_engine(where, partial(_labelled, listed(file_path), source, path_col, label_col))
     if num_shards is None:
         num_shards = min(len(files), max(backends.slots(where), -(-len(files) // _IMAGES_A_SHARD)))
     bounds = even_bounds(len(files), num_shards)

@@ -16,7 +16,7 @@ from kindler.data.shards.codec import Packed, from_table, pack, unpack
 from kindler.data.shards.pytree import even_bounds
 from kindler.data.tfrecord import Plan, ReadOptions, plan
 from kindler.errors import ConfigError, DataError
-from kindler.readers.files import Paths, at_home, listed, refuse_keys
+from kindler.readers.files import Paths, listed, on_engine, refuse_keys
 from kindler.xshards import XShards, backends
 from kindler_tfrecord import SchemaLike
 
@@ -29,7 +29,7 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     schema: pa.Schema | Mapping[str, Any] | None = None,
     *,
-    home: str = "auto",
+    engine: str = "auto",
     num_shards: int | None = None,
 ) -> XShards:
     """Read Parquet files into shards of pandas DataFrames.
@@ -40,7 +40,7 @@ def read_parquet(
         schema: Types to read columns as: a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types
             or their names.
             Default: those of the files; where they differ, the wider one.
-        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+        engine: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
         num_shards: The number of shards to distribute the rows over, evenly; one large file is then read
             by several workers. Default: one per file that has rows.
@@ -53,8 +53,8 @@ def read_parquet(
         ConfigError: No file was found, or the schema names an unknown column.
         DataError: A file is not Parquet, lacks a column, or its types are incompatible with the others.
     """
-    where = backends.choose(home)
-    files: ParquetFiles = at_home(where, partial(_inspect, listed(file_path)))
+    where = backends.choose(engine)
+    files: ParquetFiles = on_engine(where, partial(_inspect, listed(file_path)))
     wanted = _wanted(files, _names(columns), schema)
     sizes = [sum(groups) for groups in files.row_groups]
     if num_shards is None:
@@ -69,7 +69,7 @@ def read_tfrecord(
     file_path: Paths,
     schema: SchemaLike | None = None,
     *,
-    home: str = "auto",
+    engine: str = "auto",
     num_shards: int | None = None,
     **options: Unpack[ReadOptions],
 ) -> XShards:
@@ -78,7 +78,7 @@ def read_tfrecord(
     Args:
         file_path: A file, a folder, a glob, a URI, or a list of them.
         schema: As for `kindler.tfrecord.read`; inferred from a sample by default.
-        home: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
+        engine: "local", "spark", or "auto": Spark if a session is running, else local. Every worker must find
             the files under the same path.
         num_shards: The number of shards to distribute the rows over, evenly. Default: one per file.
         options: `columns`, `compression`, `verify`, `binary` and `sample_rows` of `kindler.tfrecord.read`.
@@ -90,8 +90,8 @@ def read_tfrecord(
         ConfigError: There is no such file or column.
         DataError: A file is damaged, or a record does not match the schema.
     """
-    where = backends.choose(home)
-    planned: Plan = at_home(where, partial(plan, listed(file_path), schema, **options))
+    where = backends.choose(engine)
+    planned: Plan = on_engine(where, partial(plan, listed(file_path), schema, **options))
     files = backends.put(map(pack, planned.files), where)
     shards = XShards(files.mapped(partial(_read_records, planned), by_user=True))
     return shards if num_shards is None else shards.repartition(num_shards)

@@ -24,7 +24,7 @@ from typing import Any
 import kombu
 
 from kindler import sandbox
-from kindler.errors import BrokerError, FrameError, StoreError, WorkerLost
+from kindler.errors import BrokerError, FrameError, StoreError, WorkerLostError
 from kindler.runtime.broker import (
     LOOK_S,
     MAILBOX,
@@ -367,6 +367,6 @@ def _unsent(verb: str, problem: Exception) -> BrokerError:
     return BrokerError(f"the task has ended, and its result could not be {verb}: {problem}")
 
 
-def _lost() -> WorkerLost:
+def _lost() -> WorkerLostError:
     reason = "it was gone before it had a result, and the task's max_retries are used up"
-    return WorkerLost(reason, rank=None, host="an unknown host")
+    return WorkerLostError(reason, rank=None, host="an unknown host")

@@ -80,7 +80,7 @@ class TaskHandle:
         Raises:
             TaskTimeoutError: The task has not ended yet and continues; or it exceeded its time limit.
             TaskCancelledError: The task was cancelled.
-            WorkerLost: The task's workers were lost, one after the other.
+            WorkerLostError: The task's workers were lost, one after the other.
             WorkerError: The code of the task raised; also an instance of the type that was raised.
             KindlerError: Any other error of Kindler.
         """

@@ -27,7 +27,7 @@ from kindler.errors import (
     StartTimeoutError,
     TaskCancelledError,
     TaskTimeoutError,
-    WorkerLost,
+    WorkerLostError,
 )
 from kindler.frame import ChannelClosed, Frame
 from kindler.runtime.engine import Listener, Load
@@ -302,7 +302,7 @@ class LocalEngine:
         reason, code, log = loss
         again = f"; {task} was started {task.max_retries + 1} times" if task.max_retries else ""
         host = socket.gethostname()
-        lost = WorkerLost(reason + again, rank=None, host=host, exit_code=code, log_tail=log)
+        lost = WorkerLostError(reason + again, rank=None, host=host, exit_code=code, log_tail=log)
         return Report.failed(lost, log)
 
     def _once(self, job: _Job) -> Report | tuple[str, int, str]:

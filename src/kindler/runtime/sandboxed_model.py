@@ -21,7 +21,7 @@ from typing import Any
 from kindler import sandbox
 from kindler.data.received import check_json
 from kindler.engine.placement import half_of_memory
-from kindler.errors import DataError, WorkerLost
+from kindler.errors import DataError, WorkerLostError
 from kindler.models.loaded import LoadedModel, load_files, process_recipe
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
@@ -147,7 +147,7 @@ class SandboxedModel:
                 self.close()
             self.is_gone = True
             reason = exc.reason if isinstance(exc, ProcessLost) else f"sent a malformed reply ({exc})"
-            raise WorkerLost(
+            raise WorkerLostError(
                 f"the sandboxed process of {self._name} {reason}",
                 rank=None,
                 host=socket.gethostname(),

@@ -38,7 +38,7 @@ from kindler.engine.placement import TASK_GPUS
 from kindler.engine.supervisor import Aborted, BesideRanks, Supervisor
 from kindler.engine.wire import Address
 from kindler.engine.worker import describe
-from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLost, first_line
+from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLostError, first_line
 from kindler.files import Folder as SharedFolder
 from kindler.frame import Frame, encode_again, from_bytes
 from kindler.spark.executors import driver_hosts, is_dynamic, meets_at_driver, never_retries
@@ -282,7 +282,7 @@ class _SparkLaunch:
         if (error := self._error) is not None:
             if started:
                 reason = f"Spark gave up on its task ({first_line(error)})"
-                return WorkerLost(reason, rank=None, host="the cluster")
+                return WorkerLostError(reason, rank=None, host="the cluster")
             return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])
         if not outcomes:  # Spark starts no task for a frame it knows to be empty
             return DataError("the data has no rows.")

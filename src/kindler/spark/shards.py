@@ -1,4 +1,4 @@
-"""The Spark home of shards: a DataFrame whose rows are pieces of shards, as bytes.
+"""The Spark engine of shards: a DataFrame whose rows are pieces of shards, as bytes.
 
     shard long     which shard
     source long    in an exchange, which shard the piece comes from
@@ -33,7 +33,7 @@ from pyspark.sql.types import StructField, StructType
 from kindler.data.shards import frames
 from kindler.data.shards.backend import Cut, Query, Work, shard_error, unsendable
 from kindler.data.shards.codec import Info, Packed, from_table
-from kindler.errors import TrainingError, WorkerLost
+from kindler.errors import TrainingError, WorkerLostError
 from kindler.spark import shard_frames
 from kindler.spark import shard_tasks as tasks
 from kindler.spark.frames import arrow_schema, of_task
@@ -53,7 +53,7 @@ _released: deque[DataFrame] = deque()
 class SparkShards:
     """`frame` has the pieces, as in this module's table. Without `infos`, it is computed to find them."""
 
-    home = "spark"
+    engine = "spark"
 
     def __init__(self, frame: DataFrame, infos: Sequence[Info] | None = None) -> None:
         _unpersist_released()
@@ -134,7 +134,9 @@ class SparkShards:
                 raise TrainingError(message) from None
             # What the function raises comes as a value: here its process went away, or its executor.
             line = str(exc).strip().partition("\n")[0][:300]
-            raise WorkerLost(f"Spark gave up on its task ({line})", rank=None, host="the cluster") from None
+            raise WorkerLostError(
+                f"Spark gave up on its task ({line})", rank=None, host="the cluster"
+            ) from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:
         pieces = self.frame.mapInArrow(_task(tasks.cut_shards, cut, self._index()), tasks.SCHEMA)

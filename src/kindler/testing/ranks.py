@@ -71,7 +71,7 @@ class GangWorker(Group):
         self.reports.append((kind, fields))
 
 
-class RankFailed(Exception):
+class RankFailedError(Exception):
     """A rank raised; the message is its traceback."""
 
 
@@ -130,7 +130,7 @@ def _serve(pipes: list[Connection]) -> list[Any]:
                 results[rank] = DIED
                 continue
             if kind == "error":
-                raise RankFailed(f"rank {rank}:\n{data}")
+                raise RankFailedError(f"rank {rank}:\n{data}")
             if kind == "gather":
                 gathered[rank] = data
             else:

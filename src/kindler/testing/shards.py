@@ -109,7 +109,7 @@ class ShardBackendContract:
     ) -> None:
         made = arrays.mapped(_numbered, by_user=by_user)
 
-        assert made.home == arrays.home
+        assert made.engine == arrays.engine
         assert [array.tolist() for array in _loaded(made)] == [[0, 10, 20, 30], [], [42, 52], [63, 73, 83]]
         assert np.concatenate(_loaded(arrays)).tolist() == list(range(9)), "the old ones are as they were"
 

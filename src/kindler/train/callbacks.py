@@ -136,7 +136,7 @@ class EarlyStopping(Callback):
         patience: Epochs in a row without improvement after which training stops; as in Keras, 0 means 1.
         min_delta: The smallest change that counts as an improvement.
         mode: "min" if lower is better, "max" if higher is; "auto" infers it from the name.
-        restore_best: Whether to end with the weights of this run's best epoch instead of the last.
+        restore_best_weights: Whether to end with the weights of this run's best epoch instead of the last.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EarlyStopping(Callback):
         patience: int = 0,
         min_delta: float = 0.0,
         mode: Mode = "auto",
-        restore_best: bool = False,
+        restore_best_weights: bool = False,
     ) -> None:
         self.monitor, self.way = _monitored("EarlyStopping", monitor, mode)
         for name, value in (("patience", patience), ("min_delta", min_delta)):
@@ -153,7 +153,7 @@ class EarlyStopping(Callback):
                 raise ConfigError(f"EarlyStopping({name}={value!r}): {name} must be 0 or more.")
         self.patience = patience
         self.min_delta = min_delta
-        self.restore_best = restore_best
+        self.restore_best_weights = restore_best_weights
         self.best: float | None = None
         self.best_epoch = 0
         self.wait = 0
@@ -165,7 +165,7 @@ class EarlyStopping(Callback):
             return
         if improves(value, self.best, self.way, min_delta=self.min_delta):
             self.best, self.best_epoch, self.wait = value, run.epoch, 0
-            if self.restore_best:
+            if self.restore_best_weights:
                 self._weights = run.weights()
             return
         self.wait += 1
@@ -174,14 +174,15 @@ class EarlyStopping(Callback):
             run.stop(f"{self.monitor} did not improve for {self.wait} epochs; best: {best}")
 
     def on_run_end(self, run: Run) -> None:
-        if not self.restore_best or self.best_epoch in (0, run.epoch):
+        if not self.restore_best_weights or self.best_epoch in (0, run.epoch):
             return
         if self._weights is not None:
             run.load_weights(self._weights)
         elif run.rank == 0:
             warnings.warn(
-                f"EarlyStopping(restore_best=True): the best epoch ({self.best_epoch}) is from before the run"
-                " resumed from a checkpoint, and its weights are not kept; using those of the last epoch.",
+                f"EarlyStopping(restore_best_weights=True): the best epoch ({self.best_epoch}) is from before"
+                " the run resumed from a checkpoint, and its weights are not kept; using those of the last"
+                " epoch.",
                 stacklevel=2,
             )
 

@@ -78,7 +78,7 @@ class Loop:
         # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
         ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
         self.guard = LossGuard(
-            "warn" if ends_itself and options.on_nan == "raise" else options.on_nan,
+            "warn" if ends_itself and options.nan_loss == "raise" else options.nan_loss,
             rank=worker.rank,
             tell=lambda message: worker.report("bad_loss", message=message),
         )

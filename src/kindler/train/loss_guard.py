@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from kindler import limits
 from kindler.errors import NonFiniteLossError
 
-OnNan: TypeAlias = Literal["raise", "warn", "skip"]
+NanLoss: TypeAlias = Literal["raise", "warn", "skip"]
 Describe: TypeAlias = Callable[[], tuple[Sequence[int | str], str]]
 """Gives the first rows of a batch by name, and what is odd about it, if that is known."""
 
@@ -26,15 +26,15 @@ class LossGuard:
 
     def __init__(
         self,
-        on_nan: OnNan,
+        nan_loss: NanLoss,
         *,
         rank: int,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.skips = on_nan == "skip"
+        self.skips = nan_loss == "skip"
         self.skipped = 0
-        self._raises = on_nan == "raise"
+        self._raises = nan_loss == "raise"
         self._rank, self._tell, self._clock = rank, tell, clock
         self._unseen: list[tuple[int, Any, Describe]] = []
         self._ripe = 0  # how many of them the last look has left to the next

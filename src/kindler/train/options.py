@@ -21,13 +21,13 @@ from kindler.data.sources import Source
 from kindler.errors import ConfigError
 from kindler.strategies import AllReduce, Strategy
 from kindler.train.loaders import StreamSource
-from kindler.train.loss_guard import OnNan
+from kindler.train.loss_guard import NanLoss
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Progress, Trigger
 
 Engine: TypeAlias = Literal["auto", "local", "spark"]
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
-Runtime: TypeAlias = Literal["openvino"]
+Accelerator: TypeAlias = Literal["openvino"]
 
 ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
 
@@ -89,15 +89,18 @@ class PredictOptions(RunOptions):
     output_cols: tuple[str, ...] | None = None
     output_path: str | PathLike[str] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
-    runtime: Runtime | None = None
+    accelerator: Accelerator | None = None
     precision: str | None = None
 
     def complaints(self) -> Iterator[str]:
         yield from super().complaints()
-        if self.precision is not None and self.runtime is not None:
-            yield f"precision={self.precision!r} is for the model's own framework, not for a runtime."
-        if self.runtime is not None and self.runtime not in get_args(Runtime):
-            yield f"runtime must be 'openvino', or None for the model's framework; received {self.runtime!r}."
+        if self.precision is not None and self.accelerator is not None:
+            yield f"precision={self.precision!r} is for the model's own framework, not for an accelerator."
+        if self.accelerator is not None and self.accelerator not in get_args(Accelerator):
+            yield (
+                "accelerator must be 'openvino', or None for the model's framework; received"
+                f" {self.accelerator!r}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ class FitOptions(RunOptions):
     initial_epoch: int | None = None
     validation_freq: int | tuple[int, ...] = 1
     class_weight: Mapping[int, float] | None = None
-    on_nan: OnNan = "raise"
+    nan_loss: NanLoss = "raise"
     strategy: Strategy = field(default_factory=AllReduce)
 
     @property
@@ -157,13 +160,13 @@ class FitOptions(RunOptions):
         numbers = [freq] if isinstance(freq, int) else list(freq)
         if not all(isinstance(number, int) and number >= 1 for number in numbers):
             yield f"validation_freq must be at least 1, or a list of epoch numbers; received {freq!r}."
-        if self.on_nan not in get_args(OnNan):
-            yield f"on_nan must be 'raise', 'warn' or 'skip'; received {self.on_nan!r}."
-        if self.on_nan == "skip" and self.strategy.name != "allreduce":
+        if self.nan_loss not in get_args(NanLoss):
+            yield f"nan_loss must be 'raise', 'warn' or 'skip'; received {self.nan_loss!r}."
+        if self.nan_loss == "skip" and self.strategy.name != "allreduce":
             yield (
-                f"on_nan='skip' leaves a step out on all workers, which takes strategy='allreduce'; received"
-                f" strategy={self.strategy.name!r}.\nHint: on_nan='raise' and on_nan='warn' work with every"
-                " strategy."
+                f"nan_loss='skip' leaves a step out on all workers, which takes strategy='allreduce';"
+                f" received strategy={self.strategy.name!r}.\nHint: nan_loss='raise' and nan_loss='warn' work"
+                " with every strategy."
             )
         yield from self._weight_complaints()
         function = "a function of `Progress` that returns True or False"

@@ -17,8 +17,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.data.batches import Rows
-from kindler.engine.placement import Placement, set_current_worker
-from kindler.engine.placement import worker as this_worker
+from kindler.engine.placement import Placement, current_worker, set_current_worker
 from kindler.errors import ConfigError
 from kindler.frameworks.devices import explained
 from kindler.frameworks.registry import FRAMEWORKS
@@ -131,7 +130,7 @@ def _build_replica(worker: Group, task: Task, placed: Placement, spec: bytes, **
         **options,
     )
     if placed.visible is not None and not replica.on_gpu:
-        set_current_worker(replace(this_worker(), device="cpu"))
+        set_current_worker(replace(current_worker(), device="cpu"))
     elif placed.problem is not None:
         raise ConfigError(placed.problem)
     if hasattr(replica, "set_up"):  # a module of Lightning wants to know what for

@@ -113,8 +113,8 @@ def prepare(
     if not len(shards):
         raise DataError("the shards have no rows.")
     columns, schema = chosen.columns, chosen.schema
-    if spark is None or (here and shards.home == "local"):
-        shards = shards.to_home("local")
+    if spark is None or (here and shards.engine == "local"):
+        shards = shards.to_engine("local")
         files: Any = shards._ready()
         files.check()
         folder = str(files.folder.path)
@@ -122,7 +122,7 @@ def prepare(
         return source, None
     from kindler.spark.frames import Feed
 
-    shards = shards.to_home("spark")
+    shards = shards.to_engine("spark")
     held: Any = shards._ready()
     if schema is None:
         columns = columns.changed(chosen.packed)
@@ -139,7 +139,7 @@ def all_have_rows(shards: XShards) -> bool:
 def session(shards: XShards) -> SparkSession | None:
     """None if the shards are local."""
     held: Any = shards._ready()
-    session: SparkSession | None = held.session if held.home == "spark" else None
+    session: SparkSession | None = held.session if held.engine == "spark" else None
     return session
 
 

@@ -10,16 +10,16 @@ from kindler.errors import ConfigError
 from kindler.xshards.shared_value import active_session, session
 
 
-def choose(home: str) -> str:
-    if home not in ("auto", "local", "spark"):
-        raise ConfigError(f"home={home!r}: expected 'auto', 'local' or 'spark'.")
-    if home != "auto":
-        return home
+def choose(engine: str) -> str:
+    if engine not in ("auto", "local", "spark"):
+        raise ConfigError(f"engine={engine!r}: expected 'auto', 'local' or 'spark'.")
+    if engine != "auto":
+        return engine
     return "local" if active_session() is None else "spark"
 
 
-def put(shards: Iterable[Packed], home: str) -> ShardBackend:
-    if home == "local":
+def put(shards: Iterable[Packed], engine: str) -> ShardBackend:
+    if engine == "local":
         from kindler.xshards.local import LocalShards
 
         return LocalShards.of(shards)
@@ -28,8 +28,8 @@ def put(shards: Iterable[Packed], home: str) -> ShardBackend:
     return SparkShards.of(session(), shards)
 
 
-def slots(home: str) -> int:
-    if home == "local":
+def slots(engine: str) -> int:
+    if engine == "local":
         from kindler.engine.local import slots as local_slots
 
         return local_slots()

@@ -35,9 +35,9 @@ class XShards:
     """A partitioned, ordered collection of Python objects: one object is one shard.
 
     A shard is a dict, tuple or list of numpy arrays, a pandas DataFrame or Series, or anything that pickles.
-    Shards live in one of two homes. In the local home they are files of this machine, memory-mapped when they
-    are used, and functions run in worker processes. In the Spark home they are spread over a cluster. Both
-    homes support the same operations, and results stay in the home of their inputs.
+    On the local engine shards are files of this machine, memory-mapped when they are used, and functions run
+    in worker processes. On the Spark engine they are spread over a cluster. Both engines support the same
+    operations, and results stay on the engine of their inputs.
 
     Create one with `XShards.partition`, `from_shards`, `from_spark_df`, `from_rdd`, `load_pickle` or
     `load_parquet`. Operations return new collections and run when they are called, so that errors appear
@@ -46,7 +46,7 @@ class XShards:
     Examples:
         >>> import numpy as np
         >>> from kindler import XShards
-        >>> shards = XShards.partition({"x": np.arange(6), "y": np.ones(6)}, num_shards=2, home="local")
+        >>> shards = XShards.partition({"x": np.arange(6), "y": np.ones(6)}, num_shards=2, engine="local")
         >>> shards.num_partitions(), len(shards)
         (2, 6)
         >>> [shard["x"].tolist() for shard in shards.collect()]
@@ -62,7 +62,7 @@ class XShards:
         self._lazy = lazy
 
     @classmethod
-    def partition(cls, data: Any, num_shards: int | None = None, home: str = "auto") -> XShards:
+    def partition(cls, data: Any, num_shards: int | None = None, engine: str = "auto") -> XShards:
         """Split data of this process into shards of nearly equal size.
 
         Args:
@@ -70,13 +70,13 @@ class XShards:
                 all split along their first axis; every shard has the same structure. A list of other objects
                 is split itself.
             num_shards: The number of shards. Default: one per core, at most one per row.
-            home: "local", "spark", or "auto": Spark if a session is running, else local.
+            engine: "local", "spark", or "auto": Spark if a session is running, else local.
 
         Raises:
             ConfigError: Arrays differ in length, there are more shards than rows, or the data has no rows.
         """
         count = _rows_to_cut(data)
-        where = backends.choose(home)
+        where = backends.choose(engine)
         if num_shards is None:
             num_shards = max(1, min(backends.slots(where), count))
         bounds = pytree.even_bounds(count, num_shards)
@@ -88,85 +88,87 @@ class XShards:
         return cls(backends.put((pack(pytree.cut(data, start, stop)) for start, stop in bounds), where))
 
     @classmethod
-    def from_shards(cls, shards: Iterable[Any], home: str = "auto") -> XShards:
+    def from_shards(cls, shards: Iterable[Any], engine: str = "auto") -> XShards:
         """Make each object of an iterable a shard.
 
         Args:
             shards: The objects, at least one.
-            home: "local", "spark", or "auto": Spark if a session is running, else local.
+            engine: "local", "spark", or "auto": Spark if a session is running, else local.
         """
         objects = iter(shards)
         for first in objects:
-            return cls(backends.put(map(pack, chain([first], objects)), backends.choose(home)))
+            return cls(backends.put(map(pack, chain([first], objects)), backends.choose(engine)))
         raise ConfigError("from_shards: expected at least one object, received none.")
 
     @classmethod
-    def from_spark_df(cls, df: DataFrame, num_shards: int | None = None, home: str = "spark") -> XShards:
+    def from_spark_df(cls, df: DataFrame, num_shards: int | None = None, engine: str = "spark") -> XShards:
         """Make each partition of a Spark DataFrame a shard, a pandas DataFrame. Rows move as Arrow.
 
         Args:
             df: Any batch DataFrame, classic or Connect.
             num_shards: Repartition to this number first. Default: as it is. Empty partitions make no shard.
-            home: The home of the shards: "spark" or "local".
+            engine: The engine of the shards: "spark" or "local".
         """
         from kindler.spark.shards import SparkShards
 
         shards = cls(SparkShards.of_frame(df, num_shards))
-        return shards if home == "spark" else shards.to_home(home)
+        return shards if engine == "spark" else shards.to_engine(engine)
 
     @classmethod
     def from_rdd(cls, rdd: RDD[Any]) -> XShards:
-        """Make each element of an RDD a shard, in the Spark home; classic sessions only."""
+        """Make each element of an RDD a shard, on the Spark engine; classic sessions only."""
         from kindler.spark.shards import SparkShards
 
         return cls(SparkShards.of_rdd(session(), rdd))
 
     @classmethod
     def load_pickle(
-        cls, path: str | os.PathLike[str], *, trusted: bool = False, home: str = "auto"
+        cls, path: str | os.PathLike[str], *, trusted: bool = False, engine: str = "auto"
     ) -> XShards:
         """Read what `save_pickle` wrote.
 
         Args:
             path: The folder.
             trusted: Must be True: unpickling runs any code that the author put into the file.
-            home: "local", "spark", or "auto": Spark if a session is running, else local.
+            engine: "local", "spark", or "auto": Spark if a session is running, else local.
         """
         if not trusted:
             raise ConfigError(
                 "load_pickle requires trusted=True: loading a pickle can run any code.\n"
                 "Hint: pass it for files whose author you trust; load_parquet runs no code."
             )
-        return cls.from_shards(local.read_pickles(path), home)
+        return cls.from_shards(local.read_pickles(path), engine)
 
     @classmethod
-    def load_parquet(cls, path: str | os.PathLike[str], home: str = "auto") -> XShards:
+    def load_parquet(cls, path: str | os.PathLike[str], engine: str = "auto") -> XShards:
         """Read Parquet files as shards, which are pandas DataFrames.
 
-        In the local home each file is a shard; in the Spark home Spark decides.
+        On the local engine each file is a shard; on the Spark engine Spark decides.
 
         Args:
-            path: A folder or a file; for the Spark home any path that Spark reads.
-            home: "local", "spark", or "auto": Spark if a session is running, else local.
+            path: A folder or a file; for the Spark engine any path that Spark reads.
+            engine: "local", "spark", or "auto": Spark if a session is running, else local.
         """
-        if backends.choose(home) == "spark":
+        if backends.choose(engine) == "spark":
             return cls.from_spark_df(session().read.parquet(str(path)))
         return cls(LocalShards.of(local.read_parquet(path)))
 
     @property
-    def home(self) -> str:
-        """The home of the shards: "local" or "spark"."""
-        return self._held.home
+    def engine(self) -> str:
+        """The engine of the shards: "local" or "spark"."""
+        return self._held.engine
 
-    def to_home(self, home: str) -> XShards:
-        """Move the shards to another home; returns itself if they are there already.
+    def to_engine(self, engine: str) -> XShards:
+        """Move the shards to another engine; returns itself if they are there already.
 
         Args:
-            home: "local" or "spark".
+            engine: "local" or "spark".
         """
-        where = backends.choose(home)
+        where = backends.choose(engine)
         held = self._ready()
-        return self if where == held.home else XShards(backends.put(held.load(range(len(held.infos))), where))
+        return (
+            self if where == held.engine else XShards(backends.put(held.load(range(len(held.infos))), where))
+        )
 
     def transform_shard(self, func: Callable[..., Any], *args: Any) -> XShards:
         """Apply a function to every shard, each where it lives.
@@ -213,11 +215,11 @@ class XShards:
 
     def __repr__(self) -> str:
         state = "not computed yet" if self._pending else f"{len(self)} rows"
-        return f"XShards({self.num_partitions()} shards, {state}, home={self.home!r})"
+        return f"XShards({self.num_partitions()} shards, {state}, engine={self.engine!r})"
 
     def _repr_html_(self) -> str:
         facts = {
-            "home": self.home,
+            "engine": self.engine,
             "shards": self.num_partitions(),
             "rows": "not computed yet" if self._pending else len(self),
         }
@@ -241,7 +243,7 @@ class XShards:
     def uncache(self) -> XShards:
         """Free the kept shards; returns itself.
 
-        Lazily computed shards and those of the Spark home are computed again when they are needed; others
+        Lazily computed shards and those of the Spark engine are computed again when they are needed; others
         are lost.
         """
         held, pending = self._recipe
@@ -323,7 +325,7 @@ class XShards:
         """
         if not isinstance(other, XShards):
             raise ConfigError(f"zip: expected an XShards, received {other!r}.")
-        ours, theirs = self._ready(), other.to_home(self.home)._ready()
+        ours, theirs = self._ready(), other.to_engine(self.engine)._ready()
         if len(ours.infos) != len(theirs.infos):
             raise ConfigError(
                 f"zip: both must have the same number of shards; received {len(ours.infos)} and"
@@ -411,7 +413,7 @@ class XShards:
         if how not in _HOWS:
             raise ConfigError(f"merge: how must be one of {', '.join(_HOWS)}; received {how!r}.")
         names = frames.merge_names(self._schema().names, right._schema().names, on)
-        other = right.to_home(self.home)._ready()
+        other = right.to_engine(self.engine)._ready()
         return XShards(self._held.queried("merged", other, how, names))
 
     def sample(self, frac: float, replace: bool = False, random_state: int | None = None) -> XShards:
@@ -449,19 +451,17 @@ class XShards:
         """
         return self._each(shard_ops.stacked)
 
-    def assembleFeatureLabelCols(  # the name that Orca's programs use
-        self, featureCols: Sequence[str], labelCols: Sequence[str]
-    ) -> XShards:
+    def assemble_feature_label_cols(self, feature_cols: Sequence[str], label_cols: Sequence[str]) -> XShards:
         """Assemble columns of DataFrames into `{"x": (rows, features), "y": (rows, labels)}`.
 
         Each matrix has numpy's common dtype of its columns, with float32 for float64. Cells may be arrays of
         one length, which become several columns of the matrix.
 
         Args:
-            featureCols: The columns of x.
-            labelCols: The columns of y.
+            feature_cols: The columns of x.
+            label_cols: The columns of y.
         """
-        return self._each(partial(shard_ops.assembled, _listed(featureCols), _listed(labelCols)))
+        return self._each(partial(shard_ops.assembled, _listed(feature_cols), _listed(label_cols)))
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:
         """Return count, mean, standard deviation, extremes and quartiles of numeric columns, as in pandas.
@@ -487,7 +487,7 @@ class XShards:
         edges = np.concatenate([[0], np.cumsum([info.rows for info in held.infos])])
         counts = [int(count) for count in np.diff(np.minimum(edges, n))]
         needed = [number for number, count in enumerate(counts) if count] or [0]
-        if held.home == "spark":  # cut there, so that only those rows travel
+        if held.engine == "spark":  # cut there, so that only those rows travel
             held = held.mapped(partial(shard_ops.first_rows, counts))
         loaded = zip(needed, held.load(needed), strict=True)
         return unpack(joined([shard_ops.first_rows(counts, number, packed) for number, packed in loaded]))
@@ -529,7 +529,7 @@ class XShards:
         """Return the rows of DataFrames as a Spark DataFrame, without the pandas index; they move as Arrow.
 
         Categories become their values, times are truncated to microseconds, and times without a zone become
-        Spark's `timestamp_ntz`. From the local home this starts a session if none is running.
+        Spark's `timestamp_ntz`. From the local engine this starts a session if none is running.
         """
         self._schema()
         frame: DataFrame = self._held.spark_frame()
@@ -564,11 +564,11 @@ class XShards:
         """Write DataFrames as Parquet files, without their index; returns itself.
 
         Args:
-            path: The folder; for the Spark home any path that Spark writes to.
+            path: The folder; for the Spark engine any path that Spark writes to.
             overwrite: Whether to replace an existing folder.
         """
         self._schema()
-        if self.home == "spark":
+        if self.engine == "spark":
             self.to_spark_df().write.mode("overwrite" if overwrite else "error").parquet(str(path))
         else:
             local.write_parquet(self._held, path, overwrite=overwrite)
@@ -604,7 +604,7 @@ class XShards:
 
 
 def _transformed(held: ShardBackend, todo: tuple[shard_ops.Step, ...]) -> ShardBackend:
-    with shipping_to(held.home):
+    with shipping_to(held.engine):
         return held.mapped(partial(shard_ops.transformed, todo), by_user=True)
 
 

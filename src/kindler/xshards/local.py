@@ -1,4 +1,4 @@
-"""The local home: shards are mapped files, and user functions run in worker processes. Kindler's own
+"""The local engine: shards are mapped files, and user functions run in worker processes. Kindler's own
 operations run in this process, as Arrow on mapped tables. Only user code goes to workers, so that it
 can neither break nor block this process. And files that outlive it: pickles and Parquet."""
 
@@ -50,9 +50,9 @@ _TARGET = "kindler.xshards.local:work_on_shards"
 
 
 class LocalShards:
-    """The `ShardBackend` of the local home."""
+    """The `ShardBackend` of the local engine."""
 
-    home = "local"
+    engine = "local"
 
     def __init__(self, folder: ShardFolder, infos: Iterable[Info]) -> None:
         self.folder, self._infos, self.is_kept = folder, tuple(infos), True

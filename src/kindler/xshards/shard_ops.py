@@ -118,7 +118,7 @@ def unique_values(number: int, series: Any) -> Any:
 
 
 def assembled(features: Sequence[str], labels: Sequence[str], number: int, thing: Any) -> dict[str, Array]:
-    frame = as_frame(number, thing, [*features, *labels], "assembleFeatureLabelCols")
+    frame = as_frame(number, thing, [*features, *labels], "assemble_feature_label_cols")
     return {"x": _matrix(frame, features), "y": _matrix(frame, labels)}
 
 

@@ -16,7 +16,7 @@ import cloudpickle
 from kindler.data.shards.backend import ShardFolder
 from kindler.errors import ConfigError
 
-_home: ContextVar[str | None] = ContextVar("kindler_shards_home", default=None)
+_engine: ContextVar[str | None] = ContextVar("kindler_shards_engine", default=None)
 _KEPT = 8
 _loaded: dict[str, Any] = {}  # what this process has fetched last, by the value's id
 
@@ -61,16 +61,16 @@ class SharedValue:
             self._releases.pop()()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Arrived, (self._id, self._loader(_home.get()))
+        return _Arrived, (self._id, self._loader(_engine.get()))
 
     def _check(self) -> None:
         if self._gone:
             raise ConfigError("this SharedValue was unpersisted.\nHint: create a new one from the data.")
 
-    def _loader(self, home: str | None) -> Callable[[], Any]:
-        """What fetches the value in a process of that home."""
+    def _loader(self, engine: str | None) -> Callable[[], Any]:
+        """What fetches the value in a process of that engine."""
         self._check()
-        session = active_session() if home != "local" else None
+        session = active_session() if engine != "local" else None
         key = None if session is None else id(session)
         if key not in self._loaders:
             self._loaders[key] = session, self._sent(session)
@@ -138,13 +138,13 @@ def session() -> Any:
 
 
 @contextlib.contextmanager
-def shipping_to(home: str) -> Iterator[None]:
-    """Values pickled in this block go to processes of that home."""
-    token = _home.set(home)
+def shipping_to(engine: str) -> Iterator[None]:
+    """Values pickled in this block go to processes of that engine."""
+    token = _engine.set(engine)
     try:
         yield
     finally:
-        _home.reset(token)
+        _engine.reset(token)
 
 
 def check(arguments: Iterable[Any]) -> None:

@@ -72,7 +72,7 @@ def main() -> None:
     kindler.init("local[2]")
     images, labels = load_digits(return_X_y=True)
     xshards = XShards.partition({"x": (images / 16).reshape(-1, 8, 8, 1), "y": labels})
-    seen: dict[str, Any] = {"home": xshards.home, "num_samples": [], "accuracy": [], "shapes": []}
+    seen: dict[str, Any] = {"engine": xshards.engine, "num_samples": [], "accuracy": [], "shapes": []}
     for program in (with_a_model, with_a_creator):
         stats, predictions, est = program(xshards)
         scores = np.concatenate([shard["prediction"] for shard in predictions.collect()])

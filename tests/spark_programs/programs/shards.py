@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 import kindler
-from kindler import MinMaxScaler, SharedValue, StringIndexer, XShards
+from kindler import SharedValue, XShards
+from kindler.features import MinMaxScaler, StringIndexer
 
 
 def fail(shard: Any) -> Any:
@@ -31,8 +32,8 @@ def error_of(shards: XShards) -> list[Any]:
 def ready(frame: Any) -> list[Any]:
     """Rows of a Spark frame, indexed and scaled."""
     indexed = StringIndexer("k").fit_transform(frame)
-    scaled = MinMaxScaler(inputCol=["n", "k"], outputCol="v").fit_transform(indexed)
-    return [list(row.v) for row in MinMaxScaler(0, 2, inputCol="v").fit_transform(scaled).collect()]
+    scaled = MinMaxScaler(input_col=["n", "k"], output_col="v").fit_transform(indexed)
+    return [list(row.v) for row in MinMaxScaler(0, 2, input_col="v").fit_transform(scaled).collect()]
 
 
 def main(mode: str) -> None:
@@ -47,7 +48,7 @@ def main(mode: str) -> None:
     seen = {
         "read": kindler.read_csv("rows").to_pandas()["n"].tolist(),
         "ready": ready(frame.to_spark_df().where("n < 3")),
-        "home": shards.home,
+        "engine": shards.engine,
         "doubled": [shard.tolist() for shard in shards.transform_shard(lambda s: s * 2).collect()],
         "shared": shards.transform_shard(lambda s, known: [known[int(s[0])]], names).collect(),
         "error": error_of(shards),

@@ -44,7 +44,7 @@ def main(mode: str) -> None:
     with torch.no_grad():
         expected = model(inputs).numpy()
     seen = {
-        "homes": [shards.home, scored.home],
+        "engines": [shards.engine, scored.engine],
         "samples": [*history["num_samples"], judged["num_samples"]],
         "rows": [len(part) for part in found],
         "off by": float(np.abs(np.concatenate(found) - expected).max()),

@@ -47,7 +47,7 @@ class TestShards(SourceSuite):
     @pytest.fixture
     def make_source(self) -> MakeSource:
         def make(table: pa.Table, columns: ColumnOptions) -> Source:
-            shards = XShards.partition(table.to_pandas(), min(2, table.num_rows), home="local")
+            shards = XShards.partition(table.to_pandas(), min(2, table.num_rows), engine="local")
             source, feed = as_input.prepare(shards, name="data", options=columns, spark=None, here=True)
             assert feed is None
             return source

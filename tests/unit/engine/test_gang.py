@@ -14,7 +14,7 @@ from kindler.config import RunSettings
 from kindler.engine import fork_server, local
 from kindler.engine.gang import Gang
 from kindler.engine.job import Job, RankSpec, equal_ranks
-from kindler.errors import ConfigError, FeedError, TrainingError, WorkerError, WorkerLost
+from kindler.errors import ConfigError, FeedError, TrainingError, WorkerError, WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("no_workers_left")
 
@@ -91,7 +91,7 @@ def test_the_exception_of_a_role_reaches_the_driver_and_stops_the_others() -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("talk", None), ("talk_and_fail", LookupError), ("talk_and_die", WorkerLost)]
+    ("name", "error"), [("talk", None), ("talk_and_fail", LookupError), ("talk_and_die", WorkerLostError)]
 )
 def test_all_that_workers_print_before_their_end_is_heard(name: str, error: type[Exception] | None) -> None:
     said: dict[int, list[str]] = {0: [], 1: []}
@@ -162,7 +162,7 @@ def test_a_lost_worker_is_what_wait_raises_after_a_push_has_failed() -> None:
     with start("read_one_and_die") as gang:
         with pytest.raises(FeedError, match="SIGKILL"):
             flood(gang)
-        with pytest.raises(WorkerLost, match="lost worker 0"):
+        with pytest.raises(WorkerLostError, match="lost worker 0"):
             gang.wait()
 
 
@@ -206,7 +206,7 @@ def test_abort_ends_all_ranks_and_wait_says_why() -> None:
 
 def test_a_killed_worker_is_lost_however_little_time_workers_have_to_stop() -> None:
     settings = RunSettings(stop_timeout_s=0.0005)
-    with start("die_slowly", settings=settings) as gang, pytest.raises(WorkerLost, match="SIGKILL"):
+    with start("die_slowly", settings=settings) as gang, pytest.raises(WorkerLostError, match="SIGKILL"):
         gang.wait(60)
 
 
@@ -215,7 +215,7 @@ def test_abort_ends_a_frozen_worker_with_more_on_its_way_than_it_takes() -> None
         for _ in range(16):
             gang.push(0, "rows", bytes(1 << 20))
         gang.abort("enough")
-        with pytest.raises((TrainingError, WorkerLost), match="aborted|was stopped"):
+        with pytest.raises((TrainingError, WorkerLostError), match="aborted|was stopped"):
             gang.wait(60)
 
 

@@ -13,7 +13,7 @@ from kindler.engine import local
 from kindler.engine.job import Job, RankSpec, equal_ranks
 from kindler.engine.meeting import Gathering, decode_parts, read_numbers, write_numbers
 from kindler.engine.worker import Worker
-from kindler.errors import ConfigError, WorkerLost
+from kindler.errors import ConfigError, WorkerLostError
 from kindler.frame import Frame, Piece, reading
 
 
@@ -90,7 +90,7 @@ def test_the_others_meet_without_a_rank_that_died_and_the_driver_hears_of_it() -
 
 @pytest.mark.usefixtures("no_workers_left")
 def test_a_gang_of_which_all_died_is_lost() -> None:
-    with pytest.raises(WorkerLost, match="lost worker 0 .*SIGKILL"):
+    with pytest.raises(WorkerLostError, match="lost worker 0 .*SIGKILL"):
         local.run(job(b"\0\1\2"), listener=lambda event: None)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kindler.engine import outcome as rules
 from kindler.engine.outcome import Outcome, failure, pack, unpack
 from kindler.engine.worker import describe
-from kindler.errors import SyncError, SyncTimeoutError, WorkerLost
+from kindler.errors import SyncError, SyncTimeoutError, WorkerLostError
 
 SAID = {"types": ["builtins:ValueError"], "message": "boom", "traceback": "t", "host": "h", "sync": False}
 BROKEN = {**SAID, "types": ["kindler.errors:SyncError"], "message": "peer gone", "sync": True}
@@ -30,7 +30,7 @@ def test_the_users_error_comes_before_a_lost_worker_and_a_broken_exchange() -> N
 def test_a_lost_worker_comes_before_the_broken_exchange_it_caused() -> None:
     error = failure([Outcome(0, "error", BROKEN), Outcome(1, "lost", GONE)])
 
-    assert isinstance(error, WorkerLost)
+    assert isinstance(error, WorkerLostError)
     assert (error.rank, error.exit_code, error.log_tail) == (1, -9, "last")
 
 
@@ -54,7 +54,7 @@ def test_a_wait_in_vain_reaches_the_user_as_itself_with_the_ranks_that_did_not_w
 def test_a_wait_in_vain_for_a_lost_worker_is_that_loss() -> None:
     error = failure([_impatient(0, [1]), Outcome(1, "lost", GONE)])
 
-    assert isinstance(error, WorkerLost)
+    assert isinstance(error, WorkerLostError)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))

@@ -19,7 +19,7 @@ from kindler.engine.job import Job, equal_ranks
 from kindler.engine.meeting import Gathering, Transcript, decode_parts, read_arrays, weighted_arrays
 from kindler.engine.wire import Channel, connect
 from kindler.engine.worker import Worker
-from kindler.errors import ConfigError, WorkerLost
+from kindler.errors import ConfigError, WorkerLostError
 from tests.unit.engine.test_going_on import parsed
 
 TURNS, KEPT = 6, 3
@@ -81,7 +81,7 @@ def test_a_gang_whose_ranks_were_replaced_ends_as_one_whose_ranks_lived(tmp_path
 
 @pytest.mark.usefixtures("no_workers_left")
 def test_a_rank_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLost, match=r"lost worker 1 .*SIGKILL"):
+    with pytest.raises(WorkerLostError, match=r"lost worker 1 .*SIGKILL"):
         local.run(job(tmp_path, "1:2!", max_failures=1), listener=lambda event: None)
 
 

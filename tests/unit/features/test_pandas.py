@@ -1,4 +1,4 @@
-"""The facts of feature transformers on pandas and on shards of the local home, and what is refused."""
+"""The facts of feature transformers on pandas and on shards of the local engine, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kindler import MinMaxScaler, StandardScaler, StringIndexer, XShards
+from kindler import XShards
 from kindler.engine import fork_server
 from kindler.errors import ConfigError, DataError, NotFittedError
+from kindler.features import MinMaxScaler, StandardScaler, StringIndexer
 from tests.features_facts import Back, FeatureFacts, Give
 
 
@@ -34,7 +35,7 @@ class TestPandas(FeatureFacts):
 class TestLocalShards(FeatureFacts):
     @pytest.fixture
     def give(self) -> Give:
-        return lambda frame: XShards.partition(frame, 2, home="local")
+        return lambda frame: XShards.partition(frame, 2, engine="local")
 
     @pytest.fixture
     def back(self) -> Back:
@@ -45,7 +46,7 @@ def test_the_frame_that_is_given_stays_as_it_is() -> None:
     frame = pd.DataFrame({"city": ["a", "b"], "n": [1, 2]})
     before = frame.copy()
 
-    MinMaxScaler(inputCol="n").fit_transform(StringIndexer("city").fit_transform(frame))
+    MinMaxScaler(input_col="n").fit_transform(StringIndexer("city").fit_transform(frame))
 
     pd.testing.assert_frame_equal(frame, before)
 
@@ -67,7 +68,7 @@ def test_categories_and_integers_with_nulls_are_values_like_others() -> None:
 
     assert indexer.fit_transform(frame).to_dict("list") == {"c": [0, 1, 0], "n": [1, 2, 0]}
     assert indexer.labels_ == {"c": ["y", "x"], "n": [7, 2**53 + 1]}
-    scaled = MinMaxScaler(inputCol="n").fit_transform(pd.DataFrame({"n": pd.array([1, None, 3], "Int64")}))
+    scaled = MinMaxScaler(input_col="n").fit_transform(pd.DataFrame({"n": pd.array([1, None, 3], "Int64")}))
     np.testing.assert_array_equal(scaled["n"], [0, np.nan, 1])
 
 
@@ -76,13 +77,13 @@ def test_categories_and_integers_with_nulls_are_values_like_others() -> None:
     [
         (lambda: StringIndexer([]), "must be a column name"),
         (lambda: StringIndexer(["a", "a"]), "more than once"),
-        (lambda: StringIndexer(["a", "b"], "c"), "2 input columns, but outputCol='c' names 1"),
+        (lambda: StringIndexer(["a", "b"], "c"), "2 input columns, but output_col='c' names 1"),
         (lambda: StringIndexer("a", handle_invalid="drop"), "one of"),
-        (lambda: MinMaxScaler(1, 1, inputCol="a"), "min must be less than max"),
-        (MinMaxScaler, "inputCol=None"),
-        (lambda: StandardScaler(inputCol="a", ddof=2), "0 or 1"),
+        (lambda: MinMaxScaler(1, 1, input_col="a"), "min must be less than max"),
+        (MinMaxScaler, "input_col=None"),
+        (lambda: StandardScaler(input_col="a", ddof=2), "0 or 1"),
         (lambda: StringIndexer.from_dict({"kind": "MinMaxScaler", "format": 1}), "kind 'MinMaxScaler'"),
-        (lambda: MinMaxScaler(inputCol="a").fit([1, 2]), "cannot use a builtins.list"),
+        (lambda: MinMaxScaler(input_col="a").fit([1, 2]), "cannot use a builtins.list"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(make: Any, told: str) -> None:
@@ -101,11 +102,11 @@ def test_arguments_that_cannot_work_are_refused(make: Any, told: str) -> None:
 )
 def test_values_that_cannot_be_scaled_are_refused(values: list[Any], told: str) -> None:
     with pytest.raises(DataError, match=rf"column 'a'.*{told}"):
-        StandardScaler(inputCol="a").fit(pd.DataFrame({"a": values}))
+        StandardScaler(input_col="a").fit(pd.DataFrame({"a": values}))
 
 
 def test_nothing_is_transformed_before_fit() -> None:
-    for made in (StringIndexer("a"), MinMaxScaler(inputCol="a")):
+    for made in (StringIndexer("a"), MinMaxScaler(input_col="a")):
         with pytest.raises(NotFittedError, match="fit"):
             made.transform(pd.DataFrame({"a": [1]}))
         with pytest.raises(NotFittedError, match="fit"):
@@ -113,6 +114,6 @@ def test_nothing_is_transformed_before_fit() -> None:
 
 
 def test_vectors_of_another_length_than_learned_are_refused() -> None:
-    scaler = MinMaxScaler(inputCol="v").fit(pd.DataFrame({"v": [[1.0, 2.0]]}))
+    scaler = MinMaxScaler(input_col="v").fit(pd.DataFrame({"v": [[1.0, 2.0]]}))
     with pytest.raises(DataError, match="vectors of 1 values, but MinMaxScaler was fitted on vectors of 2"):
         scaler.transform(pd.DataFrame({"v": [[1.0]]}))

@@ -1,4 +1,4 @@
-"""The facts of readers in the local home, and what is said on the driver before a worker starts."""
+"""The facts of readers on the local engine, and what is said on the driver before a worker starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _no_processes_left() -> Iterator[None]:
 class TestLocalReaders(ReaderFacts):
     @pytest.fixture(scope="class")
     @classmethod
-    def home(cls) -> str:
+    def engine(cls) -> str:
         return "local"
 
 
@@ -43,7 +43,7 @@ class TestLocalReaders(ReaderFacts):
         ("a.csv", {"use_cols": ["x"]}, r"Did you mean 'usecols'"),
         ("a.csv", {"chunksize": 10}, r"the shards are the chunks(.|\n)*num_shards"),
         ("a.csv", {"num_shards": 0}, r"num_shards=0\): must be at least 1"),
-        ("a.csv", {"home": "mars"}, r"'auto', 'local' or 'spark'"),
+        ("a.csv", {"engine": "mars"}, r"'auto', 'local' or 'spark'"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(
@@ -51,25 +51,25 @@ def test_what_cannot_work_is_said_before_anything_starts(
 ) -> None:
     write(tmp_path, a="x\n1\n")
     with pytest.raises(ConfigError, match=told):
-        kindler.read_csv(tmp_path / path, **{"home": "local", **options})
+        kindler.read_csv(tmp_path / path, **{"engine": "local", **options})
 
 
 def test_only_empty_files_are_refused(tmp_path: Path) -> None:
     write(tmp_path, a="", b="\n\n")
     with pytest.raises(DataError, match=r"a\.csv and 1 other files: no columns"):
-        kindler.read_csv(tmp_path, home="local")
+        kindler.read_csv(tmp_path, engine="local")
 
 
 def test_an_index_column_stays_the_index(tmp_path: Path) -> None:
     write(tmp_path, a="k,x\nb,1\na,2\n", b="k,x\nc,3\n")
-    shards = kindler.read_csv(tmp_path, home="local", index_col="k", num_shards=1)
+    shards = kindler.read_csv(tmp_path, engine="local", index_col="k", num_shards=1)
 
     assert shards.first()["x"].to_dict() == {"b": 1, "a": 2, "c": 3}
 
 
 def test_categories_of_several_files_are_united(tmp_path: Path) -> None:
     write(tmp_path, a="k\nx\ny\n", b="k\nz\n")
-    shards = kindler.read_csv(tmp_path, home="local", dtype={"k": "category"})
+    shards = kindler.read_csv(tmp_path, engine="local", dtype={"k": "category"})
 
     assert {str(shard["k"].dtype) for shard in shards.collect()} == {"category"}
     assert shards.to_pandas()["k"].tolist() == ["x", "y", "z"]
@@ -80,15 +80,15 @@ def test_folders_that_hold_values_are_refused(tmp_path: Path, read: Any) -> None
     write(tmp_path / "year=2024", a="x\n1\n")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "year=2024" / "a.parquet")
     with pytest.raises(ConfigError, match="'year=2024': a column that is not in the files"):
-        read(tmp_path, home="local")
+        read(tmp_path, engine="local")
 
 
 def test_a_column_that_one_parquet_file_lacks_is_named_with_the_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1], "y": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet lacks \['y'\](.|\n)*columns="):
-        kindler.read_parquet(tmp_path, home="local")
-    assert len(kindler.read_parquet(tmp_path, ["x"], home="local")) == 2
+        kindler.read_parquet(tmp_path, engine="local")
+    assert len(kindler.read_parquet(tmp_path, ["x"], engine="local")) == 2
 
 
 @pytest.mark.parametrize("schema", [[("k", "float32")], "k float", 7])
@@ -96,7 +96,7 @@ def test_a_schema_of_another_kind_is_answered_with_those_that_work(tmp_path: Pat
     pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
 
     with pytest.raises(ConfigError, match=r"is not a schema.\nHint: pass a pyarrow.Schema"):
-        kindler.read_parquet(tmp_path, schema=schema, home="local")
+        kindler.read_parquet(tmp_path, schema=schema, engine="local")
 
 
 def test_files_behind_a_url_are_read_through_fsspec(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_files_behind_a_url_are_read_through_fsspec(tmp_path: Path) -> None:
     save_image(tmp_path / "d.png", pixels(0))
     url = f"local://{tmp_path}"
 
-    assert kindler.read_csv(f"{url}/*.csv*", home="local").to_pandas()["x"].tolist() == [1, 2, 1, 2]
-    assert kindler.read_parquet(f"{url}/c.parquet", home="local").to_pandas()["x"].tolist() == [1, 2]
-    np.testing.assert_array_equal(kindler.read_images(url, home="local").first()["x"][0], pixels(0))
+    assert kindler.read_csv(f"{url}/*.csv*", engine="local").to_pandas()["x"].tolist() == [1, 2, 1, 2]
+    assert kindler.read_parquet(f"{url}/c.parquet", engine="local").to_pandas()["x"].tolist() == [1, 2]
+    np.testing.assert_array_equal(kindler.read_images(url, engine="local").first()["x"][0], pixels(0))
 
 
 def test_patterns_behind_a_url_match_names_or_folders_below() -> None:
@@ -134,7 +134,7 @@ def test_labels_come_from_a_dict_a_function_a_table_or_a_file(tmp_path: Path) ->
     table.rename(columns={"file": "path", "kind": "label"}).to_csv(tmp_path / "labels.csv", index=False)
 
     def labels(given: Any, **options: Any) -> list[int]:
-        shards = kindler.read_images(tmp_path / "in", given, home="local", num_shards=1, **options)
+        shards = kindler.read_images(tmp_path / "in", given, engine="local", num_shards=1, **options)
         return list(shards.first()["y"])
 
     assert labels({"cat": 7, "dog": 3}) == [7, 7, 3]
@@ -152,11 +152,11 @@ def test_labels_come_from_a_dict_a_function_a_table_or_a_file(tmp_path: Path) ->
 def test_images_with_16_bits_are_refused(tmp_path: Path) -> None:
     save_image(tmp_path / "a.png", np.full((2, 2), 60_000, np.uint16))
     with pytest.raises(DataError, match=r"a\.png has more than 8 bits per channel"):
-        kindler.read_images(tmp_path, home="local")
+        kindler.read_images(tmp_path, engine="local")
 
 
 def test_an_image_beside_the_folders_of_classes_is_refused(tmp_path: Path) -> None:
     save_image(tmp_path / "cat" / "1.png", pixels(0))
     save_image(tmp_path / "stray.png", pixels(0))
     with pytest.raises(ConfigError, match=r"stray\.png is not in a class folder"):
-        kindler.read_images(tmp_path, home="local")
+        kindler.read_images(tmp_path, engine="local")

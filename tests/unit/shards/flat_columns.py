@@ -1,4 +1,4 @@
-"""What the shards of every home are for whoever feeds a model."""
+"""What the shards of every engine are for whoever feeds a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kindler import XShards
 from kindler.data.shards.source import array_columns, values
 
 
-def assert_arrays_are_flat_columns(home: str) -> None:
+def assert_arrays_are_flat_columns(engine: str) -> None:
     x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
-    held = XShards.partition({"x": (x, x + 1), "y": y}, 2, home=home)._ready()
+    held = XShards.partition({"x": (x, x + 1), "y": y}, 2, engine=engine)._ready()
 
     assert [(c.name, c.role, c.dtype, c.shape) for c in array_columns(dict(enumerate(held.infos)))] == [
         ("x0", "feature", "<f4", (2,)),

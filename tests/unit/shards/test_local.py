@@ -1,4 +1,4 @@
-"""The facts of shards in the local home, and what is its own: files, processes, no Spark."""
+"""The facts of shards on the local engine, and what is its own: files, processes, no Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 
 from kindler import SharedValue, XShards
 from kindler.engine import fork_server
-from kindler.errors import ConfigError, WorkerLost
+from kindler.errors import ConfigError, WorkerLostError
 from kindler.testing.shards import Put, ShardBackendContract
 from kindler.xshards.local import LocalShards
 from tests.shards_facts import ShardFacts
@@ -55,12 +55,12 @@ class TestLocalBackend(ShardBackendContract):
 class TestLocalShards(ShardFacts):
     @pytest.fixture(scope="class")
     @classmethod
-    def home(cls) -> str:
+    def engine(cls) -> str:
         return "local"
 
 
 def test_files_go_away_with_the_collection(temporary: Path) -> None:
-    shards = XShards.partition(np.arange(6), 3, home="local")
+    shards = XShards.partition(np.arange(6), 3, engine="local")
     doubled = shards.transform_shard(lambda shard: shard * 2)
     assert len(folders(temporary)) == 2
 
@@ -70,7 +70,7 @@ def test_files_go_away_with_the_collection(temporary: Path) -> None:
 
 
 def test_files_go_away_when_a_function_fails(temporary: Path) -> None:
-    shards = XShards.partition(np.arange(6), 3, home="local")
+    shards = XShards.partition(np.arange(6), 3, engine="local")
 
     with pytest.raises(ZeroDivisionError, match="division by zero"):
         shards.transform_shard(lambda shard: 1 / 0)
@@ -79,7 +79,7 @@ def test_files_go_away_when_a_function_fails(temporary: Path) -> None:
 
 def test_a_shared_value_leaves_nothing(temporary: Path) -> None:
     value = SharedValue(3)
-    shards = XShards.partition(np.arange(2), 2, home="local")
+    shards = XShards.partition(np.arange(2), 2, engine="local")
     assert shards.transform_shard(lambda s, n: n, value).collect() == [3, 3]
     assert len(folders(temporary)) == 2
 
@@ -88,7 +88,7 @@ def test_a_shared_value_leaves_nothing(temporary: Path) -> None:
 
 
 def test_uncache_frees_the_files_and_a_later_use_says_so(temporary: Path) -> None:
-    shards = XShards.partition(np.arange(6), 3, home="local")
+    shards = XShards.partition(np.arange(6), 3, engine="local")
     shards.uncache()
 
     assert (folders(temporary), shards.is_cached()) == ([], False)
@@ -97,20 +97,20 @@ def test_uncache_frees_the_files_and_a_later_use_says_so(temporary: Path) -> Non
 
 
 def test_arrays_are_views_of_the_files() -> None:
-    shards = XShards.partition({"x": np.arange(1000.0)}, 1, home="local")
+    shards = XShards.partition({"x": np.arange(1000.0)}, 1, engine="local")
     (shard,) = shards.collect()
 
     assert not shard["x"].flags.owndata
 
 
 def test_functions_run_in_other_processes() -> None:
-    shards = XShards.partition(np.arange(4), 2, home="local")
+    shards = XShards.partition(np.arange(4), 2, engine="local")
     assert os.getpid() not in shards.transform_shard(lambda shard: os.getpid()).collect()
 
 
 def test_a_function_that_kills_its_process_is_a_lost_worker() -> None:
-    shards = XShards.partition(np.arange(4), 1, home="local")
-    with pytest.raises(WorkerLost, match="lost worker 0"):
+    shards = XShards.partition(np.arange(4), 1, engine="local")
+    with pytest.raises(WorkerLostError, match="lost worker 0"):
         shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))
 
 
@@ -120,7 +120,7 @@ tempfile.tempdir = sys.argv[1]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 from kindler import XShards
 shards = XShards.partition(np.arange(4), 2)
-assert shards.home == "local"
+assert shards.engine == "local"
 shards.transform_shard(lambda shard: shard)
 assert "pyspark" not in sys.modules
 def wait(shard):
@@ -199,7 +199,7 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 @given(data=st.data(), rows=st.integers(1, 30))
 def test_partition_and_repartition_lose_and_reorder_nothing(data: st.DataObject, rows: int) -> None:
     thing = data.draw(nests(rows))
-    shards = XShards.partition(thing, data.draw(st.integers(1, rows)), home="local")
+    shards = XShards.partition(thing, data.draw(st.integers(1, rows)), engine="local")
     again = shards.repartition(data.draw(st.integers(1, 8)))
 
     for found in (shards.collect(), again.collect()):
@@ -212,7 +212,7 @@ def test_partition_and_repartition_lose_and_reorder_nothing(data: st.DataObject,
 @quick
 @given(arrays=st.lists(hnp.arrays(st.sampled_from(["i4", "f8", "U3"]), 12), min_size=1, max_size=4))
 def test_split_then_zip_gives_the_same_arrays(arrays: list[Any]) -> None:
-    parts = XShards.partition(tuple(arrays), 3, home="local").split()
+    parts = XShards.partition(tuple(arrays), 3, engine="local").split()
     assert len(parts) == len(arrays)
     for part, array in zip(parts, arrays, strict=True):
         np.testing.assert_array_equal(np.concatenate(part.collect()), array)

@@ -43,7 +43,7 @@ def local(*sizes: int, **columns: Any) -> XShards:
             {name: values[end - size : end] for name, values in columns.items()}
             for end, size in zip(ends, sizes, strict=True)
         ],
-        home="local",
+        engine="local",
     )
 
 
@@ -85,7 +85,7 @@ def test_dtypes_follow_the_rules_of_arrays(tmp_path: Path) -> None:
 
     arrays = opened(source(local(6, **columns), **options), tmp_path, 1)[0]
     frames = opened(
-        source(XShards.partition(pd.DataFrame(columns), 2, home="local"), **options), tmp_path, 1
+        source(XShards.partition(pd.DataFrame(columns), 2, engine="local"), **options), tmp_path, 1
     )[0]
 
     assert {name: array.dtype.name for name, array in arrays.arrays.items()} == expected
@@ -109,7 +109,7 @@ def test_dtypes_follow_the_rules_of_arrays(tmp_path: Path) -> None:
 def test_the_form_of_a_shard_says_what_are_inputs_and_targets(
     shard: Any, features: list[str], labels: list[str]
 ) -> None:
-    chosen = as_input.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
+    chosen = as_input.choose(XShards.from_shards([shard], engine="local"), ColumnOptions())
 
     assert [column.name for column in chosen.columns.features] == features
     assert [column.name for column in chosen.columns.labels] == labels
@@ -128,7 +128,7 @@ def test_the_form_of_a_shard_says_what_are_inputs_and_targets(
 )
 def test_shards_that_cannot_be_used_are_described(shard: Any, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        as_input.choose(XShards.from_shards([shard], home="local"), ColumnOptions())
+        as_input.choose(XShards.from_shards([shard], engine="local"), ColumnOptions())
 
 
 def test_values_that_are_no_numbers_are_refused_before_a_worker_starts() -> None:
@@ -139,6 +139,6 @@ def test_values_that_are_no_numbers_are_refused_before_a_worker_starts() -> None
 
 def test_shards_without_rows_may_be_anything(tmp_path: Path) -> None:
     full = {"x": np.ones((2, 3)), "y": np.ones(2)}
-    shards = XShards.from_shards([[], full, {"x": np.ones(0)}], home="local")
+    shards = XShards.from_shards([[], full, {"x": np.ones(0)}], engine="local")
 
     assert opened(source(shards), tmp_path, 1)[0].rows == 2

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kindler.errors import NonFiniteLossError
-from kindler.train.loss_guard import LossGuard, OnNan
+from kindler.train.loss_guard import LossGuard, NanLoss
 
 
-def _guard(on_nan: OnNan, clock: Any = lambda: 0.0) -> tuple[LossGuard, list[str]]:
+def _guard(nan_loss: NanLoss, clock: Any = lambda: 0.0) -> tuple[LossGuard, list[str]]:
     told: list[str] = []
-    return LossGuard(on_nan, rank=1, tell=told.append, clock=clock), told
+    return LossGuard(nan_loss, rank=1, tell=told.append, clock=clock), told
 
 
 def _batch() -> tuple[Sequence[int | str], str]:
@@ -30,9 +30,11 @@ def test_the_error_names_step_worker_rows_and_what_is_odd() -> None:
         guard.saw(2, math.inf, _batch)
 
 
-@pytest.mark.parametrize(("on_nan", "what"), [("warn", "Training goes on"), ("skip", "The step is left out")])
-def test_one_message_an_epoch_is_enough(on_nan: OnNan, what: str) -> None:
-    guard, told = _guard(on_nan)
+@pytest.mark.parametrize(
+    ("nan_loss", "what"), [("warn", "Training goes on"), ("skip", "The step is left out")]
+)
+def test_one_message_an_epoch_is_enough(nan_loss: NanLoss, what: str) -> None:
+    guard, told = _guard(nan_loss)
     assert [guard.saw(step, math.nan, _batch) for step in (1, 2)] == [False, False]
     assert len(told) == 1
     assert what in told[0]

@@ -1,4 +1,4 @@
-"""The shards of the Spark home."""
+"""The shards of the Spark engine."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import nn
 from kindler.errors import ConfigError
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
 from kindler.frameworks.torch.state import parse
-from kindler.testing.ranks import RankFailed
+from kindler.testing.ranks import RankFailedError
 from tests.torch.test_sharded import Mixed, _data, _Signs
 from tests.unit.with_torch.rows import Array, batch, share
 
@@ -207,7 +207,7 @@ def test_weights_that_the_model_itself_changes_are_those_that_move() -> None:
     for found in run_ranks(2, _moving):
         for mine, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-6)
-    with pytest.raises(RankFailed, match="share one copy of the parameters"):
+    with pytest.raises(RankFailedError, match="share one copy of the parameters"):
         run_ranks(2, _moving, True)
 
 

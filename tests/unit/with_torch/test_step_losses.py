@@ -67,10 +67,10 @@ def _spec() -> Any:
     )
 
 
-def _stepped(worker: GangWorker, counts: Sequence[int], steps: Sequence[int], on_nan: Any) -> Any:
+def _stepped(worker: GangWorker, counts: Sequence[int], steps: Sequence[int], nan_loss: Any) -> Any:
     """Steps; in one that is negative, the last row has a value that no loss can use."""
     told: list[str] = []
-    guard = LossGuard(on_nan, rank=worker.rank, tell=told.append)
+    guard = LossGuard(nan_loss, rank=worker.rank, tell=told.append)
     names = {"feature_names": ("x",), "label_names": ("y",)}
     replica = StepReplica(_spec(), device="cpu", rank=worker.rank, **names)
     replica.watch_losses(guard)
@@ -142,8 +142,8 @@ def test_gradients_that_are_not_finite_leave_a_step_out_whoever_computed_them() 
 @pytest.mark.parametrize("module", [Module, Manual])
 def test_a_module_forgets_a_step_that_is_left_out_with_what_it_logged(module: Any) -> None:
     results = []
-    for steps, on_nan in (([1, -2, 3], "skip"), ([1, 3], "raise")):
-        guard = LossGuard(on_nan, rank=0, tell=print)
+    for steps, nan_loss in (([1, -2, 3], "skip"), ([1, 3], "raise")):
+        guard = LossGuard(nan_loss, rank=0, tell=print)
         replica = LightningReplica(LightningReplica.make_spec(model=module()), device="cpu")
         replica.watch_losses(guard)
         replica.begin_epoch(1)

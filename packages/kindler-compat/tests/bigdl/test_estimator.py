@@ -44,7 +44,7 @@ CLASSES = (X[:, 0] > 0).astype("float32") + 1.0
 
 
 def shards(**columns: Any) -> Any:
-    return XShards.partition(columns, num_shards=2, home="local")
+    return XShards.partition(columns, num_shards=2, engine="local")
 
 
 def descended(w: Any, b: Any, steps: int, rule: Any) -> tuple[Any, Any]:
@@ -348,7 +348,7 @@ def test_counts_of_right_and_wrong_rows_are_merged() -> None:
 def test_columns_of_labels_become_one_vector_and_a_loss_may_be_judged_by_another() -> None:
     labels = np.hstack([Y, -Y])
     frame = pd.DataFrame({"x": list(X), "a": labels[:, 0], "b": labels[:, 1]})
-    data = XShards.from_shards([frame[:10], frame[10:]], home="local")
+    data = XShards.from_shards([frame[:10], frame[10:]], engine="local")
     model = Sequential().add(Linear(3, 2))
     est = Estimator.from_bigdl(
         model=model, loss=MSECriterion(), optimizer=SGD(0.0), metrics=[MAE(), Loss(AbsCriterion()), MSE()]

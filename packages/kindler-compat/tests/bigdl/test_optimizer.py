@@ -84,7 +84,7 @@ def test_a_run_goes_on_where_the_last_one_ended_also_from_its_files(tmp_path: Pa
     other = Model.load(str(tmp_path / "files" / "model.2"))
     loaded = OptimMethod.load(str(tmp_path / "files" / "optimMethod.2"))
     orca = Estimator.from_bigdl(model=other, loss=MSECriterion(), optimizer=loaded)
-    orca.fit(XShards.partition({"x": X, "y": Y}, num_shards=1, home="local"), 2, batch_size=12)
+    orca.fit(XShards.partition({"x": X, "y": Y}, num_shards=1, engine="local"), 2, batch_size=12)
     same(other, after_four)
     with pytest.raises(ConfigError, match="would begin anew here"):
         loaded.keras_optimizer(None)

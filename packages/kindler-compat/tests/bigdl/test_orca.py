@@ -33,7 +33,7 @@ from kindler.compat.zoo.orca.learn.pytorch.callbacks import (
 from kindler.errors import ConfigError
 from kindler.strategies import AllReduce, Zero1
 
-DATA = XShards.partition({"x": X, "y": Y}, num_shards=2, home="local")
+DATA = XShards.partition({"x": X, "y": Y}, num_shards=2, engine="local")
 
 
 def estimator(**options: Any) -> Any:

@@ -16,7 +16,7 @@ def test_shards_get_their_prediction(tmp_path: Path) -> None:
     path = two_inputs(tmp_path / "two.xml")
     a, b = np.ones((5, 3), "float32"), np.arange(5, dtype="float32")
     shards = XShards.from_shards(
-        [{"x": (a[:2], b[:2]), "y": b[:2]}, {"x": (a[2:], b[2:]), "y": b[2:]}], home="local"
+        [{"x": (a[:2], b[:2]), "y": b[:2]}, {"x": (a[2:], b[2:]), "y": b[2:]}], engine="local"
     )
     two = Estimator.from_openvino(model_path=str(path)).predict(shards).collect()
     assert [sorted(shard) for shard in two] == [["prediction", "x", "y"]] * 2
@@ -26,7 +26,7 @@ def test_shards_get_their_prediction(tmp_path: Path) -> None:
 
     pixels = np.random.default_rng(0).normal(size=(4, 3, 2, 2)).astype("float32")
     scorer = Estimator.from_openvino(model_path=str(classifier(tmp_path / "one.xml", [-1, 3, 2, 2])))
-    (one,) = scorer.predict(XShards.from_shards([{"x": pixels}], home="local")).collect()
+    (one,) = scorer.predict(XShards.from_shards([{"x": pixels}], engine="local")).collect()
     np.testing.assert_allclose(
         one["prediction"], direct(tmp_path / "one.xml", pixels)[0], rtol=1e-5, atol=1e-6
     )
@@ -34,7 +34,7 @@ def test_shards_get_their_prediction(tmp_path: Path) -> None:
     est = Estimator.from_openvino(model_path=str(path))
     for found in (
         est.predict([b, a], input_cols=["b", "a"]),
-        est.predict(XShards.from_shards([{"x": (b, a)}], home="local"), input_cols=["b", "a"]).first()[
+        est.predict(XShards.from_shards([{"x": (b, a)}], engine="local"), input_cols=["b", "a"]).first()[
             "prediction"
         ],
     ):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(FLAVOUR != "torch", reason="the same code for ev
 
 X = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("int64")
-DATA = XShards.partition({"x": X, "y": Y}, num_shards=2, home="local")
+DATA = XShards.partition({"x": X, "y": Y}, num_shards=2, engine="local")
 
 
 def model_creator(config: dict[str, Any]) -> Any:

@@ -103,7 +103,7 @@ def test_iterators_train_the_same_on_two_workers_as_on_one() -> None:
 
 
 def test_shards_are_trained_judged_and_scored(tmp_path: Path) -> None:
-    shards = XShards.from_shards([{"x": X[:10], "y": Y[:10]}, {"x": X[10:], "y": Y[10:]}], home="local")
+    shards = XShards.from_shards([{"x": X[:10], "y": Y[:10]}, {"x": X[10:], "y": Y[10:]}], engine="local")
     est = estimator(workers=2, model=networks.normed)
     est.fit(shards, epochs=6, batch_size=16, verbose=0)
     scored = np.concatenate([shard["prediction"] for shard in est.predict(shards, verbose=0).collect()])
@@ -207,6 +207,6 @@ def test_an_epoch_of_orcas_estimator_has_the_batches_that_it_is_resized_to() -> 
     est = OrcaEstimator.from_mxnet(
         config=ADAM, model_creator=networks.classifier, loss_creator=networks.softmax_loss
     )
-    shards = XShards.partition({"x": X, "y": Y}, num_shards=2, home="local")
+    shards = XShards.partition({"x": X, "y": Y}, num_shards=2, engine="local")
     (row,) = est.fit(shards, epochs=1, batch_size=8, train_resize_batch_num=2)
     assert (row["steps"], row["num_samples"]) == (2, 16)

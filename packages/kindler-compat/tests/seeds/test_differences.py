@@ -36,7 +36,7 @@ def test_every_difference_that_a_guide_lists_has_a_test(guide: str) -> None:
 
 def test_a_checkpoint_of_a_bigdl_model_has_the_optimizers_state(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
-    data = XShards.partition({"x": x, "y": x.sum(axis=1, keepdims=True)}, 1, home="local")
+    data = XShards.partition({"x": x, "y": x.sum(axis=1, keepdims=True)}, 1, engine="local")
     first = [np.ones((1, 3), "float32"), np.zeros(1, "float32")]
 
     def estimator() -> Any:

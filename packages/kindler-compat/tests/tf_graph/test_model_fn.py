@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from kindler import Estimator, EstimatorSpec, InputData, ModeKeys
+from kindler import Estimator
+from kindler.compat.estimators import EstimatorSpec, InputData, ModeKeys
 from kindler.errors import ConfigError, NotFittedError
 from tests.tf_graph.graphs import CLASSES, WIDTH, rows
 
@@ -134,7 +135,7 @@ def test_what_a_model_function_lacks_is_said() -> None:
     est = Estimator.from_model_fn(model_fn, params={"lr": 0.1, "own": False})
     with pytest.raises(ConfigError, match="there is no optimizer"):
         est.train(input_fn)
-    with pytest.raises(ConfigError, match="must return a kindler.EstimatorSpec; it returned NoneType"):
+    with pytest.raises(ConfigError, match="must return an EstimatorSpec; it returned NoneType"):
         Estimator.from_model_fn(lambda features, labels, mode: None, "sgd").train(input_fn)
     with pytest.raises(ConfigError, match="eval_methods: there is no 'akk'"):
         est.evaluate(input_fn, ["akk"])

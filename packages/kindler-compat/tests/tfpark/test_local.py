@@ -366,7 +366,7 @@ def test_the_loss_may_be_among_the_metrics_under_its_own_name(graph: Any, rows: 
         tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), labels), tf.float32)
     )
     est = Estimator.from_graph(**parts, optimizer=tf.train.AdamOptimizer(), metrics={"loss": parts["loss"]})
-    shards = XShards.partition({"x": x, "y": y}, num_shards=2, home="local")
+    shards = XShards.partition({"x": x, "y": y}, num_shards=2, engine="local")
     est.fit(shards, epochs=1, batch_size=32, validation_data=shards)
     with pytest.raises(RuntimeError, match="'loss' is the name of the loss"):
         Estimator.from_graph(**parts, metrics={"loss": accuracy})
@@ -381,7 +381,7 @@ def test_a_keras_model_of_tensorflow_1_is_trained_on_shards(rows: Any) -> None:
     layers = tf.keras.layers
     model = tf.keras.Sequential([layers.Dense(2, activation="softmax", input_shape=(6,))])
     model.compile(optimizer="rmsprop", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    shards = XShards.partition({"x": x, "y": y}, num_shards=2, home="local")
+    shards = XShards.partition({"x": x, "y": y}, num_shards=2, engine="local")
     est = Estimator.from_keras(model)
     before = model.get_weights()[0]
     est.fit(shards, epochs=1, batch_size=32, validation_data=shards)
@@ -389,7 +389,7 @@ def test_a_keras_model_of_tensorflow_1_is_trained_on_shards(rows: Any) -> None:
     scored = np.concatenate([shard["prediction"] for shard in est.predict(shards).collect()])
     np.testing.assert_allclose(scored, model.predict(x), rtol=1e-4, atol=1e-6)
     assert est.evaluate(shards)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
-    frames = XShards.from_shards([pd.DataFrame({"image": list(x), "label": y})], home="local")
+    frames = XShards.from_shards([pd.DataFrame({"image": list(x), "label": y})], engine="local")
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     assert est.evaluate(frames, **columns)["acc"] == pytest.approx(np.mean(scored.argmax(1) == y))
 

@@ -22,12 +22,12 @@ Cut: TypeAlias = Callable[[int, Packed], Iterable[tuple[int, Packed]]]
 
 
 class ShardBackend(Protocol):
-    """Shards in one home: this machine or Spark. No method changes them; new ones are in the same home.
+    """Shards on one engine: this machine or Spark. No method changes them; new ones are on the same engine.
 
     `kindler.testing.shards` tests this contract.
     """
 
-    home: str
+    engine: str
 
     @property
     def infos(self) -> tuple[Info, ...]: ...
@@ -46,12 +46,12 @@ class ShardBackend(Protocol):
         """Make `count` new shards from pieces of the old, which come in the order of their shards."""
 
     def zipped(self, other: Any) -> ShardBackend:
-        """Pair shards of the same number; `other` is of the same home."""
+        """Pair shards of the same number; `other` is of the same engine."""
 
     def queried(self, operation: Query, *arguments: Any) -> ShardBackend:
         """Apply a function of `frames` to the rows of all frames.
 
-        A collection among the arguments is of the same home.
+        A collection among the arguments is of the same engine.
         """
 
     def described(self, names: Sequence[str]) -> Any:

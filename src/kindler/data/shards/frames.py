@@ -1,7 +1,7 @@
 """Frames of shards as plain tables, and what SQL does with them: sort, group, merge, describe.
 
 A plain table has string column names, no index, and only types that Spark has too: categories become their
-values, unsigned integers the next wider signed type, nanoseconds microseconds. Both homes return plain
+values, unsigned integers the next wider signed type, nanoseconds microseconds. Both engines return plain
 tables, so that they agree; Spark's functions are in `kindler.spark.shard_frames`, under the same names.
 """
 

@@ -39,7 +39,7 @@ class ShardsInput(Input):
 
     def __init__(self, data: XShards) -> None:
         super().__init__(data)
-        self.engine = "spark" if data.home == "spark" else "local"
+        self.engine = "spark" if data.engine == "spark" else "local"
 
     @staticmethod
     def accepts(data: Any) -> bool:
@@ -80,7 +80,7 @@ class ShardsInput(Input):
         shards, job = self.data, request.job
         chosen = as_input.choose(shards, request.options.columns)
         threads = 1
-        if shards.home == "local":
+        if shards.engine == "local":
             threads = job.threads or max(1, usable_cores() // min(job.size, shards.num_partitions()))
         predictor = request.predictor(chosen.columns, threads=threads)
         if (spark := self.session()) is not None:

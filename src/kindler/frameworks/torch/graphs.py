@@ -135,7 +135,7 @@ def why_not(
         ),
         f"{kind.__module__}.{kind.__name__} has no option `capturable`": not known,
         "metrics of torchmetrics keep their state in Python": stateful_metrics,
-        "on_nan='skip' decides in Python whether a step counts": skips,
+        "nan_loss='skip' decides in Python whether a step counts": skips,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -52,7 +52,7 @@ def scored_by_spark(spark: Any, frame: Any) -> dict[str, Any]:
     plain = estimator()
     plain.register_udf(spark, "total", feature_cols="x", shapes={"x": (2,)})
     seen["udf"] = numbers(frame.selectExpr("total(x) AS prediction"))
-    shards = XShards.partition({"x": X}, 2, home="spark").transform_shard(helper.ten_times_in_shard)
+    shards = XShards.partition({"x": X}, 2, engine="spark").transform_shard(helper.ten_times_in_shard)
     scored = plain.predict(shards, verbose=0).collect()
     seen["shards"] = [float(v) for shard in scored for v in shard["prediction"][:, 0]]
     return seen
@@ -80,7 +80,7 @@ def on_this_machine(work: str) -> dict[str, Any]:
     data.to_parquet(f"{work}/rows.parquet")
     written = est.predict(f"{work}/rows.parquet", output_path=f"{work}/scored", verbose=0)
     seen["files"] = [float(np.ravel(v)[0]) for v in pd.read_parquet(written)["prediction"]]
-    shards = XShards.partition({"x": X}, 2, home="local").transform_shard(helper.ten_times_in_shard)
+    shards = XShards.partition({"x": X}, 2, engine="local").transform_shard(helper.ten_times_in_shard)
     seen["shards"] = [float(v) for shard in shards.collect() for v in shard["x"].sum(1)]
     om.setup(f"{work}/store")
     om.scripts.put(helper.total, "total")

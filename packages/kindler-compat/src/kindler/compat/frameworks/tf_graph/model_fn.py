@@ -195,9 +195,7 @@ class ModelFnEstimator:
             raise ConfigError(f"{name} has no argument labels, and the data has labels.")
         spec = function(features, **arguments)
         if not hasattr(spec, "predictions") or not hasattr(spec, "loss"):
-            raise ConfigError(
-                f"{name} must return a kindler.EstimatorSpec; it returned {type(spec).__qualname__}."
-            )
+            raise ConfigError(f"{name} must return an EstimatorSpec; it returned {type(spec).__qualname__}.")
         required = "predictions" if mode == ModeKeys.PREDICT else "loss"
         if getattr(spec, required) is None:
             raise ConfigError(f"{name} returned no {required} for mode {mode!r}.")

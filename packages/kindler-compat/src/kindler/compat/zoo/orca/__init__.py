@@ -25,12 +25,12 @@ _MODES = ("local", *_STARTED_ELSEWHERE, "standalone", *_CLUSTERS)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class InvalidInput(ConfigError, RuntimeError):
+class InvalidInputError(ConfigError, RuntimeError):
     """An argument that cannot work: a `RuntimeError` as in BigDL 2, a `ValueError` as in Analytics Zoo."""
 
 
 def as_orca(function: Function) -> Function:
-    """Let a function raise `InvalidInput` where it would raise a plain `ConfigError`."""
+    """Let a function raise `InvalidInputError` where it would raise a plain `ConfigError`."""
 
     @functools.wraps(function)
     def converted(*args: Any, **kwargs: Any) -> Any:
@@ -39,17 +39,17 @@ def as_orca(function: Function) -> Function:
         except ConfigError as exc:
             if isinstance(exc, RuntimeError):
                 raise
-            raise InvalidInput(*exc.args) from exc
+            raise InvalidInputError(*exc.args) from exc
 
     return cast("Function", converted)
 
 
 def refuse_given(function: str, **arguments: Any) -> None:
-    """Raise `InvalidInput` for arguments that would change a result and are not supported."""
+    """Raise `InvalidInputError` for arguments that would change a result and are not supported."""
     given = {name: value for name, value in arguments.items() if value is not None}
     if given:
         several = ", ".join(f"{name}={value!r:.40}" for name, value in given.items())
-        raise InvalidInput(f"{function}: not supported: {several}.\nHint: leave it out.")
+        raise InvalidInputError(f"{function}: not supported: {several}.\nHint: leave it out.")
 
 
 _FLAG = "True|False", "should either be True or False"
@@ -67,7 +67,7 @@ class _Settings(type):
     def __setattr__(cls, name: str, value: Any) -> None:
         pattern, rule = _SETTINGS.get(name, (".*", ""))
         if not re.fullmatch(pattern, repr(value), re.DOTALL):
-            raise InvalidInput(f"{name} {rule}; received {value!r}.")
+            raise InvalidInputError(f"{name} {rule}; received {value!r}.")
         change = {"pandas_read_backend": str.lower, "train_data_store": str.upper}.get(name)
         super().__setattr__(name, value if change is None else change(value))
 
@@ -87,7 +87,7 @@ class OrcaContext(metaclass=_Settings):
     def get_spark_session() -> Any:
         session = running()
         if session is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "No active SparkContext. Please create a SparkContext first: init_orca_context()."
             )
         return session
@@ -142,12 +142,16 @@ def init_orca_context(
         runtime, cores, memory, num_nodes = "spark", runtime, cores, memory or num_nodes
     if runtime == "ray":
         if cluster_mode is not None:
-            raise InvalidInput(f"Currently, cluster_mode={cluster_mode!r} is not supported for ray runtime.")
+            raise InvalidInputError(
+                f"Currently, cluster_mode={cluster_mode!r} is not supported for ray runtime."
+            )
         return OrcaRayContext(cores=2 if cores in (None, "*") else cores, num_nodes=num_nodes)
     if runtime != "spark":
-        raise InvalidInput(f"Invalid runtime: {runtime!r}; runtime should be spark or ray.")
+        raise InvalidInputError(f"Invalid runtime: {runtime!r}; runtime should be spark or ray.")
     if cluster_mode is not None and cluster_mode not in _MODES:
-        raise InvalidInput(f"cluster_mode can only be one of {', '.join(_MODES)}; received {cluster_mode!r}.")
+        raise InvalidInputError(
+            f"cluster_mode can only be one of {', '.join(_MODES)}; received {cluster_mode!r}."
+        )
     session = running()
     if session is not None:
         if cluster_mode not in (None, *_STARTED_ELSEWHERE):
@@ -161,7 +165,7 @@ def init_orca_context(
         mode = "local" if cluster_mode in (None, *_STARTED_ELSEWHERE) else cluster_mode
         return init_nncontext(options.get("conf"), cluster_mode=mode, **known)
     if options.get("master") is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             "cluster_mode='standalone' needs the master of a cluster: master='spark://host:7077'.\n"
             "Hint: start one with Spark's own sbin/start-all.sh."
         )

@@ -13,7 +13,7 @@ from kindler import Estimator as CoreEstimator
 from kindler import XShards
 from kindler.compat.bigdl.optim.summaries import Summary, TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.validation import tag_of
-from kindler.compat.zoo.orca import InvalidInput, as_orca
+from kindler.compat.zoo.orca import InvalidInputError, as_orca
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, find_checkpoint
 from kindler.data.arrays import is_spark_frame
 from kindler.frameworks.creators import call, positional
@@ -23,7 +23,7 @@ from kindler.strategies import AllReduce, Strategy, Zero1
 
 
 class OrcaEstimator:
-    """An estimator of Orca, whose public methods raise `InvalidInput`. In all of them:
+    """An estimator of Orca, whose public methods raise `InvalidInputError`. In all of them:
 
     - data, validation_data: a Spark DataFrame or an `XShards` of {"x": ..., "y": ...}; other kinds where an
       estimator says so. Validation is after each epoch.
@@ -94,12 +94,12 @@ class TorchEstimator(SparkEstimator):
 
     def set_constant_gradient_clipping(self, min: float, max: float) -> None:  # noqa: A002 - Orca's names
         if not min < max:
-            raise InvalidInput(f"set_constant_gradient_clipping: {min} is not below {max}.")
+            raise InvalidInputError(f"set_constant_gradient_clipping: {min} is not below {max}.")
         self._clip(limits=(float(min), float(max)))
 
     def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
         if not clip_norm > 0:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"set_l2_norm_gradient_clipping: the norm must be above 0; received {clip_norm}."
             )
         self._clip(clip_norm=float(clip_norm))
@@ -125,7 +125,7 @@ def workers_of(per_node: int) -> int | None:
     None, one a slot of Spark, where the number of nodes of a cluster is not known.
     """
     if isinstance(per_node, bool) or not isinstance(per_node, int) or per_node < 1:
-        raise InvalidInput(f"workers_per_node must be at least 1; received {per_node!r}.")
+        raise InvalidInputError(f"workers_per_node must be at least 1; received {per_node!r}.")
     session = running()
     if session is None:
         return per_node
@@ -140,7 +140,7 @@ def workers_of(per_node: int) -> int | None:
 
 def check_backend(backend: Any, known: Sequence[str]) -> str:
     if backend not in known:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"Only {', '.join(known[:-1])} and {known[-1]} backend are supported;"
             f" received backend={backend!r}."
         )
@@ -149,7 +149,7 @@ def check_backend(backend: Any, known: Sequence[str]) -> str:
 
 def check_config(config: Mapping[str, Any] | None, functions: str) -> None:
     if config is not None and "batch_size" in config:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"Please do not specify batch_size in config. Input batch_size in {functions} function of the"
             " estimator instead."
         )
@@ -177,14 +177,14 @@ def first_steps(data: Any, steps: int | None, batch_size: int, argument: str) ->
     if steps is None or data is None:
         return data
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InvalidInput(f"{argument} must be a whole number of at least 1; received {steps!r}.")
+        raise InvalidInputError(f"{argument} must be a whole number of at least 1; received {steps!r}.")
     if is_spark_frame(data):
         return data.limit(steps * batch_size)
     if isinstance(data, XShards):
-        return XShards.from_shards([data.head(steps * batch_size)], home=data.home)
+        return XShards.from_shards([data.head(steps * batch_size)], engine=data.engine)
     if _creates(data):
         return _FirstSteps(data, steps)
-    raise InvalidInput(
+    raise InvalidInputError(
         f"{argument} needs a DataFrame, an XShards or a function that makes data; received"
         f" {type(data).__qualname__}.\nHint: shorten the loader, or make it in a function."
     )

@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from kindler import XShards
-from kindler.compat.zoo.orca import InvalidInput, as_orca, refuse_given
+from kindler.compat.zoo.orca import InvalidInputError, as_orca, refuse_given
 from kindler.data.paths import file_system, hidden
 from kindler.errors import DataError, MissingExtraError
 from kindler.files import folder_at, place
@@ -65,7 +65,7 @@ class SchemaField(NamedTuple):
 def ndarray_dtype_to_dtype(dtype: Any) -> DType:
     name = np.dtype(dtype).name.upper()
     if name not in ("INT32", "FLOAT32", "UINT8"):
-        raise InvalidInput(f"{name.lower()} is not supported: arrays are int32, float32 or uint8.")
+        raise InvalidInputError(f"{name.lower()} is not supported: arrays are int32, float32 or uint8.")
     return DType[name]
 
 
@@ -164,7 +164,7 @@ def _listed(root: str, year: Any, split: str) -> list[tuple[str, str]]:
     folder = os.path.join(os.path.abspath(os.path.expanduser(root)), f"VOC{year}")
     file = os.path.join(folder, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(file):
-        raise InvalidInput(f"there is no list of images {file}.")
+        raise InvalidInputError(f"there is no list of images {file}.")
     with open(file, encoding="utf-8") as lines:
         return [(folder, line.split()[0]) for line in lines if line.strip()]
 
@@ -187,14 +187,16 @@ def read_images(
     `kindler.read_images` has arrays of many images instead, ready for a model.
     """
     if backend.lower() not in ("pillow", "spark"):
-        raise InvalidInput(f"backend of read_images must be either spark or pillow; received {backend!r}.")
+        raise InvalidInputError(
+            f"backend of read_images must be either spark or pillow; received {backend!r}."
+        )
     files: list[Any] = _files(file_path, image_type)
     if target_path is not None:
         if label_func is not None:
-            raise InvalidInput("label_func should be None when reading targets directly.")
+            raise InvalidInputError("label_func should be None when reading targets directly.")
         masks = _files(target_path, target_type)
         if len(masks) != len(files):
-            raise InvalidInput(
+            raise InvalidInputError(
                 "number of target files and image files should be the same; received"
                 f" {len(masks)} and {len(files)}."
             )
@@ -216,7 +218,7 @@ def read_voc(
     images = VOCDatasets(file_path, split_names or [(2009, "trainval")], classes, diff)
     pairs = list(islice(images, max_samples))
     if not pairs:
-        raise InvalidInput(f"the lists {split_names} of {file_path} name no images.")
+        raise InvalidInputError(f"the lists {split_names} of {file_path} name no images.")
     return XShards.from_shards(pairs).transform_shard(_Read(None))
 
 
@@ -259,10 +261,10 @@ class ParquetDataset:
         """`write_mode` is "overwrite", or "error" if there must not be such a folder yet."""
         refuse_given("ParquetDataset.write", **kwargs)
         if write_mode not in ("overwrite", "error", "errorifexists"):
-            raise InvalidInput(f"write_mode must be 'overwrite' or 'error'; received {write_mode!r}.")
+            raise InvalidInputError(f"write_mode must be 'overwrite' or 'error'; received {write_mode!r}.")
         old = _chunks(path)
         if old and write_mode != "overwrite":
-            raise InvalidInput(f"{path} exists.\nHint: write_mode='overwrite' replaces it.")
+            raise InvalidInputError(f"{path} exists.\nHint: write_mode='overwrite' replaces it.")
         for chunk in old:  # those of a longer set would stay among the new ones
             files, inside = file_system(chunk)
             files.delete_dir(inside)
@@ -286,7 +288,7 @@ class ParquetDataset:
     def _read_as_dict_rdd(path: str) -> tuple[Any, dict[str, SchemaField]]:
         chunks, session = _chunks(path), running()
         if session is None:
-            raise InvalidInput("an RDD needs a Spark session.\nHint: init_orca_context().")
+            raise InvalidInputError("an RDD needs a Spark session.\nHint: init_orca_context().")
         rdd = session.sparkContext.parallelize(chunks, len(chunks))
         return rdd.flatMap(lambda chunk: list(_Records(path, [chunk]))), _schema(path)
 
@@ -339,14 +341,14 @@ def read_parquet(
         rows = TorchRecords(_Records(path, chunks, transforms))
         return DataLoader(rows, batch_size=batch_size, num_workers=options.get("num_workers", 0))
     if format != "tf_dataset":
-        raise InvalidInput(f"{format} is not supported, should be 'tf_dataset' or 'dataloader'.")
+        raise InvalidInputError(f"{format} is not supported, should be 'tf_dataset' or 'dataloader'.")
     refuse_given(
         "read_parquet('tf_dataset')",
         transforms=transforms,
         batch_size=None if batch_size == 1 else batch_size,
     )
     if output_types is None:
-        raise InvalidInput("output_types is not specified for format tf_dataset.")
+        raise InvalidInputError("output_types is not specified for format tf_dataset.")
     import tensorflow as tf
 
     records = _Records(path, chunks)
@@ -358,11 +360,13 @@ def read_parquet(
 @as_orca
 def write_parquet(format: str, output_path: str, **arguments: Any) -> None:  # noqa: A002 - Orca's name
     if format not in _WRITERS:
-        raise InvalidInput(f"{format} is not supported, should be one of 'mnist','image_folder' and 'voc'.")
+        raise InvalidInputError(
+            f"{format} is not supported, should be one of 'mnist','image_folder' and 'voc'."
+        )
     write, required = _WRITERS[format]
     for name in required:
         if name not in arguments:
-            raise InvalidInput(f"{name} is not specified for format {format}.")
+            raise InvalidInputError(f"{name} is not specified for format {format}.")
     write(output_path=output_path, **arguments)
 
 
@@ -370,7 +374,7 @@ def write_parquet(format: str, output_path: str, **arguments: Any) -> None:  # n
 def write_ndarrays(images: Any, labels: Any, output_path: str, **options: Any) -> None:
     """Write arrays: "image" and "label", a record a row."""
     if len(images) != len(labels):
-        raise InvalidInput(f"there are {len(images)} images and {len(labels)} labels.")
+        raise InvalidInputError(f"there are {len(images)} images and {len(labels)} labels.")
     schema = {
         name: SchemaField(FeatureType.NDARRAY, ndarray_dtype_to_dtype(array.dtype), list(array.shape[1:]))
         for name, array in (("image", images), ("label", labels))
@@ -432,7 +436,7 @@ def _write_chunk(folder: str, rows: Sequence[Mapping[str, Any]], schema: Schema)
 
     for row in rows:
         if set(row) != set(schema):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"Dictionary fields {sorted(row)} do not match schema fields {sorted(schema)}."
             )
     columns = {name: [_stored(row[name], field) for row in rows] for name, field in schema.items()}
@@ -470,12 +474,12 @@ def _shard(chunks: list[str], shards: int | None, rank: int | None) -> list[str]
     if shards is None or rank is None:
         return chunks
     if shards > len(chunks):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"num_shards should be not larger than partitions. but got num_shards {shards} with partitions"
             f" {len(chunks)}.\nHint: write with a smaller block_size."
         )
     if not 0 <= rank < shards:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"shard index should be included in [0,num_shard), but got rank {rank} of {shards}."
         )
     return chunks[rank::shards]
@@ -505,6 +509,6 @@ def _idx(file: str, magic: int, what: str) -> Any:
     with opened(file, "rb") as stream:
         found = int.from_bytes(stream.read(4), "big")
         if found != magic:
-            raise InvalidInput(f"Invalid magic number {found} in MNIST {what} file: {file}")
+            raise InvalidInputError(f"Invalid magic number {found} in MNIST {what} file: {file}")
         shape = [int.from_bytes(stream.read(4), "big") for _ in range(magic % 256)]
         return np.frombuffer(stream.read(), np.uint8).reshape(shape)

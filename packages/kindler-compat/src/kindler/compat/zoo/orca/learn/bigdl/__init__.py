@@ -15,7 +15,7 @@ from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers, torch_metrics
 from kindler.compat.bigdl.optim.triggers import EveryEpoch, Trigger
 from kindler.compat.bigdl.optim.validation import Scores, named_all
-from kindler.compat.zoo.orca import InvalidInput
+from kindler.compat.zoo.orca import InvalidInputError
 from kindler.compat.zoo.orca.learn.base import TorchEstimator, strategy_of, workers_of
 from kindler.compat.zoo.orca.learn.bigdl.shapes import ShapedModel, joined_labels, shapes_of
 from kindler.compat.zoo.tfpark.training import TFParkEstimator
@@ -43,7 +43,7 @@ class Estimator(TorchEstimator):
         model_dir: Any = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise InvalidInput(f"model must be one of bigdl.nn.layer; received {model!r}.")
+            raise InvalidInputError(f"model must be one of bigdl.nn.layer; received {model!r}.")
         self.model, self.loss, self.optimizer, self.model_dir = model, loss, optimizer, model_dir
         self.metrics = named_all(metrics)
         self.feature_preprocessing, self.label_preprocessing = feature_preprocessing, label_preprocessing
@@ -112,7 +112,7 @@ class Estimator(TorchEstimator):
     ) -> Scores:
         """The metrics by BigDL's names, as {"Top1Accuracy": ...}; every row counts once."""
         if not self.metrics:
-            raise InvalidInput("evaluate needs metrics.\nHint: from_bigdl(metrics=[Accuracy()]).")
+            raise InvalidInputError("evaluate needs metrics.\nHint: from_bigdl(metrics=[Accuracy()]).")
         data, label = joined_labels(data, label_cols)
         columns = self._columns(data, feature_cols, label)
         scores = self._core.evaluate(data, batch_size=batch_size, verbose=0, **columns)
@@ -167,7 +167,7 @@ class Estimator(TorchEstimator):
             optimizer = TorchRule(optimizer, limits)
         elif optimizer is not None:
             if limits is not None:
-                raise InvalidInput(
+                raise InvalidInputError(
                     "set_constant_gradient_clipping needs an optimizer of bigdl.optim.optimizer, such as"
                     " Adam()."
                 )
@@ -218,4 +218,4 @@ def _trigger(trigger: Any, argument: str) -> Trigger | None:
         return trigger
     if trigger == "EveryEpoch":
         return EveryEpoch()
-    raise InvalidInput(f"{argument} must be a trigger of orca.learn.trigger; received {trigger!r}.")
+    raise InvalidInputError(f"{argument} must be a trigger of orca.learn.trigger; received {trigger!r}.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler import Estimator as CoreEstimator
-from kindler.compat.zoo.orca import InvalidInput
+from kindler.compat.zoo.orca import InvalidInputError
 from kindler.compat.zoo.orca.learn.base import OrcaEstimator
 
 __all__ = ["Estimator", "OpenvinoEstimator"]
@@ -16,7 +16,7 @@ __all__ = ["Estimator", "OpenvinoEstimator"]
 
 def _not_implemented(method: str, why: str) -> Any:
     def method_(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise InvalidInput(f"{method}: not implemented: {why}.")
+        raise InvalidInputError(f"{method}: not implemented: {why}.")
 
     return method_
 
@@ -84,7 +84,7 @@ def _by_input(path: str, inputs: Any, data: Any, feature_cols: Any) -> tuple[Any
 
     given, names = _several(inputs), names_of(read_file(Path(path)).inputs, "input")
     if sorted(given) != sorted(names):
-        raise InvalidInput(f"input_cols={given}: the model has the inputs {names}.")
+        raise InvalidInputError(f"input_cols={given}: the model has the inputs {names}.")
     order = [given.index(name) for name in names]
     if hasattr(data, "transform_shard"):
         return data.transform_shard(
@@ -92,13 +92,13 @@ def _by_input(path: str, inputs: Any, data: Any, feature_cols: Any) -> tuple[Any
         ), feature_cols
     columns = data if feature_cols is None else _several(feature_cols)
     if not isinstance(columns, list | tuple) or len(columns) != len(order):
-        raise InvalidInput(f"input_cols={given} needs as many arrays or feature_cols.")
+        raise InvalidInputError(f"input_cols={given} needs as many arrays or feature_cols.")
     arranged = [columns[place] for place in order]
     if feature_cols is None:
         return arranged, None
     for name, column in zip(names, arranged, strict=True):
         if column in names and column != name:  # columns with names of inputs go to those
-            raise InvalidInput(f"column {column!r} has the name of another input.\nHint: rename it.")
+            raise InvalidInputError(f"column {column!r} has the name of another input.\nHint: rename it.")
     return data, arranged
 
 

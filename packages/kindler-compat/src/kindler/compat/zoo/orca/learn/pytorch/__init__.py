@@ -13,7 +13,7 @@ from kindler.compat.bigdl.nn.base import regularized
 from kindler.compat.bigdl.optim.methods import OptimMethod
 from kindler.compat.bigdl.optim.rules_torch import TorchRule, refuse_regularizers, torch_metrics
 from kindler.compat.bigdl.optim.validation import ValidationMethod
-from kindler.compat.zoo.orca import InvalidInput
+from kindler.compat.zoo.orca import InvalidInputError
 from kindler.compat.zoo.orca.learn.base import (
     TorchEstimator,
     check_backend,
@@ -78,17 +78,19 @@ class Estimator(TorchEstimator):
         workers print are shown, and figures are always those of all workers.
         """
         if training_operator_cls is not None or initialization_hook is not None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "training_operator_cls and initialization_hook are not supported.\nHint: override"
                 " on_iter_forward of a MainCallback, and before_run of a callback."
             )
         if scheduler_step_freq not in ("epoch", "batch"):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"scheduler_step_freq must be epoch or batch; received {scheduler_step_freq!r}."
             )
         check_config(config, "fit/evaluate/predict")
         if not callable(model):
-            raise InvalidInput(f"Must provide a function for model_creator, or a model; received {model!r}.")
+            raise InvalidInputError(
+                f"Must provide a function for model_creator, or a model; received {model!r}."
+            )
         return Estimator(
             check_backend(backend or ("bigdl" if isinstance(model, torch.nn.Module) else "spark"), _BACKENDS),
             model=model,
@@ -108,7 +110,7 @@ class Estimator(TorchEstimator):
         path = ModelCheckpoint.get_latest_checkpoint(checkpoint_dir)
         folder, name = split(path)
         if name not in folder_at(folder).names():
-            raise InvalidInput(f"The checkpoint {path} does not exist.")
+            raise InvalidInputError(f"The checkpoint {path} does not exist.")
         return path
 
     def fit(
@@ -180,7 +182,7 @@ class Estimator(TorchEstimator):
         without effect.
         """
         if callbacks:
-            raise InvalidInput("evaluate has no callbacks.\nHint: those of fit see each validation.")
+            raise InvalidInputError("evaluate has no callbacks.\nHint: those of fit see each validation.")
         core, rows = self._core, 32 if batch_size is None else batch_size
         if validation_metrics is not None:
             core = self._successor(metrics=_metrics(validation_metrics, self._options["loss"]))
@@ -205,7 +207,7 @@ class Estimator(TorchEstimator):
     ) -> Any:
         """The data with the outputs, as `prediction`; axes of length 1 are taken out, as Orca does."""
         if callbacks:
-            raise InvalidInput("predict has no callbacks.\nHint: let the model return what is wanted.")
+            raise InvalidInputError("predict has no callbacks.\nHint: let the model return what is wanted.")
         names = (output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None
         options = PredictOptions(
             batch_size=batch_size,
@@ -247,7 +249,7 @@ class Estimator(TorchEstimator):
 
     def _make(self, *, clip_norm: Any, limits: Any, **options: Any) -> _ReportingEstimator:
         if limits is not None and limits[0] != -limits[1]:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"gradients are clipped between -c and c; received {limits[0]} and {limits[1]}."
             )
         clipping = {"clip_norm": clip_norm, "clip_value": None if limits is None else limits[1]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kindler.compat.zoo.orca import InvalidInput
+from kindler.compat.zoo.orca import InvalidInputError
 from kindler.compat.zoo.orca.learn.pytorch.callbacks import Callback, MainCallback
 from kindler.files import folder_at, split
 from kindler.frameworks.torch.loss import Judge, Judged
@@ -58,7 +58,7 @@ class Runner:
 
     def put(self, name: str, value: Any) -> None:
         if name in self._pocket:
-            raise InvalidInput(f"runner.put: there is a value {name!r} already; use update.")
+            raise InvalidInputError(f"runner.put: there is a value {name!r} already; use update.")
         self._pocket[name] = value
 
     def update(self, name: str, value: Any) -> None:
@@ -148,7 +148,7 @@ class OrcaHooks(core.Callback):
                 forward = own.on_train_forward if replica.model.training else own.on_val_forward
                 forward(runner)
                 if not isinstance(runner.loss, torch.Tensor):
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"on_iter_forward must set runner.loss to a tensor; it is {runner.loss!r}."
                     )
                 targets = runner.target if isinstance(runner.target, tuple) else (runner.target,)
@@ -175,17 +175,19 @@ class OrcaHooks(core.Callback):
 
 
 def refuse_fixed(callbacks: Sequence[Any]) -> None:
-    """Raise `InvalidInput` for what is not a callback of Orca, and for what cannot be overridden."""
+    """Raise `InvalidInputError` for what is not a callback of Orca, and for what cannot be overridden."""
     wrong = [item for item in callbacks if not isinstance(item, Callback)]
     if wrong:
-        raise InvalidInput(f"callbacks must be those of orca.learn.pytorch.callbacks; received {wrong[0]!r}.")
+        raise InvalidInputError(
+            f"callbacks must be those of orca.learn.pytorch.callbacks; received {wrong[0]!r}."
+        )
     mains = [item for item in callbacks if isinstance(item, MainCallback)]
     if len(mains) > 1:
-        raise InvalidInput("callbacks can have one MainCallback only.")
+        raise InvalidInputError("callbacks can have one MainCallback only.")
     for main in mains:
         fixed = _overrides(main, _FIXED)
         if fixed:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"MainCallback.{fixed[0]} cannot be overridden.\nHint: clip gradients with"
                 " kindler.Estimator.from_torch(clip_norm=...), schedule rates with scheduler_creator, and"
                 " return from the model what predict is to return."

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from kindler import Estimator as CoreEstimator
-from kindler.compat.zoo.orca import InvalidInput, refuse_given
+from kindler.compat.zoo.orca import InvalidInputError, refuse_given
 from kindler.compat.zoo.orca.learn.base import (
     OrcaEstimator,
     check_backend,
@@ -49,7 +49,9 @@ class Estimator(OrcaEstimator):
         refuse_given("from_keras", **kwargs)
         check_config(config, "fit/evaluate")
         if not callable(model_creator):
-            raise InvalidInput(f"model_creator must be a function of config; received {model_creator!r}.")
+            raise InvalidInputError(
+                f"model_creator must be a function of config; received {model_creator!r}."
+            )
         made = CoreEstimator.from_keras(
             model_creator,
             config=config,
@@ -208,9 +210,9 @@ TensorFlow2Estimator = Estimator
 def _check_file(filepath: str, overwrite: bool, save_format: str | None) -> None:
     named = "h5" if filepath.endswith(".h5") else "keras" if filepath.endswith(".keras") else "tf"
     if save_format not in (None, named):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"save_format={save_format!r}: the name {filepath!r} means the format {named!r}.\n"
             "Hint: .keras, .h5 or no suffix at all say the format."
         )
     if not overwrite and os.path.exists(filepath):
-        raise InvalidInput(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
+        raise InvalidInputError(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
