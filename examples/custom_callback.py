@@ -58,7 +58,7 @@ def main(folder, epochs=30):
         validation_data=(x_test, y_test),
         callbacks=[StopEarly(best)],
     )
-    estimator.load(best)  # the weights of the best epoch, not of the last
+    estimator.load_weights(best)  # the weights of the best epoch, not of the last
     # --8<-- [end:use]
     result = estimator.evaluate((x_test, y_test))
     print(f"{len(history)} of {epochs} epochs, best accuracy {result['accuracy']:.3f}")

@@ -17,7 +17,6 @@ import numpy as np
 
 from kindler import Estimator
 from kindler.errors import ConfigError
-from kindler.train.options import FitOptions, PredictOptions
 
 
 def public_entries() -> set[str]:
@@ -42,29 +41,19 @@ def entries(
         "fit": lambda: est.fit(data, epochs=1, batch_size=8, verbose=0),
         "evaluate": lambda: est.evaluate(data, verbose=0),
         "predict": lambda: est.predict(feature),
-        "predict_with": lambda: est.predict_with(feature, PredictOptions(batch_size=8)),
         "copy": est.copy,
         "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
-        **{
-            name: partial(getattr, est, name)
-            for name in ("config", "inputs", "model_dir", "preparation", "settings", "workers")
-        },
-        "preparer": est.preparer,
-        "replica": lambda: est.replica,
-        "observers": lambda: est.observers(FitOptions()),
-        "continue_from": lambda: make().continue_from(est),
+        **{name: partial(getattr, est, name) for name in ("config", "model_dir", "settings", "workers")},
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,
-        "restore_columns": lambda: make().restore_columns(est.signature),
         "get_train_summary": est.get_train_summary,
         "get_validation_summary": lambda: est._summaries and None,
         "save": lambda: est.save(saved),
         "to_onnx": lambda: _to_onnx(est, folder / "net.onnx"),
         "to_openvino": lambda: est.to_openvino(folder / "net.xml"),
-        "load": lambda: make().load(saved),
         "load_weights": lambda: make().load_weights(saved),
-        "from_file": lambda: (est.save(whole), Estimator.load(whole, trusted=True)),
+        "load": lambda: (est.save(whole), Estimator.load(whole, trusted=True)),
         "save_checkpoint": lambda: est.save_checkpoint(checkpoint),
         "load_checkpoint": lambda: make().load_checkpoint(checkpoint),
         "latest_checkpoint": lambda: Estimator.latest_checkpoint(folder / "checkpoints"),

@@ -161,7 +161,7 @@ def test_a_file_gives_the_optimizers_state_back(optimizer: str, name: str, tmp_p
         warnings.simplefilter("ignore")
         estimator(model).save(tmp_path / name)
 
-    again = estimator(compiled(optimizer)).load(tmp_path / name)
+    again = estimator(compiled(optimizer)).load_weights(tmp_path / name)
 
     steps(again.get_model(), 2)
     assert difference(again.get_model(), steps(model, 2)) < 1e-6
@@ -188,11 +188,11 @@ def test_a_file_with_another_optimizer_gives_its_weights_and_says_so(tmp_path: P
     before = state(est.get_model().optimizer)
 
     with pytest.warns(UserWarning, match="Halved.*weights were loaded, and this model's Adam"):
-        est.load(tmp_path / "own.h5")
+        est.load_weights(tmp_path / "own.h5")
     with pytest.warns(UserWarning, match=r"cannot be compiled here .*Halved.*weights were loaded"):
-        est.load(tmp_path / "own.keras")
+        est.load_weights(tmp_path / "own.keras")
     with pytest.warns(UserWarning, match=r"bare\.h5 has no optimizer"):
-        est.load(tmp_path / "bare.h5")
+        est.load_weights(tmp_path / "bare.h5")
 
     after = state(est.get_model().optimizer)
     assert any(np.any(value) for value in before)

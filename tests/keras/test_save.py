@@ -60,7 +60,7 @@ def test_what_was_saved_is_loaded_and_trained_on(
     trained: Estimator, scores: np.ndarray, tmp_path: Path, name: str
 ) -> None:
     trained.save(tmp_path / name)
-    again = estimator().load(tmp_path / name)
+    again = estimator().load_weights(tmp_path / name)
 
     assert again.predict(DATA["x"]) == pytest.approx(scores, abs=1e-6)
     if name == "model.keras":
@@ -82,7 +82,7 @@ def test_a_folder_is_a_saved_model_for_serving(
     with pytest.raises(ConfigError, match="is an existing folder, which is not overwritten"):
         trained.save(tmp_path / "served")
     with pytest.raises(ConfigError, match="an exported SavedModel cannot be trained on"):
-        trained.load(tmp_path / "served")
+        trained.load_weights(tmp_path / "served")
 
 
 @one_is_enough

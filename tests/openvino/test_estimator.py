@@ -184,7 +184,7 @@ def test_it_only_predicts_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"to_openvino\('model.xml'\) writes both"):
         est.save(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"from_openvino\(model_path"):
-        est.load(tmp_path / "net.xml")
+        est.load_weights(tmp_path / "net.xml")
 
 
 def test_a_whole_estimator_and_the_models_files_are_read_again(tmp_path: Path) -> None:

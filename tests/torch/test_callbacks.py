@@ -160,7 +160,7 @@ def test_only_the_best_epochs_weights_are_kept_when_asked(tmp_path: Path) -> Non
     est.fit((X, Y), epochs=3, batch_size=8, validation_data=WORSE, callbacks=[callback], verbose=0)
 
     assert torch.load(path)["weight"].tolist() == best.get_model().weight.tolist()
-    assert regression().load(path).get_model().weight.tolist() == best.get_model().weight.tolist()
+    assert regression().load_weights(path).get_model().weight.tolist() == best.get_model().weight.tolist()
     assert [p.name for p in path.parent.iterdir()] == ["best.pt"]
 
 

@@ -207,7 +207,7 @@ def test_saved_weights_load_in_plain_torch_and_in_another_estimator(tmp_path: Pa
 
     plain = nn.Linear(3, 1)
     plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    other = estimator().load(tmp_path / "weights.pt")
+    other = estimator().load_weights(tmp_path / "weights.pt")
 
     with torch.no_grad():
         np.testing.assert_array_equal(plain(torch.from_numpy(X)).numpy(), est.predict(X))

@@ -351,6 +351,6 @@ def test_setup_is_called_where_the_module_runs_and_on_the_driver_only_if_its_wei
     expected = trained(torch.from_numpy(DATA["x"])).detach().numpy()
     np.testing.assert_allclose(est.predict(DATA["x"]), expected, rtol=1e-5, atol=1e-6)
     path.unlink()
-    again = Estimator.from_lightning(SetsUp(str(path), late=late)).load(tmp_path / "weights.pt")
+    again = Estimator.from_lightning(SetsUp(str(path), late=late)).load_weights(tmp_path / "weights.pt")
     assert path.exists() == late
     np.testing.assert_allclose(again.predict(DATA["x"]), expected, rtol=1e-5, atol=1e-6)

@@ -71,7 +71,7 @@ def test_models_that_were_given_trained_or_loaded_do_not_warn(tmp_path: Path) ->
         trained.fit(DATA, epochs=1, batch_size=6, verbose=0)
         trained.predict(X)
         trained.save(tmp_path / "weights.pt")
-        estimator().load(tmp_path / "weights.pt").predict(X)
+        estimator().load_weights(tmp_path / "weights.pt").predict(X)
         trained.save_checkpoint(tmp_path / "one.kindler")
         estimator().load_checkpoint(tmp_path / "one.kindler").predict(X)
         trained.copy().predict(X)

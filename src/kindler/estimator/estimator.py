@@ -412,13 +412,8 @@ class Estimator(Saving):
         return data.score(request)
 
     @bare_interrupts
-    def predict_with(self, data: Any, options: PredictOptions) -> Any:
-        """Score with the options of `predict` as one value; columns left open are those of the last `fit`.
-
-        Args:
-            data: The rows to score.
-            options: The options; `finish`, which `predict` lacks, makes the columns of the model's outputs.
-        """
+    def _predict_with(self, data: Any, options: PredictOptions) -> Any:
+        """Score with the options of `predict` as one value, which has `finish` as well."""
         return self._predict(recognise(data), options)
 
     @bare_interrupts
@@ -538,7 +533,7 @@ class Estimator(Saving):
         return dict(config or {})
 
     @property
-    def inputs(self) -> str | None:
+    def _inputs(self) -> str | None:
         """How a PyTorch model is called: "positional", "dict" or "kwargs"; None for other frameworks."""
         return getattr(self._model.spec, "inputs", None) if self._model.row.package == "torch" else None
 
@@ -558,20 +553,15 @@ class Estimator(Saving):
         return self._run_config.model_dir
 
     @property
-    def replica(self) -> Any:
+    def _replica(self) -> Any:
         """The model in this process as its framework holds it: the model, optimizer, epoch and step."""
         return self._live.replica
 
-    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+    def _observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
         """Observers of a run; for subclasses that need more than callbacks see."""
         return ()
 
-    @property
-    def preparation(self) -> Preparation:
-        """What happens to rows between the data and the model: the transform, collate and padding."""
-        return self._preparation
-
-    def preparer(self) -> Preparer:
+    def _preparer(self) -> Preparer:
         """Return what prepares rows as `predict` does, for code that calls the model itself."""
         columns = self._columns
         features = columns.features or [name for name in ("features", "x") if name in self._layout] or ["x"]
@@ -608,7 +598,7 @@ class Estimator(Saving):
         log_steps: bool = False,
         watched: bool = False,
     ) -> RunResults:
-        observers = self.observers(options)
+        observers = self._observers(options)
         with ExitStack() as entered:
             for observer in observers:
                 entered.enter_context(observer)

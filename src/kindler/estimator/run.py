@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunObserver:
-    """Follows the runs of an estimator whose class returns it from `observers`; entered around each run."""
+    """Follows the runs of an estimator whose class returns it from `_observers`; entered around each run."""
 
     def __enter__(self) -> None:
         """Called before a run."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -48,17 +48,6 @@ _FORMAT = 1
 _FACTS, _RECIPE, _STATE, _PREPARATION = "estimator.json", "recipe.pickle", "state", "preparation.pickle"
 _IN_FILE = ("workers", "engine", "device", "seed")
 _CAN_BE_PASSED = {*_IN_FILE, "share_gpus", "model_dir", "log_dir", "settings"} - {"seed"}
-
-
-class _Load:
-    """`Estimator.load`: on the class it creates an estimator, on an instance it loads weights into it."""
-
-    @overload
-    def __get__(self, est: None, cls: type[Saving]) -> Callable[..., Any]: ...
-    @overload
-    def __get__(self, est: Saving, cls: type[Saving]) -> Callable[[str | PathLike[str]], Any]: ...
-    def __get__(self, est: Saving | None, cls: type[Saving]) -> Callable[..., Any]:
-        return cls.from_file if est is None else est.load_weights
 
 
 class Saving(Constructors):
@@ -133,13 +122,13 @@ class Saving(Constructors):
         copied = self._create(model, preparation=self._preparation, **arguments)
         if state:
             copied._live.state = state
-        return copied.restore_columns(self.signature, list(self.history))
+        return copied._restore_columns(self.signature, list(self.history))
 
-    def continue_from(self, other: Saving) -> None:
+    def _continue_from(self, other: Saving) -> None:
         """Take over the trained state, columns and history of another estimator of the same model."""
         if other._live.state:
             self._live.state = other._live.state
-            self.restore_columns(other.signature, list(other.history))
+            self._restore_columns(other.signature, list(other.history))
 
     @leaves_no_trace
     def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
@@ -179,12 +168,9 @@ class Saving(Constructors):
             lambda: example_of(example, self._columns, self._layout),
         )
 
-    load = _Load()
-    """`Estimator.load(path)` is `Estimator.from_file(path)`; `est.load(path)` is `est.load_weights(path)`."""
-
     @leaves_no_trace
     def load_weights(self, path: str | PathLike[str]) -> Self:
-        """Load weights from a file that `save` or the framework itself wrote; the same as `est.load(path)`.
+        """Load weights from a file that `save` or the framework itself wrote.
 
         For Keras this includes the optimizer's state if the file has it and the optimizer is the same; a
         warning says if the optimizer differs.
@@ -194,8 +180,8 @@ class Saving(Constructors):
 
     @classmethod
     @leaves_no_trace
-    def from_file(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Self:
-        """Create an estimator, optimizer included, from a file; the same as `Estimator.load(path)`.
+    def load(cls, path: str | PathLike[str], *, trusted: bool = False, **options: Any) -> Self:
+        """Create an estimator, optimizer included, from a file. For weights alone see `load_weights`.
 
         Args:
             path: An `.estimator` file that `save` wrote, of any framework, or a `.keras` file.
@@ -223,7 +209,7 @@ class Saving(Constructors):
         if preparation:
             arguments["preparation"] = cloudpickle.loads(preparation)
         estimator = cls._create(model, **arguments)
-        estimator.restore_columns(facts["signature"], facts["history"])
+        estimator._restore_columns(facts["signature"], facts["history"])
         estimator._live.state = state
         return estimator
 
@@ -307,13 +293,8 @@ class Saving(Constructors):
             "layout": self._layout,
         }
 
-    def restore_columns(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Self:
-        """Take over the columns and history of another estimator of the same model.
-
-        Args:
-            signature: The other estimator's `signature`.
-            history: The rows of its `history`.
-        """
+    def _restore_columns(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Self:
+        """Take over the `signature` and `history` of another estimator of the same model."""
         self._layout = dict(signature["layout"])
         self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
         self.history = History(history)
@@ -325,8 +306,8 @@ class Saving(Constructors):
                 f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
                 f" that its creator makes: random numbers, drawn with seed={self._run_config.seed}, unless"
                 " the creator loads trained ones.\n"
-                "Hint: call fit(), load(path) or load_checkpoint(path) first. If the creator loads trained"
-                " weights, pass the model itself (model=...), or silence this with"
+                "Hint: call fit(), load_weights(path) or load_checkpoint(path) first. If the creator loads"
+                " trained weights, pass the model itself (model=...), or silence this with"
                 ' warnings.filterwarnings("ignore", category=kindler.errors.UntrainedWarning).',
                 UntrainedWarning,
             )
@@ -342,7 +323,7 @@ def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, byte
         raise ConfigError(
             f"{path} is not a saved estimator: {exc}.\n"
             f"Hint: est.save('name{SUFFIX}') writes one. To load weights alone, build the estimator and call"
-            " est.load(path)."
+            " est.load_weights(path)."
         ) from exc
     if facts.get("format") != _FORMAT:
         raise ConfigError(

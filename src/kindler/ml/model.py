@@ -49,7 +49,7 @@ class KindlerModel(Model, PredictParams, HasLabelCol, SavedStage):
         return self.estimator.history
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        scored: DataFrame = self.estimator.predict_with(dataset, self._predict_options(dataset))
+        scored: DataFrame = self.estimator._predict_with(dataset, self._predict_options(dataset))
         return as_vectors(scored, self._vector_columns())
 
     def _write_files(self, folder: Path) -> dict[str, Any]:

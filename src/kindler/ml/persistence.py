@@ -201,7 +201,7 @@ def read_recipe(folder: Path) -> Estimator | None:
     estimator = Estimator(FrameworkModel.unpacked(*recipe["model"]), **recipe["options"])
     if recipe["state"]:
         estimator._live.state = recipe["state"]
-    return estimator.restore_columns(*recipe["columns"])
+    return estimator._restore_columns(*recipe["columns"])
 
 
 def _write_folder(spark: Any, folder: Path, path: str) -> None:

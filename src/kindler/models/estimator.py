@@ -128,12 +128,12 @@ class EstimatorKind(ModelKind):
             "model_meta": inner.write(model, inside, trusted=trusted, **options),
             "signature": obj.signature,
             "history": list(obj.history),
-            "inputs": obj.inputs,
+            "inputs": obj._inputs,
         }
         if obj._live.is_untrained:
             meta["untrained"] = True
-        if obj.preparation.active:
-            (folder / _PREPARATION).write_bytes(_with_code(obj.preparation))
+        if obj._preparation.active:
+            (folder / _PREPARATION).write_bytes(_with_code(obj._preparation))
             meta["preparation"] = _PREPARATION
         return meta
 
@@ -160,7 +160,7 @@ class EstimatorKind(ModelKind):
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        return inner.estimator(model=model, **options).restore_columns(meta["signature"], meta["history"])
+        return inner.estimator(model=model, **options)._restore_columns(meta["signature"], meta["history"])
 
     def settle(self, device: str, meta: Meta) -> None:
         self._inside = _inner(meta)
@@ -176,9 +176,9 @@ class EstimatorKind(ModelKind):
         kind, known = self._inside or _checked(MODEL_KINDS.kind_of(trained)), model.signature
         taken = known["feature_cols"] or ()
         names = [taken] if isinstance(taken, str) else [str(name) for name in taken]
-        by_name = kind.named_predictor(trained, str(model.inputs), names) if names else None
+        by_name = kind.named_predictor(trained, str(model._inputs), names) if names else None
         inner = by_name or kind.predictor(trained)
-        if model.preparation.active:
+        if model._preparation.active:
             return _Prepared(inner, model)
         layout, takes = known["layout"] or {}, inner.signature.inputs
         if known["stack_features"] and len(names) > 1 and len(takes) == 1:
@@ -277,14 +277,14 @@ class _Prepared(_Wrapped):
     """The columns of the data, before the estimator does something to them: text and lists, too."""
 
     def __init__(self, inner: Predictor, estimator: Estimator) -> None:
-        self._preparer, self._layout = estimator.preparer(), estimator.signature["layout"] or {}
+        self._preparer, self._layout = estimator._preparer(), estimator.signature["layout"] or {}
         inputs = tuple(
             _column(name, self._layout[name]) if self._layout.get(name) else TensorSpec(name, binary=True)
             for name in self._preparer.names
         )
         super().__init__(inner, Signature(inputs, inner.signature.outputs))
         # What a row is padded to, and what collate does, may depend on the other rows of a call.
-        if estimator.preparation.collate is not None or estimator.preparation.pad is not None:
+        if estimator._preparation.collate is not None or estimator._preparation.pad is not None:
             self.joins = False
 
     def call(self, inputs: Arrays, method: str) -> Arrays:

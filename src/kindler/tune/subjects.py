@@ -116,7 +116,7 @@ class EstimatorSubject:
 
     def load(self, path: Path, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Estimator:
         estimator = self.make(values)
-        return estimator.load_checkpoint(path).restore_columns(facts["signature"], facts["history"])
+        return estimator.load_checkpoint(path)._restore_columns(facts["signature"], facts["history"])
 
 
 @dataclass

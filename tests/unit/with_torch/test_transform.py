@@ -26,7 +26,7 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     table, _ = pictures(6)
     est = classifier(workers=1)
     signature = {**est.signature, "feature_cols": "png", "label_cols": "label"}
-    est.restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
+    est._restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
     expected = est.predict(table, verbose=0).column("prediction").to_pylist()
     om = Omega(tmp_path / "store")
     version = om.models.put(est, "images")
@@ -34,7 +34,7 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match="(?s)its transform, collate or padding is code.*trusted=True"):
         om.models.get("images")
     again = om.models.get("images", trusted=True, workers=1)
-    assert again.preparation.transform == est.preparation.transform
+    assert again._preparation.transform == est._preparation.transform
     assert again.predict(table, verbose=0).column("prediction").to_pylist() == expected
 
     served = load(om.store, version, trusted=True).predictor

@@ -119,7 +119,9 @@ def test_models_estimators_and_checkpoints_come_back(alone: tuple[Estimator, Any
     est.save(tmp_path / "net.estimator")
     est.save_checkpoint(tmp_path / "one.kindler")
 
-    np.testing.assert_allclose(estimator().load(tmp_path / "net.params").predict(X), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        estimator().load_weights(tmp_path / "net.params").predict(X), expected, atol=1e-6
+    )
     net = networks.classifier({})
     net.load_parameters(str(tmp_path / "net.params"))
     np.testing.assert_allclose(net(mx.nd.array(X)).asnumpy(), expected, atol=1e-6)

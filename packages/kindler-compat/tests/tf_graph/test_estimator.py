@@ -84,7 +84,7 @@ def test_values_of_the_session_count_and_the_trained_ones_are_put_there(tmp_path
     with made.graph.as_default():
         prefix = saver.save(sess, str(tmp_path / "plain"))
     again = Classifier()
-    other = _estimator(again, workers=1, optimizer=None).load(prefix)
+    other = _estimator(again, workers=1, optimizer=None).load_weights(prefix)
     np.testing.assert_array_equal(other.predict(DATA["x"], verbose=0), est.predict(DATA["x"], verbose=0))
 
 
@@ -101,7 +101,7 @@ def test_a_saved_graph_is_a_saved_model_and_an_estimator_again(tmp_path: Path) -
     served = tensorflow.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     [output] = served(x=tensorflow.constant(DATA["x"])).values()
     np.testing.assert_allclose(output, logits, atol=1e-6)
-    fresh = _estimator(Classifier(), workers=1).load(tmp_path / "model")
+    fresh = _estimator(Classifier(), workers=1).load_weights(tmp_path / "model")
     np.testing.assert_array_equal(fresh.predict(DATA["x"], verbose=0), logits)
     read = Estimator.load(tmp_path / "whole.estimator", trusted=True)
     for estimator in (est, read):  # the optimizer's slots are in it

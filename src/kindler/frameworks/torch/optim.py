@@ -209,7 +209,7 @@ class Optimizers:
             raise ConfigError(
                 f"the state is one of the optimizers {', '.join(map(repr, kept))}, and these are"
                 f" {', '.join(map(repr, self.named))}.\n"
-                "Hint: name them as they were named then; or take only the weights, with Estimator.load()."
+                "Hint: name them as they were named then; or take only the weights, with load_weights()."
             )
         for name, optimizer in self.named.items():
             states.load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)

@@ -458,7 +458,7 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     except ValueError as exc:
         raise ConfigError(
             f"the state is one of another optimizer: {exc}\n"
-            "Hint: build the optimizer as it was built then; or take only the weights, with Estimator.load()."
+            "Hint: build the optimizer as it was built then; or take only the weights, with load_weights()."
         ) from exc
 
 

@@ -406,7 +406,7 @@ class StepReplica(ModuleReplica):
         if kept is None:
             raise ConfigError(
                 "the state is one of a model without a train_step.\n"
-                "Hint: take only its weights, with Estimator.load()."
+                "Hint: take only its weights, with load_weights()."
             )
         self.optimizers.load(kept, self._modules())
         if fields["scheduler"] is not None and self._schedules is not None:

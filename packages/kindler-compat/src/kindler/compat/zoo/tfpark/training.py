@@ -46,12 +46,12 @@ class TFParkEstimator(Estimator):
 
     @property
     def counters(self) -> tuple[int, int]:
-        return int(self.replica.epoch), int(self.replica.step)
+        return int(self._replica.epoch), int(self._replica.step)
 
     @property
     def optimizer(self) -> Any:
         """The optimizer of a torch model, as the last run left it."""
-        return self.replica.optimizer
+        return self._replica.optimizer
 
     def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
         recorded = isinstance(options, FitOptions) and (self.train_summary or self.val_summary)

@@ -112,7 +112,7 @@ class TorchEstimator(SparkEstimator):
         """Another estimator of the same model that goes on from where this one is."""
         made = self._make(**{**self._clipping, **options})
         made.train_summary, made.val_summary = self._core.train_summary, self._core.val_summary
-        made.continue_from(self._core)
+        made._continue_from(self._core)
         return made
 
     def _make(self, *, clip_norm: Any, limits: Any, **options: Any) -> TFParkEstimator:

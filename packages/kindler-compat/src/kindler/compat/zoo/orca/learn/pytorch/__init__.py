@@ -215,7 +215,7 @@ class Estimator(TorchEstimator):
             output_cols=names,
             finish=None if self.backend == "bigdl" else _squeezed,
         )
-        return self._core.predict_with(data, options)
+        return self._core._predict_with(data, options)
 
     def get_state_dict(self) -> dict[str, Any]:
         return {"epoch": self._core.counters[0], "models": [self.get_model().state_dict()]}
@@ -306,9 +306,9 @@ class _ReportingEstimator(TFParkEstimator):
 
     reports: _Reports
 
-    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+    def _observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
         self.reports = _Reports()
-        return [*super().observers(options), self.reports]
+        return [*super()._observers(options), self.reports]
 
 
 def _renamed(scores: Mapping[str, Any]) -> dict[str, Any]:
