@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kindler import testing as testing
     from kindler import tfrecord as tfrecord
     from kindler import tune as tune
+    from kindler import types as types
     from kindler.collective import all_gather as all_gather
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import batched as batched
@@ -73,7 +74,7 @@ _PUBLIC = _by_name(
 )
 _SUBMODULES = {
     *("cluster", "compat", "data", "errors", "features", "ml"),
-    *("runtime", "serve", "store", "strategies", "testing", "tfrecord", "tune"),
+    *("runtime", "serve", "store", "strategies", "testing", "tfrecord", "tune", "types"),
 }
 
 __all__ = sorted([*_PUBLIC, "__version__", "errors"])  # noqa: PLE0605

@@ -8,7 +8,7 @@ import models
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, one_is_enough, one_unless_whole, tensorflow_only, two_unless_whole
+from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole, tensorflow_only, two_unless_whole
 
 from kindler import Estimator
 from kindler.errors import ConfigError, UntrainedWarning
@@ -206,3 +206,17 @@ def test_a_creator_that_nobody_trained_warns_and_has_the_weights_of_the_seed_in_
     assert np.array_equal(first, second)
     y = np.asarray(DATA["y"]).reshape(-1, 1)
     assert loss == again == pytest.approx(-np.log(np.where(y, first, 1 - first)).mean(), rel=1e-4)
+
+
+def bare() -> Any:
+    return KERAS.Sequential([KERAS.layers.Input((problems.WIDTH,)), KERAS.layers.Dense(1)])
+
+
+@one_is_enough
+def test_a_dict_compiles_the_model_here_or_what_the_creator_returns() -> None:
+    arguments = {"optimizer": "sgd", "loss": "mse"}
+    mine = bare()
+    for model in (mine, bare):
+        est = two_workers(model, compile_args=arguments)
+        assert est.fit(DATA, **COLUMNS, **WHOLE)["num_samples"] == [40] * 3
+    assert mine.compiled

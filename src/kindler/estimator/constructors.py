@@ -17,12 +17,23 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
 
 from kindler.config import RunSettings
 from kindler.data.preparation import Preparation
+from kindler.data.ragged import Pad, PadValue
 from kindler.errors import did_you_mean
 from kindler.estimator.checks import refuse, run_complaints
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine, from_arguments
+from kindler.types import (
+    CompileArguments,
+    Config,
+    KerasModel,
+    TorchLoss,
+    TorchMetrics,
+    TorchModel,
+    TorchOptimizer,
+    TorchScheduler,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -80,8 +91,8 @@ class PreparationArguments(TypedDict, total=False):
     transform: Callable[..., Any] | None
     eval_transform: Callable[..., Any] | None
     collate: Callable[..., Any] | None
-    pad: Any
-    pad_value: Any
+    pad: Pad | Mapping[str, Pad] | None
+    pad_value: PadValue | Mapping[str, PadValue] | None
     masks: bool
     length_col: str | None
 
@@ -168,14 +179,14 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @_constructor(RunArguments, PreparationArguments)
     def from_torch(
         cls,
-        model: Any,
+        model: TorchModel,
         *,
-        optimizer: Any = None,
-        loss: Any = None,
-        metrics: Any = None,
-        scheduler: Any = None,
+        optimizer: TorchOptimizer | None = None,
+        loss: TorchLoss | None = None,
+        metrics: TorchMetrics | None = None,
+        scheduler: TorchScheduler | None = None,
         scheduler_step: Literal["epoch", "step"] = "epoch",
-        config: Mapping[str, Any] | None = None,
+        config: Config | None = None,
         precision: Literal["bf16", "fp16"] | None = None,
         tf32: bool = False,
         clip_norm: float | None = None,
@@ -250,10 +261,10 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @_constructor(RunArguments, PreparationArguments)
     def from_lightning(
         cls,
-        model: Any,
+        model: TorchModel,
         *,
         batch: Literal["tuple", "dict"] = "tuple",
-        config: Mapping[str, Any] | None = None,
+        config: Config | None = None,
         precision: Literal["bf16"] | None = None,
         tf32: bool = False,
         clip_norm: float | None = None,
@@ -292,10 +303,10 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     @_constructor(RunArguments, PreparationArguments)
     def from_keras(
         cls,
-        model: Any,
+        model: KerasModel,
         *,
-        config: Mapping[str, Any] | None = None,
-        compile_args: Any = None,
+        config: Config | None = None,
+        compile_args: CompileArguments | None = None,
         keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
         inputs: Literal["auto", "positional", "dict"] = "auto",
         **options: Unpack[EstimatorArguments],
@@ -333,7 +344,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         model_path: str | PathLike[str],
         *,
         threads: int | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Config | None = None,
         device: str = "CPU",
         workers: int | None = None,
         engine: Engine = "auto",

@@ -60,6 +60,7 @@ from kindler.train.options import (
 )
 from kindler.train.summaries import Summaries, TensorBoard, log_folder
 from kindler.train.triggers import Trigger
+from kindler.types import Callbacks, Data, Dtypes, ScoringData, Shapes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,18 +114,18 @@ class Estimator(Saving):
     @bare_interrupts
     def fit(
         self,
-        data: Any,
+        data: Data,
         epochs: int | None = None,
         batch_size: int = 32,
         feature_cols: Names = None,
         label_cols: Names = None,
-        validation_data: Any = None,
-        callbacks: Sequence[Any] | None = None,
+        validation_data: Data | None = None,
+        callbacks: Callbacks | None = None,
         max_steps: int | None = None,
         verbose: int = 1,
         *,
-        shapes: Mapping[str, Any] | None = None,
-        dtypes: Mapping[str, Any] | None = None,
+        shapes: Shapes | None = None,
+        dtypes: Dtypes | None = None,
         stack_features: bool = False,
         allow_nan: bool | Sequence[str] = False,
         shuffle: bool = True,
@@ -273,14 +274,14 @@ class Estimator(Saving):
     @bare_interrupts
     def evaluate(
         self,
-        data: Any,
+        data: Data,
         batch_size: int = 256,
         feature_cols: Names = None,
         label_cols: Names = None,
         verbose: int = 1,
         *,
-        shapes: Mapping[str, Any] | None = None,
-        dtypes: Mapping[str, Any] | None = None,
+        shapes: Shapes | None = None,
+        dtypes: Dtypes | None = None,
         stack_features: bool | None = None,
         allow_nan: bool | Sequence[str] | None = None,
         ingest: Ingest = "auto",
@@ -319,15 +320,15 @@ class Estimator(Saving):
     @bare_interrupts
     def predict(
         self,
-        data: Any,
+        data: ScoringData,
         batch_size: int = 1024,
         feature_cols: Names = None,
         output_cols: Names = None,
         output_path: str | PathLike[str] | None = None,
         verbose: int = 1,
         *,
-        shapes: Mapping[str, Any] | None = None,
-        dtypes: Mapping[str, Any] | None = None,
+        shapes: Shapes | None = None,
+        dtypes: Dtypes | None = None,
         stack_features: bool | None = None,
         ingest: Ingest = "auto",
         accelerator: Accelerator | None = None,
@@ -425,8 +426,8 @@ class Estimator(Saving):
         feature_cols: Names = None,
         output_cols: Names = None,
         batch_size: int = 1024,
-        shapes: Mapping[str, Any] | None = None,
-        dtypes: Mapping[str, Any] | None = None,
+        shapes: Shapes | None = None,
+        dtypes: Dtypes | None = None,
     ) -> Callable[..., Any]:
         """Register this model as a Spark SQL function: `spark.sql("SELECT score(features) FROM t")`.
 

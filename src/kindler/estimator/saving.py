@@ -38,6 +38,7 @@ from kindler.train.checkpoints import (
 )
 from kindler.train.history import History
 from kindler.train.options import RunConfig
+from kindler.types import ScoringData
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -131,7 +132,7 @@ class Saving(Constructors):
             self._restore_columns(other.signature, list(other.history))
 
     @leaves_no_trace
-    def to_onnx(self, path: str | PathLike[str], example: Any = None) -> None:
+    def to_onnx(self, path: str | PathLike[str], example: ScoringData | None = None) -> None:
         """Write the trained model as an ONNX file that takes any number of rows.
 
         Args:
@@ -149,7 +150,7 @@ class Saving(Constructors):
         )
 
     @leaves_no_trace
-    def to_openvino(self, path: str | PathLike[str], example: Any = None) -> None:
+    def to_openvino(self, path: str | PathLike[str], example: ScoringData | None = None) -> None:
         """Write the trained model as OpenVINO files, which `Estimator.from_openvino` reads.
 
         Args:

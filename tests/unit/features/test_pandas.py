@@ -113,6 +113,21 @@ def test_nothing_is_transformed_before_fit() -> None:
             made.to_dict()
 
 
+def test_what_was_written_with_the_names_of_then_is_read() -> None:
+    scaler = StandardScaler(with_mean=True, input_col="v").fit(pd.DataFrame({"v": [1.0, 3.0]}))
+    state = scaler.to_dict()
+    then = {
+        "input_col": "inputCol",
+        "output_col": "outputCol",
+        "with_mean": "withMean",
+        "with_std": "withStd",
+    }
+    again = StandardScaler.from_dict({then.get(name, name): value for name, value in state.items()})
+
+    assert "with_mean" in state
+    assert again.to_dict() == state
+
+
 def test_vectors_of_another_length_than_learned_are_refused() -> None:
     scaler = MinMaxScaler(input_col="v").fit(pd.DataFrame({"v": [[1.0, 2.0]]}))
     with pytest.raises(DataError, match="vectors of 1 values, but MinMaxScaler was fitted on vectors of 2"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kindler
 from kindler import Estimator
 from kindler.data.column_options import ColumnOptions
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
@@ -68,6 +69,22 @@ def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: typ
 )
 def test_help_documents_every_argument(call: Any) -> None:
     assert inspect.signature(call).parameters.keys() - {"self"} <= documented(call).keys()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Estimator.fit, Estimator.evaluate, Estimator.predict, Estimator.from_torch, Estimator.from_keras],
+    ids=lambda call: call.__name__,
+)
+def test_models_data_and_what_trains_have_types(call: Any) -> None:
+    parameters = inspect.signature(call).parameters
+    typed = ("model", "data", "validation_data", "optimizer", "loss", "metrics", "scheduler", "callbacks")
+    types = {name: parameters[name].annotation for name in typed if name in parameters}
+
+    assert types
+    assert [name for name, annotation in types.items() if "Any" in annotation] == []
+    names = {word for annotation in types.values() for word in re.findall(r"\w+", annotation)}
+    assert names - {"None"} <= set(kindler.types.__all__)
 
 
 def test_an_argument_that_a_constructor_does_not_have_is_rejected_by_name() -> None:

@@ -220,3 +220,14 @@ def test_preloading_starts_no_thread_and_leaves_a_process_that_may_fork() -> Non
 
 def test_the_table_loads_the_replica() -> None:
     assert FRAMEWORKS.load("torch") is TorchReplica
+
+
+def test_a_spec_that_was_pickled_with_the_names_of_then_is_read() -> None:
+    fields = vars(TorchSpec(model=_linear, scheduler=print))
+    then = {**fields, "scheduler_creator": fields["scheduler"]}
+    del then["scheduler"]
+    spec = TorchSpec.__new__(TorchSpec)
+    spec.__setstate__(then)
+
+    assert spec == TorchSpec(model=_linear, scheduler=print)
+    assert pickle.loads(pickle.dumps(spec)) == spec

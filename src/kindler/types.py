@@ -1,0 +1,70 @@
+"""Types of the arguments of `Estimator`, for annotations and editors; using them imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import datasets
+    import keras
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+    import ray.data
+    import tensorflow as tf
+    import tf_keras
+    import torch
+    from pyspark.sql import DataFrame
+    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+    from kindler.train.callbacks import Callback, DriverCallback
+    from kindler.xshards import XShards
+
+__all__ = [
+    "Callbacks",
+    "CompileArguments",
+    "Config",
+    "Data",
+    "Dtypes",
+    "KerasModel",
+    "ScoringData",
+    "Shapes",
+    "TorchLoss",
+    "TorchMetrics",
+    "TorchModel",
+    "TorchOptimizer",
+    "TorchScheduler",
+]
+
+Config: TypeAlias = Mapping[str, Any]
+"""The argument of creators."""
+
+TorchModel: TypeAlias = "torch.nn.Module | Callable[..., torch.nn.Module]"
+_TorchOptimizer: TypeAlias = "torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]"
+TorchOptimizer: TypeAlias = "_TorchOptimizer | Mapping[str, _TorchOptimizer]"
+_TorchScheduler: TypeAlias = "Callable[..., LRScheduler | ReduceLROnPlateau]"
+TorchScheduler: TypeAlias = "_TorchScheduler | Mapping[str, _TorchScheduler]"
+_TorchLoss: TypeAlias = "torch.nn.Module | Callable[..., Any]"
+TorchLoss: TypeAlias = "_TorchLoss | Literal['model'] | Sequence[_TorchLoss] | Mapping[str, _TorchLoss]"
+_TorchMetric: TypeAlias = "str | torch.nn.Module | Callable[..., Any]"
+TorchMetrics: TypeAlias = "_TorchMetric | Sequence[_TorchMetric] | Mapping[str, _TorchMetric]"
+
+KerasModel: TypeAlias = "keras.Model | tf_keras.Model | Callable[..., keras.Model | tf_keras.Model]"
+CompileArguments: TypeAlias = "Mapping[str, Any] | Callable[..., Mapping[str, Any]]"
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
+_Path: TypeAlias = "str | PathLike[str]"
+_Dataset: TypeAlias = "torch.utils.data.Dataset[Any] | datasets.Dataset | ray.data.Dataset"
+_Local: TypeAlias = (
+    "_Array | Mapping[str, Any] | tuple[Any, ...] | Sequence[_Array] | pd.DataFrame | pa.Table"
+)
+ScoringData: TypeAlias = "DataFrame | XShards | _Path | Sequence[_Path] | _Local | pa.RecordBatch | _Dataset"
+"""What `predict` takes."""
+Data: TypeAlias = "ScoringData | torch.utils.data.DataLoader[Any] | tf.data.Dataset | Callable[..., Any]"
+"""What `fit` and `evaluate` take: also loaders, and functions that make them."""
+
+Shapes: TypeAlias = "Mapping[str, int | Sequence[int]]"
+Dtypes: TypeAlias = "Mapping[str, np.dtype[Any] | type | str]"
+Callbacks: TypeAlias = "Sequence[Callback | DriverCallback | keras.callbacks.Callback]"
