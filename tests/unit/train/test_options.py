@@ -48,7 +48,7 @@ def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: typ
     keywords = inspect.signature(call).parameters
 
     for field in fields(options):
-        # The call takes some apart; finishing outputs is for `predict_with` alone, and what is done to rows
+        # The call takes some apart; finishing outputs is for subclasses alone, and what is done to rows
         # is the estimator's.
         if field.name not in ("columns", "callbacks", "strategy", "finish", "preparation"):
             assert keywords[field.name].default == default(field), field.name
