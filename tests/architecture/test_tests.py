@@ -18,7 +18,7 @@ SAYS_ALL = {
         "ClientGoneError",
         "ConnectionError",
         "ConnectionRefusedError",
-        "Damaged",
+        "DamagedCheckpointError",
         "DamagedError",
     ),
     *("FileNotFoundError", "FrameError", "KeyboardInterrupt", "NotFittedError", "TaskCancelledError"),

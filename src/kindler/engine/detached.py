@@ -19,7 +19,7 @@ from typing import Any
 
 from kindler.engine import fork_server
 from kindler.engine.job import Job
-from kindler.engine.supervisor import Aborted, Supervisor
+from kindler.engine.supervisor import AbortedError, Supervisor
 from kindler.engine.wire import Address, connect
 from kindler.engine.worker import describe
 from kindler.errors import TrainingError
@@ -101,7 +101,7 @@ def _look_after(order: Order) -> None:
             supervisor.start()
             _say(_JOINED)
             supervisor.run()
-    except Aborted:
+    except AbortedError:
         pass
     except Exception as exc:  # noqa: BLE001 - the task says it
         _say(describe(exc))

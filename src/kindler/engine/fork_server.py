@@ -62,7 +62,7 @@ _SET_BY_LIBRARIES = frozenset(
 )
 
 
-class RequestCancelled(Exception):
+class RequestCancelledError(Exception):
     """The client no longer wants the child."""
 
 
@@ -275,7 +275,7 @@ def _answer(keeper: Channel, wanted: Callable[[], bool], deadline: float) -> Fra
         except TimeoutError:
             if left <= 0:
                 raise
-    raise RequestCancelled
+    raise RequestCancelledError
 
 
 def _reach(recipe: Recipe, owner: int) -> Channel:

@@ -12,7 +12,7 @@ from kindler.engine.hub import Hub
 from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome
 from kindler.engine.placement import usable_cores
-from kindler.engine.supervisor import Aborted, Supervisor
+from kindler.engine.supervisor import AbortedError, Supervisor
 from kindler.errors import TrainingError
 
 
@@ -60,7 +60,7 @@ class _LocalLaunch:
                 with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=self._base) as supervisor:
                     supervisor.start()
                     outcome = supervisor.run()
-            except Aborted:
+            except AbortedError:
                 return
             died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
             if not died or not left:

@@ -67,7 +67,7 @@ def worker_fields(
     }
 
 
-class Aborted(Exception):
+class AbortedError(Exception):
     """Another rank failed, or the driver gave up: end silently."""
 
 
@@ -168,7 +168,7 @@ class Supervisor:
 
     def check(self) -> None:
         if self._aborted.is_set():
-            raise Aborted
+            raise AbortedError
 
     def report(self, name: str, **fields: Any) -> None:
         try:
@@ -184,7 +184,7 @@ class Supervisor:
         try:
             child = self._await_start()
             return self._relay(child)
-        except Aborted:
+        except AbortedError:
             return self._ended("aborted")
         except ChannelClosed:
             return self._ended("aborted")  # the hub is gone: so is the run
@@ -521,5 +521,5 @@ class BesideRanks:
             with Supervisor(self._job, rank, **self._options) as supervisor:
                 supervisor.start()
                 self.outcomes.append(supervisor.run())
-        except (Aborted, ChannelClosed):
+        except (AbortedError, ChannelClosed):
             pass  # the run was over before it came

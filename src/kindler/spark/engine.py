@@ -35,7 +35,7 @@ from kindler.engine.hub import Hub
 from kindler.engine.job import Job
 from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.placement import TASK_GPUS
-from kindler.engine.supervisor import Aborted, BesideRanks, Supervisor
+from kindler.engine.supervisor import AbortedError, BesideRanks, Supervisor
 from kindler.engine.wire import Address
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLostError, first_line
@@ -407,7 +407,7 @@ class _SupervisorTask:
                 if watcher is not None:
                     watcher.join()  # the ranks beside serve until the last of the others is done
             outcome = watcher.verdict(outcome) if watcher is not None else outcome
-        except Aborted:
+        except AbortedError:
             outcome = Outcome(rank, "aborted")
         except _WorkerIsLost:
             raise  # the run goes on: Spark starts the task again, here or elsewhere

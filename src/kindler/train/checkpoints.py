@@ -46,7 +46,7 @@ class CheckpointWarning(UserWarning):
     """A damaged checkpoint was skipped."""
 
 
-class Damaged(Exception):
+class DamagedCheckpointError(Exception):
     """The bytes are not a complete checkpoint; the message says why."""
 
 
@@ -108,36 +108,38 @@ def is_checkpoint(data: bytes) -> bool:
 
 def _header_end(data: bytes) -> int:
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
-        raise Damaged("not a checkpoint file")
+        raise DamagedCheckpointError("not a checkpoint file")
     return _START + (_LENGTH.unpack_from(data, len(_MAGIC))[0] if len(data) >= _START else 0)
 
 
 def parse_header(data: bytes) -> tuple[Header, list[int], int]:
-    """The header, the sizes of the buffers after it, and where they begin; or Damaged."""
+    """The header, the sizes of the buffers after it, and where they begin; or DamagedCheckpointError."""
     begin = _header_end(data)
     if begin > len(data):
-        raise Damaged(f"truncated in its header, after {len(data)} bytes")
+        raise DamagedCheckpointError(f"truncated in its header, after {len(data)} bytes")
     try:
         fields = json.loads(data[_START:begin])
         version, sizes = fields.pop("format"), fields.pop("sizes")
         if version != _FORMAT:
-            raise Damaged(f"unsupported format {version!r}; this version of Kindler reads {_FORMAT}")
+            raise DamagedCheckpointError(
+                f"unsupported format {version!r}; this version of Kindler reads {_FORMAT}"
+            )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         header = Header(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise Damaged(f"invalid header ({exc})") from exc
+        raise DamagedCheckpointError(f"invalid header ({exc})") from exc
     return header, sizes, begin
 
 
 def check(data: bytes, *, verify: bool = True) -> tuple[Header, list[int], int]:
-    """`parse_header` of a complete file, or Damaged; without `verify` the checksum is not computed."""
+    """`parse_header` of a complete file; without `verify` the checksum is not computed."""
     header, sizes, begin = parse_header(data)
     expected = begin + sum(sizes) + _HASH_BYTES
     if len(data) != expected:
-        raise Damaged(f"its size is {len(data)} bytes, expected {expected}")
+        raise DamagedCheckpointError(f"its size is {len(data)} bytes, expected {expected}")
     view = memoryview(data)
     if verify and hashlib.sha256(view[:-_HASH_BYTES]).digest() != view[-_HASH_BYTES:]:
-        raise Damaged("checksum mismatch")
+        raise DamagedCheckpointError("checksum mismatch")
     return header, sizes, begin
 
 
@@ -155,7 +157,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     folder, name = split(path)
     try:
         return parse(folder_at(folder).read(name))
-    except Damaged as exc:
+    except DamagedCheckpointError as exc:
         raise ConfigError(
             f"{path} is not a complete checkpoint: {exc}.\nHint: load weights that save() wrote with load()."
         ) from exc
@@ -225,13 +227,13 @@ class Checkpoints:
     def newest(self, matching: Callable[[Header], bool] = lambda header: True) -> StoredCheckpoint | None:
         """The newest complete checkpoint whose header matches; damaged ones are skipped with a warning."""
         for name, header in self._headers(newest_first=True):
-            if isinstance(header, Damaged):
+            if isinstance(header, DamagedCheckpointError):
                 self._warn(name, header)
             elif matching(header):
                 try:
                     data = self._folder.read(name)
                     return StoredCheckpoint(check(data)[0], self._folder.path(name), data)
-                except (Damaged, OSError) as exc:
+                except (DamagedCheckpointError, OSError) as exc:
                     self._warn(name, exc)
         return None
 
@@ -265,14 +267,16 @@ class Checkpoints:
         matches = [(_NAME.fullmatch(name), name) for name in self._folder.names()]
         return sorted((int(match["number"]), name) for match, name in matches if match)
 
-    def _headers(self, *, newest_first: bool = False) -> Iterator[tuple[str, Header | Damaged]]:
+    def _headers(
+        self, *, newest_first: bool = False
+    ) -> Iterator[tuple[str, Header | DamagedCheckpointError]]:
         for _, name in sorted(self._names(), reverse=newest_first):
             try:
                 yield name, self._header(name)
-            except Damaged as exc:
+            except DamagedCheckpointError as exc:
                 yield name, exc
             except OSError as exc:
-                yield name, Damaged(f"unreadable ({exc})")
+                yield name, DamagedCheckpointError(f"unreadable ({exc})")
 
     def _header(self, name: str, limit: int = _HEADER_BYTES) -> Header:
         data = self._folder.read(name, limit)
@@ -337,7 +341,7 @@ def _is_complete(name: str, folder: Folder) -> bool:
             return True
         data = folder.read(name)
         return data.startswith(begins) and (begins != b"PK" or zipfile.is_zipfile(io.BytesIO(data)))
-    except (Damaged, OSError):
+    except (DamagedCheckpointError, OSError):
         return False
 
 

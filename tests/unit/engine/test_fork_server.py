@@ -238,7 +238,7 @@ def test_giving_up_while_a_warm_process_imports_ends_it_at_once(tmp_path: Path) 
     finally:
         sys.path.remove(str(tmp_path))
 
-    assert isinstance(failed[0], fork_server.RequestCancelled)
+    assert isinstance(failed[0], fork_server.RequestCancelledError)
     assert warm.wait(30) == -9
 
 

@@ -15,7 +15,7 @@ from kindler.errors import ConfigError
 from kindler.train.checkpoints import (
     Checkpoints,
     CheckpointWarning,
-    Damaged,
+    DamagedCheckpointError,
     Header,
     pack,
     parse,
@@ -86,18 +86,18 @@ def test_a_file_with_any_byte_changed_or_missing_is_not_whole() -> None:
     whole = b"".join(pack(HEADER, [b"state"], [b"rank 0", b"rank 1"]))
 
     for place in range(len(whole)):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedCheckpointError):
             parse(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedCheckpointError):
             parse(whole[:place])
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedCheckpointError):
         parse(whole + b"more")
 
 
 def test_a_checkpoint_of_another_format_says_so() -> None:
     whole = b"".join(pack(HEADER, [b"state"]))
 
-    with pytest.raises(Damaged, match="format 9"):
+    with pytest.raises(DamagedCheckpointError, match="format 9"):
         parse(whole.replace(b'{"format": 1', b'{"format": 9'))
 
 

@@ -11,10 +11,10 @@ from pyarrow import types
 
 from kindler_tfrecord.examples import (
     Entries,
-    Malformed,
-    Unusual,
+    MalformedError,
+    UnusualError,
     Values,
-    WrongKind,
+    WrongKindError,
     canonical,
     entries,
     even,
@@ -71,7 +71,7 @@ def _decode(
     try:
         columns = _columns(block, wanted, known)
         arrays = [_arrow(block, feature, columns.get(feature.key)) for feature in wanted]
-    except Unusual as unusual:
+    except UnusualError as unusual:
         return _decode(_usual(block, unusual.records), wanted, schema, known)
     if not wanted:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(block), pa.struct([])))
@@ -90,7 +90,7 @@ def _columns(block: Block, wanted: list[Feature], known: Collection[bytes] | Non
     for feature in wanted:
         try:
             column = ragged(block, listed, feature.key, feature.kind)
-        except WrongKind as wrong:
+        except WrongKindError as wrong:
             raise block.error(
                 wrong.record,
                 f"its values are a {KIND_NAMES[wrong.kind]}, where {feature.field.type} needs a"
@@ -122,7 +122,7 @@ def _usual(block: Block, unusual: Array) -> Block:
     for index in unusual.tolist():
         try:
             records[index] = canonical(records[index])
-        except Malformed as exc:
+        except MalformedError as exc:
             raise block.error(index, f"is not a tf.train.Example: {exc}.") from exc
     return block.rewritten(records)
 
@@ -259,7 +259,7 @@ class Sample:
         try:
             listed = entries(block)
             columns = {key: self._column(block, listed, key) for key in set(listed.names(block))}
-        except Unusual as unusual:
+        except UnusualError as unusual:
             return self.add(_usual(block, unusual.records))
         for name, kind, values in columns.values():
             self._note(name, kind, values, len(block))
@@ -278,7 +278,7 @@ class Sample:
         before = self._seen.get(name)
         try:
             column = ragged(block, listed, key, before.kind if before else None)
-        except WrongKind as wrong:
+        except WrongKindError as wrong:
             raise block.error(
                 wrong.record,
                 f"its values are a {KIND_NAMES[wrong.kind]}, where earlier records have another kind.",

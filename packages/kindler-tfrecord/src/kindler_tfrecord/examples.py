@@ -2,7 +2,7 @@
 
 All records advance together, one feature per step, with a few operations on arrays of positions. Only the
 form that writers agree on is read. Protobuf allows others (unpacked numbers, fields in pieces, unknown
-fields): such records are named in `Unusual`, and `canonical` rewrites them one by one. `ragged` reads a
+fields): such records are named in `UnusualError`, and `canonical` rewrites them one by one. `ragged` reads a
 column of any records; `even` reads records that all have the same layout, byte for byte, where a column is a
 slice of one matrix.
 """
@@ -22,7 +22,7 @@ _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """Bytes that are not a tf.train.Example."""
 
 
@@ -58,7 +58,7 @@ def _float_list(data: bytes) -> bytes:
     chunks = [value for number, wire, value in _fields(data) if number == 1 and wire in (_FIXED32, _LEN)]
     for value in chunks:
         if len(value) % 4:
-            raise Malformed(f"a list of floats has {len(value)} bytes")
+            raise MalformedError(f"a list of floats has {len(value)} bytes")
     return _packed(chunks)
 
 
@@ -95,7 +95,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         tag, position = _varint(data, position)
         number, wire = tag >> 3, tag & 7
         if not number:
-            raise Malformed("a field has the number 0")
+            raise MalformedError("a field has the number 0")
         if wire == _VARINT:
             value, position = _varint(data, position)
             yield number, wire, varints.one(value)
@@ -105,9 +105,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
         else:
-            raise Malformed(f"a field has the unknown wire type {wire}")
+            raise MalformedError(f"a field has the unknown wire type {wire}")
         if size > len(data) - position:
-            raise Malformed("a field is longer than its message")
+            raise MalformedError("a field is longer than its message")
         yield number, wire, data[position : position + size]
         position += size
 
@@ -116,12 +116,12 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for step in range(10):
         if position + step >= len(data):
-            raise Malformed("a number has no end")
+            raise MalformedError("a number has no end")
         byte = data[position + step]
         value |= (byte & 0x7F) << (7 * step)
         if byte < 0x80:
             return value & _MASK, position + step + 1
-    raise Malformed("a number has more than ten bytes")
+    raise MalformedError("a number has more than ten bytes")
 
 
 _TAG = np.uint64(0xFF)
@@ -130,7 +130,7 @@ _MIX = np.uint64(0x9E37_79B9_7F4A_7C15)
 _MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)
 
 
-class Unusual(Exception):
+class UnusualError(Exception):
     """Records in a form that is not read here, by their places in the block."""
 
     def __init__(self, records: Array) -> None:
@@ -287,7 +287,7 @@ def _field(words: Array, at: Array) -> tuple[Array, Array, Array]:
 
 def _refuse(records: Array) -> None:
     if len(records):
-        raise Unusual(np.unique(records))
+        raise UnusualError(np.unique(records))
 
 
 _SHORT_BYTES = 24  # pieces below this are gathered byte by byte, longer ones one by one
@@ -305,14 +305,14 @@ class Values:
     sizes: Array | None = None
 
 
-class WrongKind(Exception):
+class WrongKindError(Exception):
     def __init__(self, record: int, kind: int) -> None:
         super().__init__(record, kind)
         self.record, self.kind = record, kind
 
 
 def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) -> tuple[int, Values] | None:
-    """None if no record has it; `kind` None takes that of the first record, else `WrongKind` is raised."""
+    """None if no record has it; `kind` None takes that of the first record, or raises `WrongKindError`."""
     chosen = all_entries.named(block, name)
     if not len(chosen):
         return None
@@ -327,7 +327,7 @@ def ragged(block: Block, all_entries: Entries, name: bytes, kind: int | None) ->
     wrong = filled & (listed.kind != kind)
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise WrongKind(int(features.record[at]), int(listed.kind[at]))
+        raise WrongKindError(int(features.record[at]), int(listed.kind[at]))
     return kind, _scattered(block, features, listed, kind)
 
 
@@ -380,7 +380,7 @@ def _layout(first: Block, wanted: Mapping[bytes, int]) -> dict[bytes, list[tuple
                 starts, sizes = packed(first, record, own, unit=4 if kind == FLOAT else 1)
             starts = starts - first.starts[0]
             layout[name] = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-    except Unusual:
+    except UnusualError:
         return None
     return layout
 
@@ -442,11 +442,11 @@ def _integers(line: Array, sizes: Array, record: Array) -> tuple[Array, Array]:
     if len(line):
         cut = np.flatnonzero((sizes > 0) & (line[np.maximum(stops, 1) - 1] >= 0x80))
     if len(cut):
-        raise Unusual(record[cut])
+        raise UnusualError(record[cut])
     try:
         flat, ends = varints.decode(line)
     except ValueError:
-        raise Unusual(record) from None
+        raise UnusualError(record) from None
     upto = np.searchsorted(ends, stops)
     return flat, np.diff(upto, prepend=0)
 
