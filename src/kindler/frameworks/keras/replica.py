@@ -105,7 +105,9 @@ class KerasReplica(BaseReplica):
     def from_bytes(cls, spec: bytes, **options: Any) -> KerasReplica:
         return cls(specs.loads(spec), **options)
 
-    make_spec = staticmethod(specs.make_spec)
+    @classmethod
+    def make_spec(cls, **options: Any) -> KerasSpec:
+        return specs.make_spec(**options)
 
     @classmethod
     def changed(cls, spec: KerasSpec, *, config: Mapping[str, Any], learning_rate: float | None) -> KerasSpec:
