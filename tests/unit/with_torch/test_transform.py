@@ -60,7 +60,7 @@ def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) ->
         model=torch.nn.Linear(2, 1), transform=_doubled, eval_transform=_as_they_are, workers=1
     )
     layout = {"x": ["float32", [2]]}
-    est.restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])
+    est._restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])
     om = Omega(tmp_path / "store")
     om.models.put(est, "net")
 
