@@ -1,7 +1,7 @@
 """The search itself: trials run side by side in threads of the driver, each of them a normal run.
 
 A run's own workers are where it says: processes of this machine, or tasks of Spark. Optuna chooses values and
-says which trials to cut short; `storage.py` keeps the study, `subjects.py` trains.
+says which trials to cut short; `study.py` keeps them, `subjects.py` trains.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,14 +27,18 @@ from optuna.trial import Trial, TrialState
 from kindler.engine import local
 from kindler.errors import ConfigError, TrainingError
 from kindler.tune.space import Space
-from kindler.tune.storage import LOST, claim, release, retake, storage_url
-from kindler.tune.study import Best, Study
+from kindler.tune.study import LOST, Study, claim, release, retake, storage_url
 from kindler.tune.subjects import Subject, subject_of
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_SAMPLERS = ("tpe", "random", "grid")
+_PRUNERS: dict[Any, Callable[[], Any]] = {
+    "median": optuna.pruners.MedianPruner,
+    "halving": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+    None: optuna.pruners.NopPruner,
+}
 
 
 class _Stopped(BaseException):
@@ -109,6 +115,9 @@ def search(
     chosen = Space(named)
     if not chosen.searched:
         raise ConfigError(f"space={dict(space)!r} has nothing to search, such as tune.uniform(0, 1).")
+    points = _grid(chosen)[:trials] if sampler == "grid" else []
+    random = partial(optuna.samplers.RandomSampler, seed=seed)
+    samplers = {"tpe": partial(_tpe, seed), "random": random, "grid": random}
     place = None if folder is None else Path(folder).absolute()  # Spark may have another working folder
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
@@ -116,8 +125,8 @@ def search(
         study = optuna.create_study(
             storage=storage_url(storage, place),
             study_name=name,
-            sampler=_sampler(sampler, chosen, seed),
-            pruner=_pruner(pruner),
+            sampler=_named("sampler", sampler, samplers),
+            pruner=_named("pruner", pruner, _PRUNERS),
             direction="minimize" if subject.direction == "min" else "maximize",
             load_if_exists=True,
         )
@@ -127,19 +136,18 @@ def search(
                 "Hint: choose another name= or folder=."
             )
         study.set_user_attr("metric", subject.metric)
-        best = Best(subject, chosen, place)
-        best.go_on_from(study)
-        if sampler == "grid":
-            trials = _enqueue(study, chosen, trials)
+        result = Study(study, subject, chosen, place)
+        for point in points:
+            study.enqueue_trial(point, skip_if_exists=True)
+        trials = len(points) or trials
         if verbose:
             best_is = "lowest" if subject.direction == "min" else "highest"
             sys.stderr.write(
                 f"searching {', '.join(chosen.searched)} for the {best_is} {subject.metric}:"
                 f" {trials} trial{'s' if trials > 1 else ''}, {slots} at a time\n"
             )
-        runner = _Runner(study, subject, chosen, best, verbose=verbose)
+        runner = _Runner(result, subject, chosen, verbose=verbose)
         runner.run(trials, slots, timeout_s)
-    result = Study(study, best)
     if not any(trial.state is not TrialState.FAIL for trial in study.get_trials(deepcopy=False)):
         raise TrainingError(
             f"all {len(result.trials)} trials failed; the first: {result.trials[0]['error']}"
@@ -150,17 +158,14 @@ def search(
 class _Runner:
     """Runs the trials of a study in threads, one for each slot."""
 
-    def __init__(
-        self, study: optuna.Study, subject: Subject, space: Space, best: Best, *, verbose: int
-    ) -> None:
-        self._study, self._subject, self._space, self._best = study, subject, space, best
+    def __init__(self, study: Study, subject: Subject, space: Space, *, verbose: int) -> None:
+        self._result, self._study, self._subject, self._space = study, study.optuna, subject, space
         self._verbose = verbose
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._left = 0
         self._deadline = math.inf
         self.first_error: BaseException | None = None
-        self._broken: BaseException | None = None
 
     def run(self, trials: int, slots: int, timeout_s: float | None) -> None:
         claim(self._study)
@@ -168,47 +173,29 @@ class _Runner:
             lost = retake(self._study)
             if lost:
                 _log.info("%d trials of a driver that died are run again.", lost)
-            self._left = trials - self._done()
+            finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+            done = self._study.get_trials(deepcopy=False, states=finished)
+            self._left = trials - sum(not trial.user_attrs.get(LOST) for trial in done)
             self._deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-            threads = [
-                threading.Thread(target=self._work, name=f"kindler-tune-{i}")
-                for i in range(min(slots, max(self._left, 0)))
-            ]
-            self._follow(threads)
+            with ThreadPoolExecutor(slots, thread_name_prefix="kindler-tune") as pool:
+                threads = [pool.submit(self._work) for _ in range(min(slots, max(self._left, 0)))]
+                try:
+                    while wait(threads, _LOOK_S).not_done:
+                        pass  # a signal that another thread receives does not end a wait
+                finally:
+                    self._stop.set()  # if interrupted, running trials end at what their workers report next
+            for thread in threads:
+                thread.result()
         finally:
             release(self._study)
-        if self._broken is not None:
-            raise self._broken
-
-    def _follow(self, threads: list[threading.Thread]) -> None:
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                while thread.is_alive():  # a signal that another thread receives does not end a wait
-                    thread.join(_LOOK_S)
-        except BaseException:
-            self._stop.set()  # running trials end at what their workers report next
-            for thread in threads:
-                thread.join()
-            raise
-
-    def _done(self) -> int:
-        """Trials that need not be run again."""
-        finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        return sum(
-            not trial.user_attrs.get(LOST)
-            for trial in self._study.get_trials(deepcopy=False, states=finished)
-        )
 
     def _work(self) -> None:
         try:
             while (begun := self._begin()) is not None:
                 self._one(*begun)
-        except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `run` raises it
-            with self._lock:
-                self._broken = self._broken or exc
+        except BaseException:
             self._stop.set()
+            raise
 
     def _begin(self) -> tuple[Trial, dict[str, Any]] | None:
         with self._lock:
@@ -249,7 +236,7 @@ class _Runner:
         else:
             with self._lock:
                 trial.set_user_attr("facts", facts)
-                self._best.offer(trial.number, figure, trained)
+                self._result._offer(trial.number, figure, trained)
             self._tell(trial, began, f"{self._subject.metric} {figure:.6g}", values=figure)
 
     def _tell(self, trial: Trial, began: float, said: str, **outcome: Any) -> None:
@@ -272,33 +259,22 @@ def _slots(data: Any) -> int:
     return slots(session)
 
 
-def _sampler(sampler: Any, space: Space, seed: int) -> Any:
-    if not isinstance(sampler, str):
-        return sampler
-    if sampler == "grid":
-        _grid(space)  # raises where there is none
-    if sampler in ("random", "grid"):
-        return optuna.samplers.RandomSampler(seed=seed)
-    if sampler != "tpe":
-        raise ConfigError(
-            f"sampler={sampler!r}: expected {', '.join(map(repr, _SAMPLERS))} or one of Optuna."
-        )
+def _tpe(seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Trials that run side by side are told apart: what still runs counts as a bad value.
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
-def _enqueue(study: optuna.Study, space: Space, trials: int) -> int:
-    """Queue the points of the grid, the last parameter changing first; returns how many trials that makes."""
-    grid = _grid(space)
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    for point in points[:trials]:
-        study.enqueue_trial(point, skip_if_exists=True)
-    return min(trials, len(points))
+def _named(option: str, value: Any, known: Mapping[Any, Callable[[], Any]]) -> Any:
+    """What a name means, of a sampler or a pruner; anything else is one of Optuna's own."""
+    if isinstance(value, str) and value not in known:
+        raise ConfigError(f"{option}={value!r}: expected {', '.join(map(repr, known))} or one of Optuna.")
+    return known[value]() if isinstance(value, str | None) and value in known else value
 
 
-def _grid(space: Space) -> dict[str, list[Any]]:
+def _grid(space: Space) -> list[dict[str, Any]]:
+    """The points of the grid, the last parameter changing first."""
     grid: dict[str, list[Any]] = {}
     for name, dimension in space.searched.items():
         distribution: Any = dimension.distribution
@@ -308,21 +284,7 @@ def _grid(space: Space) -> dict[str, list[Any]]:
             grid[name] = list(range(distribution.low, distribution.high + 1, distribution.step))
         else:
             raise ConfigError(f"sampler='grid': {name!r} has no list of values; use tune.choice([...]).")
-    return grid
-
-
-def _pruner(pruner: Any) -> Any:
-    if pruner is not None and not isinstance(pruner, str):
-        return pruner
-    known: dict[Any, Any] = {
-        "median": optuna.pruners.MedianPruner,
-        "halving": optuna.pruners.SuccessiveHalvingPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
-        None: optuna.pruners.NopPruner,
-    }
-    if pruner not in known:
-        raise ConfigError(f"pruner={pruner!r}: expected {', '.join(map(repr, known))} or one of Optuna.")
-    return known[pruner]()
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 @contextmanager

@@ -1,10 +1,16 @@
-"""What a search found: its trials, the best of them, and the model that it trained."""
+"""A study: its trials, the best of them and the model that it trained, and where all this is kept.
+
+A study is run by one driver at a time. A driver that died leaves trials that look as if they still ran: the
+next one marks them as failed, and runs their values again.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -16,13 +22,14 @@ from optuna.trial import FrozenTrial, TrialState
 from kindler.errors import ConfigError, MissingExtraError, NotFittedError
 from kindler.html import table
 from kindler.tune.space import Space
-from kindler.tune.storage import LOST
 from kindler.tune.subjects import Subject
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+LOST = "kindler:lost"
+_OWNER = "kindler:owner"
 _STATES = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "cut short",
@@ -32,59 +39,6 @@ _STATES = {
 }
 
 
-class Best:
-    """The best model so far: in memory, and in the study's folder where it has one."""
-
-    def __init__(self, subject: Subject, space: Space, folder: Path | None) -> None:
-        self._subject, self._space, self._folder = subject, space, folder
-        self._number: int | None = None
-        self._value = 0.0
-        self._trained: Any = None
-
-    def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a trial, as the model got them."""
-        return self._space.recorded(params)
-
-    def offer(self, number: int, value: float, trained: Any) -> None:
-        """Keep what a trial trained if it is better than what is kept."""
-        sign = 1 if self._subject.direction == "min" else -1
-        if self._number is not None and sign * value >= sign * self._value:
-            return
-        before, self._number, self._value, self._trained = self._number, number, value, trained
-        if self._folder is None:
-            return
-        self._subject.save(trained, self._path(number))
-        if before is not None:
-            _remove(self._path(before))
-
-    def get(self, trial: FrozenTrial) -> Any:
-        """What a trial trained.
-
-        Raises:
-            NotFittedError: It is not kept.
-        """
-        if trial.number == self._number and self._trained is not None:
-            return self._trained
-        if self._folder is None or not self._path(trial.number).exists():
-            raise NotFittedError(
-                f"the model of trial {trial.number}, which another process trained, was not kept.\n"
-                "Hint: search(..., folder=...) keeps the best one."
-            )
-        facts = trial.user_attrs.get("facts", {})
-        return self._subject.load(self._path(trial.number), self.values(trial.params), facts)
-
-    def go_on_from(self, study: optuna.Study) -> None:
-        """Compare later trials with the best one of an earlier process, if there was one."""
-        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if finished:
-            trial = study.best_trial
-            self._number, self._value = trial.number, float(trial.value or 0.0)
-
-    def _path(self, number: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"trial-{number}"
-
-
 class Study:
     """The trials of a search.
 
@@ -92,9 +46,26 @@ class Study:
         optuna: Optuna's own study, for all that it can do besides.
     """
 
-    def __init__(self, study: optuna.Study, best: Best) -> None:
+    def __init__(self, study: optuna.Study, subject: Subject, space: Space, folder: Path | None) -> None:
         self.optuna = study
-        self._best = best
+        self._subject, self._space, self._folder = subject, space, folder
+        self._number: int | None = None  # of the best trial so far, in an earlier process perhaps
+        self._value = 0.0
+        self._trained: Any = None
+        if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            self._number, self._value = study.best_trial.number, float(study.best_trial.value or 0.0)
+
+    def _offer(self, number: int, value: float, trained: Any) -> None:
+        """Keep what a trial trained if it is the best so far: in memory, and in the study's folder."""
+        sign = 1 if self._subject.direction == "min" else -1
+        if self._number is not None and sign * value >= sign * self._value:
+            return
+        before, self._number, self._value, self._trained = self._number, number, value, trained
+        if self._folder is None:
+            return
+        self._subject.save(trained, self._folder / f"trial-{number}")
+        if before is not None:
+            _remove(self._folder / f"trial-{before}")
 
     @property
     def trials(self) -> list[dict[str, Any]]:
@@ -110,7 +81,7 @@ class Study:
             "number": trial.number,
             "state": "lost" if lost else _STATES[trial.state],
             "value": value,
-            "params": self._best.values(trial.params),
+            "params": self._space.recorded(trial.params),
             "epochs": max(reported, default=0),
             "seconds": trial.user_attrs.get("seconds"),
             "error": "the driver died or was interrupted" if lost else error,
@@ -128,7 +99,7 @@ class Study:
     @property
     def best_params(self) -> dict[str, Any]:
         """Its values."""
-        return self._best.values(self._best_trial().params)
+        return self._space.recorded(self._best_trial().params)
 
     @property
     def best_value(self) -> float:
@@ -142,7 +113,17 @@ class Study:
         Raises:
             NotFittedError: Another process trained it, and it was not kept in a folder.
         """
-        return self._best.get(self._best_trial())
+        trial = self._best_trial()
+        if trial.number == self._number and self._trained is not None:
+            return self._trained
+        path = None if self._folder is None else self._folder / f"trial-{trial.number}"
+        if path is None or not path.exists():
+            raise NotFittedError(
+                f"the model of trial {trial.number}, which another process trained, was not kept.\n"
+                "Hint: search(..., folder=...) keeps the best one."
+            )
+        values = self._space.recorded(trial.params)
+        return self._subject.load(path, values, trial.user_attrs.get("facts", {}))
 
     def _best_trial(self) -> FrozenTrial:
         try:
@@ -193,3 +174,56 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def storage_url(storage: str | None, folder: str | PathLike[str] | None) -> str | None:
+    """The URL of a study's database; None keeps it in memory."""
+    if storage is None:
+        return None if folder is None else f"sqlite:///{Path(folder).absolute() / 'study.db'}"
+    scheme, separator, rest = storage.partition("://")
+    if separator and scheme in ("postgresql", "postgres", "postgresql+psycopg"):
+        try:
+            import psycopg  # noqa: F401
+        except ModuleNotFoundError as exc:
+            raise MissingExtraError(
+                what="a study in PostgreSQL", package="psycopg", extra="postgres"
+            ) from exc
+        return f"postgresql+psycopg://{rest}"
+    if not separator or scheme != "sqlite":
+        raise ConfigError(f"storage={storage!r}: expected sqlite:///FILE or postgresql://USER@HOST/DATABASE.")
+    return storage
+
+
+def claim(study: optuna.Study) -> None:
+    """Become the driver of a study; raises ConfigError if another process of this machine is."""
+    owner = study.user_attrs.get(_OWNER) or {}
+    is_other = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
+    if is_other and owner.get("since") is not None and _began(int(owner["pid"])) == owner["since"]:
+        raise ConfigError(
+            f"the study {study.study_name!r} is being run by process {owner['pid']} of this machine.\n"
+            "Hint: wait for it, or choose another name=."
+        )
+    pid = os.getpid()
+    study.set_user_attr(_OWNER, {"host": socket.gethostname(), "pid": pid, "since": _began(pid)})
+
+
+def release(study: optuna.Study) -> None:
+    study.set_user_attr(_OWNER, None)
+
+
+def retake(study: optuna.Study) -> int:
+    """Mark the trials that a dead driver left as failed, and queue their values again; returns how many."""
+    left = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    for trial in left:
+        study._storage.set_trial_user_attr(trial._trial_id, LOST, True)
+        study.tell(trial.number, state=TrialState.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
+    return len(left)
+
+
+def _began(pid: int) -> str | None:
+    """When a process of this machine was started, in the kernel's own count; None if there is none."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return None

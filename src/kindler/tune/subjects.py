@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution
 
-from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
@@ -60,36 +59,27 @@ class EstimatorSubject:
     slots: int = 1
 
     def make(self, values: Mapping[str, Any]) -> Estimator:
-        """A new estimator with these values."""
         own = {name: value for name, value in values.items() if not name.startswith("fit.")}
         if isinstance(self.model, Estimator):
             rate = None if _RATE in self.model.config else own.pop(_RATE, None)
-            return self.model.copy(
-                config=own,
-                learning_rate=rate,
-                workers=self._workers(self.model),
-                settings=self._shared(self.model),
-            )
+            return self.model.copy(config=own, learning_rate=rate, **self._share(self.model))
         made = self.model(own)
         if not isinstance(made, Estimator):
             raise ConfigError(
                 f"the function that is searched over must return a kindler.Estimator; it returned {made!r}."
             )
-        workers, settings = self._workers(made), self._shared(made)
-        if (workers, settings) == (made.workers, made.settings):
-            return made
-        return made.copy(workers=workers, settings=settings)
+        share = self._share(made)
+        is_same = share == {"workers": made.workers, "settings": made.settings}
+        return made if is_same else made.copy(**share)
 
-    def _workers(self, estimator: Estimator) -> int | None:
-        return estimator.workers if estimator.workers is not None or self.slots == 1 else 1
-
-    def _shared(self, estimator: Estimator) -> RunSettings:
+    def _share(self, estimator: Estimator) -> dict[str, Any]:
         """Trials on one machine share its cores."""
-        settings = estimator.settings
-        if settings.threads is not None or self.slots == 1 or hasattr(self.data, "sparkSession"):
-            return settings
-        workers = self._workers(estimator) or 1
-        return replace(settings, threads=max(1, local.slots() // (self.slots * workers)))
+        workers, settings = estimator.workers, estimator.settings
+        if self.slots > 1:
+            workers = 1 if workers is None else workers
+            if settings.threads is None and not hasattr(self.data, "sparkSession"):
+                settings = replace(settings, threads=max(1, local.slots() // (self.slots * workers)))
+        return {"workers": workers, "settings": settings}
 
     def run(self, values: Mapping[str, Any], report: Report, check: Check) -> Outcome:
         """Train with these values; returns the metric, what was trained, and facts about it as JSON."""
@@ -166,11 +156,7 @@ def subject_of(
     evaluator: Any,
     slots: int,
 ) -> tuple[Subject, dict[str, Any]]:
-    """What is searched over, and the space by names.
-
-    Raises:
-        ConfigError: The arguments do not go together.
-    """
+    """What is searched over, and the space by names."""
     if hasattr(model, "fitMultiple") and hasattr(model, "explainParams"):
         if evaluator is None or validation_data is None:
             raise ConfigError("a stage is judged by an evaluator: pass evaluator= and validation_data=.")

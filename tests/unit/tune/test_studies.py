@@ -13,7 +13,7 @@ import pytest
 from kindler.errors import ConfigError
 from kindler.tune import choice, integer
 from kindler.tune.space import Space
-from kindler.tune.storage import _began, claim
+from kindler.tune.study import _began, claim
 
 
 def test_a_study_of_a_process_that_still_runs_is_left_to_it() -> None:
