@@ -15,8 +15,7 @@ except ModuleNotFoundError as exc:
     raise MissingExtraError(what="kindler.ml", package="pyspark", extra="spark") from exc
 
 from kindler.ml.estimator import KindlerEstimator
-from kindler.ml.model import KindlerModel
+from kindler.ml.model import KindlerModel, PretrainedModel, pretrained
 from kindler.ml.persistence import trusting
-from kindler.ml.pretrained_model import PretrainedModel, pretrained
 
 __all__ = ["KindlerEstimator", "KindlerModel", "PretrainedModel", "pretrained", "trusting"]

@@ -48,7 +48,6 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         super().__init__()
         self._estimator = estimator
         self._callbacks = tuple(callbacks)
-        self._set_fit_defaults()
         self._config_names = self._declare_config()
         self.setParams(**params)
 
@@ -60,7 +59,6 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         return self._estimator
 
     def _declare_config(self) -> tuple[str, ...]:
-        """Make a parameter of each entry of the config."""
         config = {} if self._estimator is None else self._estimator.config
         names = [name for name in config if name.isidentifier() and not hasattr(self, name)]
         for name in names:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasInputCols, HasLabelCol, HasPredictionCol
@@ -14,11 +14,13 @@ from kindler.ml.scoring import PREDICTION_TYPES, Finish
 from kindler.strategies import Strategy
 from kindler.train.options import PredictOptions
 
+_T = TypeVar("_T")
 
-def _choice(name: str, *choices: str) -> Any:
+
+def _choice(*choices: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
         if value not in choices:
-            raise TypeError(f"{name} must be one of {', '.join(map(repr, choices))}; received {value!r}.")
+            raise TypeError(f"expected one of {', '.join(map(repr, choices))}; received {value!r}.")
         return str(value)
 
     return convert
@@ -38,27 +40,27 @@ def _positive(value: Any) -> float:
     return number
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected a dict; received {value!r}.")
-    return {str(key): entry for key, entry in value.items()}
+def _by_name(convert: Callable[[Any], _T]) -> Callable[[Any], dict[str, _T]]:
+    def convert_all(value: Any) -> dict[str, _T]:
+        if not isinstance(value, Mapping):
+            raise TypeError(f"expected a dict; received {value!r}.")
+        return {str(key): convert(entry) for key, entry in value.items()}
+
+    return convert_all
 
 
-def _class_weights(value: Any) -> dict[str, float]:
-    return {key: float(weight) for key, weight in _mapping(value).items()}
+def _as_is(value: Any) -> Any:
+    return value
 
 
-def _shapes(value: Any) -> dict[str, Any]:
-    return {
-        key: shape if isinstance(shape, int) else [int(size) for size in shape]
-        for key, shape in _mapping(value).items()
-    }
+def _shape(value: Any) -> int | list[int]:
+    return value if isinstance(value, int) else [int(size) for size in value]
 
 
-def _dtypes(value: Any) -> dict[str, str]:
+def _dtype(value: Any) -> str:
     import numpy as np
 
-    return {key: str(np.dtype(dtype).name) for key, dtype in _mapping(value).items()}
+    return str(np.dtype(value).name)
 
 
 def _nan(value: Any) -> bool | list[str]:
@@ -66,12 +68,27 @@ def _nan(value: Any) -> bool | list[str]:
 
 
 def declared(name: str, doc: str, convert: Any) -> Param[Any]:
-    """A parameter of a class of stages."""
     return Param(Params._dummy(), name, doc, typeConverter=convert)
+
+
+class Row(Param[_T]):
+    """A parameter of a class of stages, named like the attribute; None is no default."""
+
+    def __init__(self, convert: Callable[[Any], _T], doc: str, default: Any = None) -> None:
+        super().__init__(Params._dummy(), "", doc, typeConverter=convert)
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
 
 class _Settable(Params):
     """Params that are set by keyword, None leaving one as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = [param for param in self.params if isinstance(param, Row)]
+        self._setDefault(**{row.name: row.default for row in rows if row.default is not None})
 
     def setParams(self, **params: Any) -> Any:
         """Set parameters by name; None leaves one as it is."""
@@ -85,53 +102,34 @@ class _Settable(Params):
 class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
     """What a stage needs to score a DataFrame."""
 
-    predictionCols: Param[list[str]] = declared(
-        "predictionCols",
-        "Names of the prediction columns of a model with several outputs, instead of predictionCol.",
+    predictionCols = Row(
         TypeConverters.toListString,
+        "Names of the prediction columns of a model with several outputs, instead of predictionCol.",
     )
-    rawPredictionCol: Param[str] = declared(
-        "rawPredictionCol",
-        "A second column for the model's outputs as a vector, for evaluators; a single output x is (-x, x).",
+    rawPredictionCol = Row(
         TypeConverters.toString,
+        "A second column for the model's outputs as a vector, for evaluators; a single output x is (-x, x).",
     )
-    predictionType: Param[str] = declared(
-        "predictionType",
+    predictionType = Row(
+        _choice(*PREDICTION_TYPES),
         "What predictionCol has. 'auto': one number as a double, several as a vector. 'label': the number of"
         " the largest output, or of a single output whether it reaches threshold, as a double. 'array': the"
         " outputs as Estimator.predict returns them.",
-        _choice("predictionType", *PREDICTION_TYPES),
+        "auto",
     )
-    threshold: Param[float] = declared(
-        "threshold", "The value from which a single output is the label 1.", TypeConverters.toFloat
+    threshold = Row(TypeConverters.toFloat, "The value from which a single output is the label 1.", 0.5)
+    predictBatchSize = Row(_at_least_one, "Rows per call of the model when it predicts.", 1024)
+    stackFeatures = Row(
+        TypeConverters.toBoolean, "Whether to join all input columns into one float32 matrix."
     )
-    predictBatchSize: Param[int] = declared(
-        "predictBatchSize", "Rows per call of the model when it predicts.", _at_least_one
-    )
-    stackFeatures: Param[bool] = declared(
-        "stackFeatures",
-        "Whether to join all input columns into one float32 matrix.",
-        TypeConverters.toBoolean,
-    )
-    shapes: Param[dict[str, Any]] = declared(
-        "shapes", "The shape of one row, by column: {'image': (28, 28, 1)}.", _shapes
-    )
-    dtypes: Param[dict[str, str]] = declared("dtypes", "numpy dtypes, by column.", _dtypes)
-    ingest: Param[str] = declared(
-        "ingest",
+    shapes = Row(_by_name(_shape), "The shape of one row, by column: {'image': (28, 28, 1)}.")
+    dtypes = Row(_by_name(_dtype), "numpy dtypes, by column.")
+    ingest = Row(
+        _choice("auto", "inline", "direct"),
         "How rows reach Python: 'direct' (Python reads the Parquet files), 'inline' (Spark sends them), or"
         " 'auto': direct where the DataFrame is a plain scan of files.",
-        _choice("ingest", "auto", "inline", "direct"),
+        "auto",
     )
-
-    def _set_predict_defaults(self) -> None:
-        self._setDefault(
-            predictionCol="prediction",
-            predictionType="auto",
-            threshold=0.5,
-            predictBatchSize=1024,
-            ingest="auto",
-        )
 
     def _value(self, name: str) -> Any:
         """The parameter's value; None where it has none."""
@@ -155,18 +153,20 @@ class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
         raw = self._value("rawPredictionCol")
         return [raw] if raw else []
 
-    def _known(self, frame: Any, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Of what is given by column, what this frame has: it may lack the labels."""
-        kept = {name: value for name, value in (given or {}).items() if name in frame.columns}
-        return kept or None
+    def _by_column(self, name: str, frame: Any) -> dict[str, Any] | None:
+        """A parameter's entries for the columns of this frame, which may lack the labels."""
+        entries = {
+            column: value for column, value in (self._value(name) or {}).items() if column in frame.columns
+        }
+        return entries or None
 
     def _predict_options(self, frame: Any) -> PredictOptions:
         return PredictOptions(
             batch_size=self._value("predictBatchSize"),
             columns=ColumnOptions(
                 feature_cols=self._features(),
-                shapes=self._known(frame, self._value("shapes")),
-                dtypes=self._known(frame, self._value("dtypes")),
+                shapes=self._by_column("shapes", frame),
+                dtypes=self._by_column("dtypes", frame),
                 stack_features=self._value("stackFeatures"),
                 allow_nan=True,
             ),
@@ -209,65 +209,35 @@ _FIT_OPTIONS = {
 class FitParams(PredictParams, HasLabelCol):
     """What a stage needs to train, besides."""
 
-    labelCols: Param[list[str]] = declared(
-        "labelCols", "The target columns, where there are several.", TypeConverters.toListString
+    labelCols = Row(TypeConverters.toListString, "The target columns, where there are several.")
+    weightCol = Row(
+        TypeConverters.toString, "A column with the weight of each row (PyTorch and Keras models)."
     )
-    weightCol: Param[str] = declared(
-        "weightCol",
-        "A column with the weight of each row (PyTorch and Keras models).",
+    validationIndicatorCol = Row(
         TypeConverters.toString,
-    )
-    validationIndicatorCol: Param[str] = declared(
-        "validationIndicatorCol",
         "A boolean column: rows where it is true are for validation after each epoch, not for training.",
-        TypeConverters.toString,
     )
-    epochs: Param[int] = declared("epochs", "Number of epochs to train.", _at_least_one)
-    batchSize: Param[int] = declared("batchSize", "Rows per step, over all workers together.", _at_least_one)
-    maxSteps: Param[int] = declared(
-        "maxSteps", "Optimizer steps after which training ends, even in the middle of an epoch", _at_least_one
+    epochs = Row(_at_least_one, "Number of epochs to train.", 1)
+    batchSize = Row(_at_least_one, "Rows per step, over all workers together.", 32)
+    maxSteps = Row(
+        _at_least_one, "Optimizer steps after which training ends, even in the middle of an epoch."
     )
-    stepsPerEpoch: Param[int] = declared(
-        "stepsPerEpoch", "Steps of an epoch; by default one pass over all rows.", _at_least_one
-    )
-    learningRate: Param[float] = declared(
-        "learningRate", "The optimizer's learning rate, instead of its own.", _positive
-    )
-    config: Param[dict[str, Any]] = declared(
-        "config", "Entries of the estimator's config, which its creators are called with.", _mapping
-    )
-    shuffle: Param[bool] = declared(
-        "shuffle", "Whether each epoch takes the rows in a new order.", TypeConverters.toBoolean
-    )
-    seed: Param[int] = declared(
-        "seed", "Decides initial weights, the order of rows, and dropout.", TypeConverters.toInt
-    )
-    numWorkers: Param[int] = declared(
-        "numWorkers", "Number of workers, instead of the estimator's own.", _at_least_one
-    )
-    strategy: Param[str] = declared(
-        "strategy", "How workers agree: 'allreduce', ...", TypeConverters.toString
-    )
-    strategyOptions: Param[dict[str, Any]] = declared(
-        "strategyOptions", "Options of that strategy.", _mapping
-    )
-    classWeight: Param[dict[str, float]] = declared(
-        "classWeight", "The weight of a row by its label (PyTorch and Keras models).", _class_weights
-    )
-    allowNan: Param[Any] = declared(
-        "allowNan", "Whether NaN is an allowed value: for all columns, or for the ones named.", _nan
-    )
-    verbose: Param[int] = declared("verbose", "0 shows no progress.", TypeConverters.toInt)
-    storeOptions: Param[dict[str, Any]] = declared(
-        "storeOptions",
+    stepsPerEpoch = Row(_at_least_one, "Steps of an epoch; by default one pass over all rows.")
+    learningRate = Row(_positive, "The optimizer's learning rate, instead of its own.")
+    config = Row(_by_name(_as_is), "Entries of the estimator's config, which its creators are called with.")
+    shuffle = Row(TypeConverters.toBoolean, "Whether each epoch takes the rows in a new order.", True)
+    seed = Row(TypeConverters.toInt, "Decides initial weights, the order of rows, and dropout.")
+    numWorkers = Row(_at_least_one, "Number of workers, instead of the estimator's own.")
+    strategy = Row(TypeConverters.toString, "How workers agree: 'allreduce', ...", "allreduce")
+    strategyOptions = Row(_by_name(_as_is), "Options of that strategy.")
+    classWeight = Row(_by_name(float), "The weight of a row by its label (PyTorch and Keras models).")
+    allowNan = Row(_nan, "Whether NaN is an allowed value: for all columns, or for the ones named.")
+    verbose = Row(TypeConverters.toInt, "0 shows no progress.", 0)
+    storeOptions = Row(
+        _by_name(_as_is),
         "How the model is written when the stage is saved: for a PyTorch class of your own,"
         " {'init': {...}} are the arguments that it is made with.",
-        _mapping,
     )
-
-    def _set_fit_defaults(self) -> None:
-        self._set_predict_defaults()
-        self._setDefault(epochs=1, batchSize=32, shuffle=True, strategy="allreduce", verbose=0)
 
     def _labels(self) -> Any:
         if self.isSet("labelCol") and self.isSet("labelCols"):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import cloudpickle
 import pyarrow as pa
@@ -34,8 +34,6 @@ from kindler.estimator.model import FrameworkModel
 from kindler.spark.versions import from_arrow
 from kindler.store.names import check_path
 from kindler.temporary import Folder
-
-T = TypeVar("T", bound="SavedStage")
 
 _FACTS = "kindler"
 _FORMAT = 1
@@ -64,7 +62,6 @@ def trusting() -> Iterator[None]:
 
 
 def is_trusted() -> bool:
-    """Whether this is within `trusting()`."""
     return _trusted.get()
 
 
@@ -92,7 +89,7 @@ class SavedStage(MLWritable, MLReadable[Any]):
         return StageWriter(self)
 
     @classmethod
-    def read(cls) -> StageReader[Any]:
+    def read(cls) -> StageReader:
         """What loads a stage of this class: `read().load(path)`."""
         return StageReader(cls)
 
@@ -119,13 +116,13 @@ class StageWriter(MLWriter):
             extra = {"class": stage._public, _FACTS: {"format": _FORMAT, **facts}}
             params = {p.name: v for p, v in stage._paramMap.items() if p.name not in stage._in_files}
             DefaultParamsWriter.saveMetadata(stage, path, self.sparkSession, extra, params)
-            _write_folder(self.sparkSession, folder, _data(path))
+            _write_folder(self.sparkSession, folder, f"{path.rstrip('/')}/data")
 
 
-class StageReader(MLReader[Any], Generic[T]):
+class StageReader(MLReader[Any]):
     """Loads a stage."""
 
-    def __init__(self, cls: type[T]) -> None:
+    def __init__(self, cls: type[SavedStage]) -> None:
         super().__init__()
         self.cls = cls
 
@@ -145,7 +142,7 @@ class StageReader(MLReader[Any], Generic[T]):
                 f"{path} has format {facts.get('format')!r}; this version of Kindler reads {_FORMAT}."
             )
         with Folder("kindler-stage-") as folder:
-            _read_folder(self.sparkSession, _data(path), folder)
+            _read_folder(self.sparkSession, f"{path.rstrip('/')}/data", folder)
             try:
                 stage = self.cls._from_files(folder, facts)
             except UntrustedError as exc:
@@ -166,16 +163,9 @@ def _renamed(params: dict[str, Any]) -> dict[str, Any]:
     return {_RENAMED_PARAMS.get(name, name): value for name, value in params.items()}
 
 
-def _data(path: str) -> str:
-    return f"{path.rstrip('/')}/data"
-
-
 def write_recipe(estimator: Estimator, folder: Path) -> bool:
-    """Write what trains the model of a stage that was not fitted; returns whether that was possible.
-
-    Optimizer, loss, metrics and creators are code of the user's, saved as a pickle that is read only within
-    `trusting()`. What needs no trust is for the kind of the model to say: `FrameworkKind.describe_training`.
-    """
+    """Write what trains the model of a stage that was not fitted; returns whether that was possible. It is
+    code of the user's, in a pickle; what needs no trust is in `FrameworkKind.describe_training`."""
     model = estimator._model
     recipe = {
         "model": (model.framework, model.packed, model.extra_preload),
@@ -215,11 +205,6 @@ def _write_folder(spark: Any, folder: Path, path: str) -> None:
 
 
 def _read_folder(spark: Any, path: str, folder: Path) -> None:
-    """Write the files of such a Parquet folder into an empty folder of this machine.
-
-    Raises:
-        ConfigError: A name in it would leave the folder.
-    """
     for row in spark.read.parquet(path).select("name", "begin", "bytes").toLocalIterator():
         file = folder / check_path(row["name"])
         if row["begin"] < 0:

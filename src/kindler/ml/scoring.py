@@ -124,7 +124,6 @@ class ModelFiles:
         return cls(kind, dict(meta), files, trusted)
 
     def write(self, folder: Path) -> None:
-        """Write them into an empty folder."""
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -138,7 +137,6 @@ class ModelFiles:
         return digest.hexdigest()
 
     def predictor(self) -> Predictor:
-        """The model, ready to predict."""
         return _loaded.get(self._key, self._load)
 
     def _load(self) -> Predictor:

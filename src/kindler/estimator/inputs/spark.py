@@ -59,7 +59,7 @@ class FrameInput(Input):
     def source(self, request: SourceRequest) -> Prepared:
         from kindler.spark.frames import Feed, collected
 
-        frame, (columns, _) = self.data, self._plan(request.columns)
+        frame, (columns, _) = self.data, self.plan(request.columns)
         scan = self._scan(columns, request.ingest)
         if scan is not None:
             return not_empty(ParquetSource(scan.files, columns)), None
@@ -69,35 +69,35 @@ class FrameInput(Input):
         return DeliveredSource(columns, request.name), Feed(name=request.name, frame=frame, columns=columns)
 
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
-        columns, types = self._plan(options)
-        return columns, zeros(columns, layout, types) or self._first_row(columns)
+        columns, types = self.plan(options)
+        return columns, zeros(columns, layout, types) or self.first_row(columns)
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
-        from kindler.spark.predict import predict_frame
         from kindler.spark.tasks import lent
 
         frame = self.data
         check_executors(frame.sparkSession, FRAMEWORKS.spec(request.framework).package)
-        columns, types = self._plan(request.options.columns)
+        columns, types = self.plan(request.options.columns)
         predictor = request.predictor(columns, threads=1)
         scan = self._scan_to_score(columns, request.options.ingest)
         # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
         prepares = request.preparation(columns) is not None and not frame.isStreaming
-        sample = (None if prepares else zeros(columns, request.layout, types)) or self._first_row(columns)
+        sample = (None if prepares else zeros(columns, request.layout, types)) or self.first_row(columns)
         names, types_of_outputs = _tried(predictor, columns, sample)
+        scorer = predictor.lent(partial(lent, frame.sparkSession))
+        return self.scored(scorer, names, types_of_outputs, scan.columns if scan is not None else None)
+
+    def scored(self, scorer: Any, names: Sequence[str], types: list[pa.DataType], stored: Any = None) -> Any:
+        """The frame with what a scorer makes of its rows, as columns of these names and types."""
+        from kindler.spark.predict import predict_frame
+
+        frame = self.data
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
-        return predict_frame(
-            frame,
-            predictor.lent(partial(lent, frame.sparkSession)),
-            names=names,
-            types=types_of_outputs,
-            convert=to_arrow,
-            stored=scan.columns if scan is not None else None,
-        )
+        return predict_frame(frame, scorer, names=names, types=types, convert=to_arrow, stored=stored)
 
-    def _plan(self, options: ColumnOptions) -> tuple[Columns, Mapping[str, Any]]:
+    def plan(self, options: ColumnOptions) -> tuple[Columns, Mapping[str, Any]]:
         from kindler.spark.frames import arrow_types, refuse_ambiguous
 
         types = arrow_types(self.data)
@@ -125,7 +125,7 @@ class FrameInput(Input):
             )
         return None
 
-    def _first_row(self, columns: Columns) -> list[Array]:
+    def first_row(self, columns: Columns) -> list[Array]:
         from kindler.spark.frames import collected
 
         if self.data.isStreaming:
@@ -137,7 +137,7 @@ class FrameInput(Input):
                 )
             raise ConfigError(
                 "the width of a stream's columns is unknown until rows arrive.\n"
-                "Hint: give it with predict(..., shapes={column: (width,)}), or fit() on such columns first."
+                "Hint: give it with shapes={column: (width,)}, or fit() on such columns first."
             )
         # The schema does not say how wide columns are.
         return repeated_row(collected(self.data, columns.names, rows=1), columns)
