@@ -162,9 +162,12 @@ def test_what_a_server_refuses_is_said_in_its_own_words(kindler: Kindler, server
     [
         (b"a,b\n1,2\n", "the columns c are missing"),
         (b"[[1, 2]]", "has the shape [1, 2]; the model takes [rows, 3]"),
-        (b"[[1, 2], [3]]", "does not hold rows"),
-        (b"{", "is not JSON"),
-        (b'"text"', "must be a list of rows"),
+        (b"[[1, 2], [3]]", "the input cannot be read as json: setting an array element"),
+        (b"{", "the input cannot be read as json: Expecting property name"),
+        (
+            b'"text"',
+            "it does not hold rows.\nHint: expected a list of rows, a list of objects, or an object of",
+        ),
     ],
 )
 def test_rows_that_the_model_does_not_take_are_refused_in_a_sentence(

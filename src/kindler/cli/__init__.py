@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from kindler.cli import cluster, doctor, predict, serve, store
 from kindler.errors import JavaNotFoundError, KindlerError
@@ -39,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"kindler {_version('kindler')}")
+    parser.add_argument("--version", action="store_true", help="show the version of Kindler and exit")
     commands = parser.add_subparsers(dest="command", metavar="command")
     for module in (store, predict, serve, cluster, doctor):
         module.add_commands(commands)
@@ -50,10 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status."""
-    known = build_parser()
-    chosen = known.parse_args(arguments)
+    parser = build_parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.version:
+        print(f"kindler {_version('kindler')}")
+        return 0
     if chosen.command is None:
-        known.print_help()
+        parser.print_help()
         return 2
     try:
         return int(chosen.run(chosen))
@@ -75,26 +77,19 @@ def _failed(message: str) -> int:
 
 
 def _show_info(_: argparse.Namespace) -> int:
+    from kindler.spark.java import find_java
+
+    try:
+        java = find_java()
+        found = f"{java.version} ({java.origin}: {java.home})"
+    except JavaNotFoundError:
+        found = "not found: pip install 'kindler[java]'"
     versions = {package: _version(package) for package in _PACKAGES}
-    for name, value in {"python": platform.python_version(), **versions, "java": _java()}.items():
+    for name, value in {"python": platform.python_version(), **versions, "java": found}.items():
         print(f"{name:<12} {value}")
     return 0
 
 
 def _version(package: str) -> str:
-    for name in (package, _OTHER_NAMES.get(package, package)):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "not installed"
-
-
-def _java() -> str:
-    from kindler.spark.java import find_java
-
-    try:
-        java = find_java()
-    except JavaNotFoundError:
-        return "not found: pip install 'kindler[java]'"
-    return f"{java.version} ({java.origin}: {java.home})"
+    other = _OTHER_NAMES.get(package, package)
+    return doctor.version_of(package) or doctor.version_of(other) or "not installed"

@@ -15,8 +15,30 @@ _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax", "none
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler submit` and `kindler cluster`."""
-    _add_submit(commands)
+    parser = commands.add_parser(
+        "submit",
+        help="run main_fun(args, ctx) of a script on every node of a cluster",
+        usage="kindler submit [options] script.py:main_fun [-- args...]",
+    )
+    parser.set_defaults(run=_submit)
+    add = parser.add_argument
+    add("program", metavar="script.py:main_fun", help="the script and the function in it")
+    add("args", nargs="*", help="arguments of main_fun, as a list, after --")
+    add("--workers", type=int, default=1, metavar="N", help="nodes that train (default: 1)")
+    add("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
+    add("--evaluator", action="store_true", help="also start an evaluator")
+    add("--no-chief", action="store_true", help="all nodes that train are workers")
+    framework = "framework to load before main_fun, and whose environment to set (default: %(default)s)"
+    add("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow", help=framework)
+    mode = "whether main_fun reads its own data or Spark feeds it (default: %(default)s)"
+    add("--input-mode", choices=("program", "spark"), default="program", help=mode)
+    add("--train", metavar="PATH", help="Parquet files to feed, with --input-mode spark")
+    add("--epochs", type=int, default=1, metavar="N", help="how often to feed them (default: 1)")
+    master = "a Spark master, or sc://host (default: processes of this machine)"
+    add("--master", metavar="URL", help=master)
+    start = "time for all nodes to start (default: %(default)g)"
+    add("--start-timeout", type=float, default=120.0, metavar="SECONDS", help=start)
+
     parser = commands.add_parser("cluster", help="a standalone Spark cluster on this machine")
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     up = actions.add_parser("up", help="start a master and workers")
@@ -25,47 +47,18 @@ def add_commands(commands: Any) -> None:
     up.add_argument("--memory", default="1g", metavar="SIZE", help="memory of each worker (default: 1g)")
     up.add_argument("--port", type=int, default=0, metavar="N", help="the master's port (default: any)")
     up.set_defaults(run=_up)
-    actions.add_parser("down", help="end it").set_defaults(run=_down)
+    actions.add_parser("down", help="stop it").set_defaults(run=_down)
     actions.add_parser("status", help="show its address and processes").set_defaults(run=_status)
+    folder = "folder of its logs (default: in the user's data directory)"
     for action in actions.choices.values():
-        action.add_argument(
-            "--folder", metavar="PATH", help="where its logs are (default: in the user's data)"
-        )
-
-
-def _add_submit(commands: Any) -> None:
-    parser = commands.add_parser(
-        "submit",
-        help="run main_fun(args, ctx) of a script on every node of a cluster",
-        usage="kindler submit [options] script.py:main_fun [-- args...]",
-    )
-    parser.add_argument("program", metavar="script.py:main_fun", help="the script and the function in it")
-    parser.add_argument("args", nargs="*", help="what main_fun gets as a list, after --")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="nodes that train (default: 1)")
-    parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
-    parser.add_argument("--evaluator", action="store_true", help="also start an evaluator")
-    parser.add_argument("--no-chief", action="store_true", help="all nodes that train are workers")
-    framework = "framework to load before main_fun, and whose environment to set (default: %(default)s)"
-    parser.add_argument("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow", help=framework)
-    mode = "whether main_fun reads its own data or Spark feeds it (default: %(default)s)"
-    parser.add_argument("--input-mode", choices=("program", "spark"), default="program", help=mode)
-    parser.add_argument("--train", metavar="PATH", help="Parquet files to feed, with --input-mode spark")
-    parser.add_argument(
-        "--epochs", type=int, default=1, metavar="N", help="how often to feed them (default: 1)"
-    )
-    parser.add_argument(
-        "--master", metavar="URL", help="a Spark master, or sc://host (default: processes of this machine)"
-    )
-    timeout = "time for all nodes to start (default: %(default)s)"
-    parser.add_argument("--start-timeout", type=float, default=120.0, metavar="SECONDS", help=timeout)
-    parser.set_defaults(run=_submit)
+        action.add_argument("--folder", metavar="PATH", help=folder)
 
 
 def _submit(chosen: argparse.Namespace) -> int:
     from kindler import cluster
 
     if (chosen.input_mode == "spark") != (chosen.train is not None):
-        raise ConfigError("--input-mode spark and --train PATH go together: what is fed is read from there.")
+        raise ConfigError("--input-mode spark needs --train PATH, the rows to feed, and --train needs it.")
     function = _loaded(chosen.program, by_value=chosen.master is not None and "local" not in chosen.master)
     spark = None
     if chosen.master is not None:
@@ -94,7 +87,7 @@ def _loaded(program: str, *, by_value: bool) -> Any:
     script, _, name = program.rpartition(":")
     path = Path(script).resolve()
     if not script or path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{program!r}: it is a file and a function in it, like train.py:main_fun.")
+        raise ConfigError(f"{program!r}: expected a file and a function in it, like train.py:main_fun.")
     sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
     if Path(module.__file__ or "").resolve() != path:

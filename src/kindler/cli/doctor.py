@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -30,7 +29,6 @@ _MARKS = {"ok": "ok", "warn": "warning", "fail": "FAILED"}
 _LOOK_S = 0.25
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "openvino", "onnxruntime", "mxnet")
 _PACKAGES = ("kindler", "numpy", "pyarrow", "cloudpickle", *_FRAMEWORKS)
-_OLDEST_PYTHON = (3, 10)
 _LITTLE_SHM = 256 << 20
 _LITTLE_DISK = 2 << 30
 _FEW_FILES = 1024
@@ -38,7 +36,7 @@ _FEW_FILES = 1024
 
 @dataclass(frozen=True)
 class Check:
-    """One result: "warn" limits what can be done, "fail" must be fixed; `found` is what there is."""
+    """One result: "warn" limits what can be done, "fail" must be fixed; `found` is the current state."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -48,18 +46,17 @@ class Check:
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler doctor`."""
     parser = commands.add_parser(
         "doctor",
         help="check this machine and a Spark cluster, and say what to do",
         description="Checks this machine and, with --master, the executors of a cluster. Exits with 1 if"
         " any check fails.",
     )
-    parser.add_argument("--master", metavar="URL", help="a Spark master or sc://host to check, too")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for executors to come (default: 60)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--master", metavar="URL", help="also check this Spark master, or sc://host")
+    waiting = "seconds to wait for executors (default: 60)"
+    add("--timeout", type=float, default=60.0, metavar="SECONDS", help=waiting)
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_doctor)
 
 
@@ -91,14 +88,12 @@ def _cluster(master: str, timeout_s: float) -> list[Check]:
 
     try:
         spark = init(master)
-    except KindlerError as exc:
-        first, _, rest = str(exc).partition("\n")
-        return [
-            Check("spark", "fail", first, rest or "is the address right, and the cluster up?", where=master)
-        ]
-    except Exception as exc:  # noqa: BLE001 - Spark's own, of any kind: to be told, not raised
-        first = str(exc).strip().partition("\n")[0][:300]
-        return [Check("spark", "fail", first, "is the address right, and the cluster up?", where=master)]
+    except Exception as exc:  # noqa: BLE001 - Spark's own, of any kind: to be shown, not raised
+        first, _, hint = str(exc).strip().partition("\n")
+        advice = (
+            hint if isinstance(exc, KindlerError) else ""
+        ) or "is the address right, and the cluster up?"
+        return [Check("spark", "fail", first[:300], advice, where=master)]
     try:
         return list(_executors(spark, master, timeout_s))
     finally:
@@ -151,8 +146,8 @@ def _one_python(found: Any) -> Iterator[Check]:
 
 def _machine_checks() -> Iterator[Check]:
     """Everything that matters on this machine, in the order in which it is shown."""
-    yield _python()
-    yield Check("kindler", "ok", _version_of("kindler") or "not installed, but importable")
+    yield Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield Check("kindler", "ok", version_of("kindler") or "not installed, but importable")
     yield _pyspark()
     yield _java()
     yield from _frameworks()
@@ -165,8 +160,9 @@ def _machine_checks() -> Iterator[Check]:
     yield _open_files()
 
 
-def _version_of(package: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+def version_of(package: str) -> str | None:
+    from importlib import metadata  # takes as long to load as all the rest of `kindler --help`
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -195,15 +191,8 @@ def _free(path: str) -> int | None:
     return shutil.disk_usage(path).free if os.path.isdir(path) and os.access(path, os.W_OK) else None
 
 
-def _python() -> Check:
-    found = f"{platform.python_version()} ({sys.executable})"
-    if sys.version_info[:2] >= _OLDEST_PYTHON:
-        return Check("python", "ok", found)
-    return Check("python", "fail", found, "install Python 3.10 or newer.")
-
-
 def _pyspark() -> Check:
-    version = _version_of("pyspark")
+    version = version_of("pyspark")
     if version is None:
         advice = "for Spark DataFrames: pip install 'kindler[spark,java]'. Everything else works without."
         return Check("pyspark", "warn", "not installed", advice)
@@ -217,12 +206,12 @@ def _pyspark() -> Check:
 
 
 def _java() -> Check:
-    newest = 22 if parse(_version_of("pyspark") or "99.0") < (4, 2) else None
+    newest = 22 if parse(version_of("pyspark") or "99.0") < (4, 2) else None
     try:
         java = find_java(newest=newest)
     except JavaNotFoundError as exc:
         lines = str(exc).splitlines()
-        status: Literal["warn", "fail"] = "fail" if _version_of("pyspark") else "warn"
+        status: Literal["warn", "fail"] = "fail" if version_of("pyspark") else "warn"
         return Check(
             "java", status, " ".join(line.strip() for line in lines[:-1]), lines[-1].removeprefix("Hint: ")
         )
@@ -230,7 +219,7 @@ def _java() -> Check:
 
 
 def _frameworks() -> Iterator[Check]:
-    installed = {name: _version_of(name) for name in _FRAMEWORKS if find_spec(name) is not None}
+    installed = {name: version_of(name) for name in _FRAMEWORKS if find_spec(name) is not None}
     if not installed:
         yield Check(
             "frameworks", "warn", "none", "to train: pip install 'kindler[torch]' or 'kindler[tensorflow]'"
@@ -243,7 +232,7 @@ def _gpus() -> Check:
     found = machine_gpus()
     if not found:
         return Check("gpus", "ok", "none")
-    if (_version_of("torch") or "").endswith("+cpu"):
+    if (version_of("torch") or "").endswith("+cpu"):
         advice = "the installed torch is the one for CPUs: install one with CUDA."
         return Check("gpus", "warn", f"{len(found)}, and torch cannot use them", advice)
     return Check("gpus", "ok", str(len(found)))

@@ -1,4 +1,4 @@
-"""Files of data by what their names end in: tables, arrays, values, and the rows of a prediction."""
+"""Files of rows that commands read and write: CSV, JSON, JSON lines, Parquet, .npy and .npz."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import io
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,21 +15,14 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from kindler.cli.predict import FORMATS
 from kindler.errors import ConfigError, DataError, first_line
-from kindler.models.arrow_columns import columns_of
+from kindler.models.arrow_columns import as_table
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Rows: TypeAlias = pa.Table | dict[str, Array]  # arrays by name; "" if there is only one, without a name
 
-FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
 _EXTENSIONS = f"one of {', '.join('.' + name for name in FORMATS)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows to predict: arrays by name ("" if there is none), and the table of which they are columns."""
-
-    arrays: Mapping[str, Array]
-    table: pa.Table | None = None
 
 
 def to_store(path: Path) -> Any:
@@ -38,32 +30,19 @@ def to_store(path: Path) -> Any:
     if not path.exists():
         raise ConfigError(f"{str(path)!r} does not exist.")
     kind = path.suffix.lower().removeprefix(".")
-    if kind in ("csv", "jsonl"):
-        return _table(path.read_bytes(), kind, str(path))
-    return _arrays(path.read_bytes(), str(path)) if kind == "npz" else path
+    return _parsed(path.read_bytes(), kind, str(path)) if kind in ("csv", "jsonl", "npz") else path
 
 
 def read_rows(path: str, kind: str | None) -> Rows:
-    """The rows of a file, or of standard input if the path is "-".
-
-    Args:
-        path: The file.
-        kind: One of `FORMATS`; None to detect it from the name, or from the first characters.
-
-    Raises:
-        DataError: The content cannot be read as rows.
-    """
+    """The rows of a file, or of standard input if the path is "-". Without a kind it is detected from the
+    name, or from the first characters."""
     content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    shown = "the input" if path == "-" else path
-    chosen = kind or _kind(Path(path), content)
-    if chosen in ("csv", "jsonl", "parquet"):
-        table = _table(content, chosen, shown)
-        return Rows(columns_of(table), table)
-    if chosen == "npz":
-        return Rows(_arrays(content, shown))
-    if chosen == "npy":
-        return Rows({"": _array(content, shown)})
-    return _from_json(content, shown)
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if kind is None and path == "-":
+        kind = "json" if content.lstrip()[:1] in (b"[", b"{") else "csv"
+    elif kind is None and suffix not in FORMATS:
+        raise ConfigError(f"{path} has an unknown extension; expected {_EXTENSIONS}.\nHint: pass --format.")
+    return _parsed(content, kind or suffix, "the input" if path == "-" else path)
 
 
 def as_columns(arrays: Mapping[str, Array]) -> pa.Table:
@@ -72,11 +51,7 @@ def as_columns(arrays: Mapping[str, Array]) -> pa.Table:
 
 
 def write(value: Any, path: Path | None) -> None:
-    """Write a value to a file, in the format of its extension; without a path, print it.
-
-    Raises:
-        ConfigError: The format cannot hold the value.
-    """
+    """Write a value to a file, in the format of its extension; without a path, print it."""
     printed = "csv" if isinstance(value, pa.Table) else "json"
     kind = path.suffix.lower().removeprefix(".") if path is not None else printed
     if kind not in FORMATS:
@@ -89,61 +64,33 @@ def write(value: Any, path: Path | None) -> None:
     path.write_bytes(content)
 
 
-def _kind(path: Path, content: bytes) -> str:
-    suffix = path.suffix.lower().removeprefix(".")
-    if suffix in FORMATS:
-        return suffix
-    if str(path) != "-":
-        raise ConfigError(f"{path} has an unknown extension; expected {_EXTENSIONS}.\nHint: pass --format.")
-    return "json" if content.lstrip()[:1] in (b"[", b"{") else "csv"
-
-
-def _table(content: bytes, kind: str, shown: str) -> pa.Table:
+def _parsed(content: bytes, kind: str, shown: str) -> Rows:
+    file = io.BytesIO(content)
     try:
-        if kind == "csv":
-            return pa.csv.read_csv(io.BytesIO(content))
-        if kind == "jsonl":
-            return pa.json.read_json(io.BytesIO(content))
-        return pq.read_table(io.BytesIO(content))
-    except (pa.ArrowException, OSError, ValueError) as exc:
-        raise DataError(f"{shown} is not a {kind} file: {_first(exc)}.") from exc
+        if kind in ("csv", "jsonl", "parquet"):
+            read = {"csv": pa.csv.read_csv, "jsonl": pa.json.read_json, "parquet": pq.read_table}[kind]
+            return read(file)
+        if kind == "json":
+            return _from_json(json.loads(content))
+        loaded: Any = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray) != (kind == "npy"):
+            raise ValueError(f"it holds {'one array' if kind == 'npz' else 'several arrays'}")
+        return {"": loaded} if kind == "npy" else dict(loaded)
+    except (pa.ArrowException, OSError, EOFError, ValueError, TypeError) as exc:
+        hint = "\nHint: expected a list of rows, a list of objects, or an object of lists."
+        reason = f"{first_line(exc).rstrip('.')}.{hint if kind == 'json' else ''}"
+        raise DataError(f"{shown} cannot be read as {kind}: {reason}") from exc
 
 
-def _array(content: bytes, shown: str) -> Array:
-    try:
-        array: Array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as exc:
-        raise DataError(
-            f"{shown} is not an array that can be read without unpickling: {_first(exc)}."
-        ) from exc
-    return array
-
-
-def _arrays(content: bytes, shown: str) -> dict[str, Array]:
-    loaded: Any = _array(content, shown)
-    if isinstance(loaded, np.ndarray):
-        raise DataError(f"{shown} holds a single array; expected a .npz file of named arrays.")
-    return {name: loaded[name] for name in loaded.files}
-
-
-def _from_json(content: bytes, shown: str) -> Rows:
-    try:
-        value = json.loads(content)
-    except ValueError as exc:
-        raise DataError(f"{shown} is not JSON: {exc}.") from exc
-    try:
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            table = pa.Table.from_pylist(value)
-            return Rows(columns_of(table), table)
-        if isinstance(value, dict):
-            table = pa.table({name: pa.array(items) for name, items in value.items()})
-            return Rows(columns_of(table), table)
-        array = np.array(value)
-    except (pa.ArrowException, ValueError, TypeError) as exc:
-        raise DataError(f"{shown} does not hold rows: {_first(exc)}.") from exc
+def _from_json(value: Any) -> Rows:
+    if isinstance(value, dict):
+        return pa.table({name: pa.array(items) for name, items in value.items()})
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return pa.Table.from_pylist(value)
+    array = np.array(value)
     if not isinstance(value, list) or not value or array.dtype.kind not in "biufU":
-        raise DataError(f"{shown} must be a list of rows, a list of objects, or an object of lists.")
-    return Rows({"": array})
+        raise ValueError("it does not hold rows")
+    return {"": array}
 
 
 def _column(array: Array, name: str) -> Any:
@@ -158,15 +105,14 @@ def _content(value: Any, kind: str) -> bytes:
     if kind == "json":
         return f"{json.dumps(_plain(value))}\n".encode()
     sink = io.BytesIO()
-    if kind == "npy":
-        if not isinstance(value, np.ndarray):
-            raise ConfigError(f"a .npy file holds one array; received a {_title(value)}.")
+    arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
+    if kind == "npy" and isinstance(value, np.ndarray):
         np.save(sink, value, allow_pickle=False)
-    elif kind == "npz":
-        arrays = {str(i): one for i, one in enumerate(value)} if isinstance(value, tuple) else value
-        if not isinstance(arrays, Mapping) or not all(isinstance(one, np.ndarray) for one in arrays.values()):
-            raise ConfigError(f"a .npz file holds named arrays; received a {_title(value)}.")
+    elif kind == "npz" and isinstance(arrays, Mapping) and _are_arrays(arrays):
         np.savez(sink, **{str(name): one for name, one in arrays.items()})
+    elif kind in ("npy", "npz"):
+        holds = "one array" if kind == "npy" else "named arrays"
+        raise ConfigError(f"a .{kind} file holds {holds}; received a {_title(value)}.")
     elif kind == "jsonl":
         rows = _as_table(value, kind).to_pylist()
         return "".join(json.dumps(row, default=str) + "\n" for row in rows).encode()
@@ -176,21 +122,28 @@ def _content(value: Any, kind: str) -> bytes:
         try:
             pa.csv.write_csv(_flat(_as_table(value, kind)), sink)
         except pa.ArrowException as exc:
+            reason = first_line(exc).rstrip(".")
             raise ConfigError(
-                f"this table cannot be written as CSV: {_first(exc)}.\nHint: .parquet can hold it."
+                f"this table cannot be written as CSV: {reason}.\nHint: .parquet can hold it."
             ) from exc
     return sink.getvalue()
 
 
+def _are_arrays(arrays: Mapping[Any, Any]) -> bool:
+    return all(isinstance(one, np.ndarray) for one in arrays.values())
+
+
+def _title(value: Any) -> str:
+    return type(value).__qualname__.lower()
+
+
 def _as_table(value: Any, kind: str) -> pa.Table:
-    if isinstance(value, pa.Table):
-        return value
-    if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns"):
-        return pa.Table.from_pandas(value, preserve_index=False)
     if isinstance(value, np.ndarray) and value.ndim in (1, 2):
         columns = value[:, None] if value.ndim == 1 else value
         return pa.table({str(i): columns[:, i] for i in range(columns.shape[1])})
-    raise ConfigError(f"a .{kind} file holds a table; received a {_title(value)}.")
+    if not isinstance(value, pa.Table) and not hasattr(value, "iloc"):
+        raise ConfigError(f"a .{kind} file holds a table; received a {_title(value)}.")
+    return as_table(value)
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -210,20 +163,10 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, pa.Table):
-        return json.loads(json.dumps(value.to_pylist(), default=str))
-    if type(value).__module__.partition(".")[0] == "pandas":
-        return _plain(_as_table(value, "json"))
+    if isinstance(value, pa.Table) or hasattr(value, "iloc"):
+        return json.loads(json.dumps(as_table(value).to_pylist(), default=str))
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
         return {str(name): _plain(inside) for name, inside in value.items()}
     return [_plain(inside) for inside in value] if isinstance(value, list | tuple) else value
-
-
-def _title(value: Any) -> str:
-    return "table" if isinstance(value, pa.Table) else type(value).__qualname__
-
-
-def _first(error: BaseException) -> str:
-    return first_line(error).rstrip(".")

@@ -7,30 +7,27 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib import error, parse, request
 
-from kindler.cli.store import NAMES, add_store, opened
+from kindler.cli.store import NAMES, command, opened
 from kindler.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     from kindler.cli.files import Rows
 
-_FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
+FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
 _METHODS = ("predict", "predict_proba", "transform", "decision_function")
 _COLUMN = "prediction"
 _ARROW = "application/vnd.apache.arrow.stream"
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler predict`."""
-    parser = commands.add_parser("predict", help="predict the rows of a file with a stored model")
-    add = parser.add_argument
+    add = command(commands, "predict", "predict the rows of a file with a stored model", _predict)
     add("name", metavar="NAME", help=f"the model: {NAMES}")
     rows = "a .csv, .parquet, .json, .jsonl, .npy or .npz file; - reads standard input"
     add("--input", required=True, metavar="FILE", help=rows)
     result = "a .json, .csv, .jsonl, .parquet, .npy or .npz file; tables also get the columns of the input"
     add("--output", default="-", metavar="FILE", help=f"{result}; - prints JSON (default)")
-    add("--format", choices=_FORMATS, help="format of the input, if its name has no known extension")
+    add("--format", choices=FORMATS, help="format of the input, if its name has no known extension")
     method = "method of the model to call (default: %(default)s)"
     add("--method", choices=_METHODS, default="predict", help=method)
     add("--url", help="send the rows to this server instead of loading the model here")
@@ -38,8 +35,6 @@ def add_commands(commands: Any) -> None:
     timeout = "seconds to wait for the server (default: %(default)g)"
     add("--timeout-s", type=float, default=60.0, metavar="N", help=timeout)
     add("--trusted", action="store_true", help="allow models that can run code when they are loaded")
-    add_store(parser)
-    parser.set_defaults(run=_predict)
 
 
 def _predict(chosen: argparse.Namespace) -> int:
@@ -53,6 +48,7 @@ def _predict(chosen: argparse.Namespace) -> int:
 
 
 def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
+    from kindler.models.arrow_columns import columns_of
     from kindler.models.loaded import load
     from kindler.models.signature import fit, from_columns
 
@@ -63,12 +59,14 @@ def _computed(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
             f"{chosen.name} has no method {chosen.method}; available: {', '.join(predictor.methods)}."
         )
     signature = predictor.signature
-    inputs = rows.arrays if rows.table is None else from_columns(signature, rows.arrays)
+    inputs = rows if isinstance(rows, dict) else from_columns(signature, columns_of(rows))
     return predictor.call(fit(signature, inputs), chosen.method)
 
 
 def _requested(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     """The server's outputs; Arrow in both directions, so that no value is rounded."""
+    from urllib import error, parse, request
+
     import pyarrow as pa
 
     from kindler.cli.files import as_columns
@@ -82,7 +80,7 @@ def _requested(chosen: argparse.Namespace, rows: Rows) -> dict[str, Any]:
     url = f"{chosen.url.rstrip('/')}/api/v1/model/{name}/{chosen.method}?{query}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {chosen.url}: must start with http:// or https://.")
-    body = stream(rows.table if rows.table is not None else as_columns(rows.arrays))
+    body = stream(as_columns(rows) if isinstance(rows, dict) else rows)
     sent = request.Request(url, body, headers, method="PUT")
     try:
         with request.urlopen(sent, timeout=chosen.timeout_s) as reply:
@@ -105,29 +103,24 @@ def _message(body: bytes) -> str:
 
 def _shaped(outputs: dict[str, Any], rows: Rows, target: Path | None) -> Any:
     """The value to write: the outputs, and in a table the input's columns too."""
-    one = len(outputs) == 1
-    only = next(iter(outputs.values()))
-    kind = "json" if target is None else target.suffix.lower().removeprefix(".")
-    if kind == "json":
-        return {"predictions": only if one else outputs}
-    if kind == "npy":
-        return only if one else outputs
-    if kind == "npz":
-        return {_COLUMN: only} if one else outputs
-    return _joined({_COLUMN: only} if one else outputs, rows)
-
-
-def _joined(outputs: dict[str, Any], rows: Rows) -> Any:
     from kindler.cli.files import as_columns
 
-    predictions = as_columns(outputs)
-    if rows.table is None:
+    kind = "json" if target is None else target.suffix.lower().removeprefix(".")
+    only = next(iter(outputs.values())) if len(outputs) == 1 else None
+    if kind == "json":
+        return {"predictions": outputs if only is None else only}
+    if kind == "npy":
+        return outputs if only is None else only
+    named = outputs if only is None else {_COLUMN: only}
+    if kind == "npz":
+        return named
+    predictions = as_columns(named)
+    if isinstance(rows, dict):
         return predictions
-    table = rows.table
     for name in predictions.column_names:
-        if name in table.column_names:
+        if name in rows.column_names:
             raise ConfigError(
                 f"the input already has a column {name!r}.\nHint: .json output holds only the predictions."
             )
-        table = table.append_column(name, predictions.column(name))
-    return table
+        rows = rows.append_column(name, predictions.column(name))
+    return rows

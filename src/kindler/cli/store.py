@@ -7,9 +7,9 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kindler.errors import AlreadyExistsError, ConfigError, NotFoundError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kindler.omega import Omega
     from kindler.shelves.shelf import Shelf
     from kindler.store import Version
+
+Run: TypeAlias = Callable[[argparse.Namespace], int]
 
 NAMES = "a name, or one of its versions: NAME@3, NAME@tag, NAME^ (the one before the newest)"
 _GLOBS = "a name or a quoted glob: '*' matches within one part of a name, '**' across parts"
@@ -27,25 +29,24 @@ _FILES = {
 _TRUSTED = "allow objects that can run code when they are loaded"
 
 
-def add_store(parser: argparse.ArgumentParser, *, bucket: bool = True) -> None:
-    """Add the options that say which store, and which bucket of it."""
+def command(
+    commands: Any, name: str, what: str, run: Run, *, bucket: bool = True, **values: Any
+) -> Callable[..., Any]:
+    """Add a command that works on a store; returns what adds its arguments."""
+    parser = commands.add_parser(name, help=what)
+    parser.set_defaults(run=run, **values)
     where = "URL of the store (default: KINDLER_STORE, or ~/.local/share/kindler/store)"
     parser.add_argument("--store", metavar="URL", help=where)
     if bucket:
         which = "bucket of the store (default: %(default)s)"
         parser.add_argument("--bucket", default="default", metavar="NAME", help=which)
+    add: Callable[..., Any] = parser.add_argument
+    return add
 
 
 def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
-    """The shelves of the bucket.
-
-    Args:
-        chosen: The parsed command line.
-        make: Whether to create a missing store; otherwise a mistyped URL would become one.
-
-    Raises:
-        ConfigError: There is no store at the URL.
-    """
+    """The shelves of the bucket. A missing store is created only with `make`, or a mistyped URL would become
+    one."""
     from kindler.omega import Omega
     from kindler.store import Store
 
@@ -56,37 +57,22 @@ def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler models`, `kindler datasets` and `kindler store`."""
     for shelf in _FILES:
         parser = commands.add_parser(shelf, help=f"list, store, fetch, remove and tag {shelf}")
-        verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-        _add_ls(verbs.add_parser("ls", help=f"list {shelf}"), shelf)
-        _add_put(verbs.add_parser("put", help="store a file as the newest version of a name"), shelf)
-        _add_get(verbs.add_parser("get", help="write a version to a file or a folder"), shelf)
-        _add_rm(verbs.add_parser("rm", help="remove names with all their versions, or single versions"))
-        _add_tag(verbs.add_parser("tag", help="point a tag at a version, or show the tags of a name"))
-        if shelf == "models":
-            _add_split(
-                verbs.add_parser("split", help="divide an alias's requests among versions, or show how")
-            )
-        for verb in verbs.choices.values():
-            add_store(verb)
-            verb.set_defaults(shelf=shelf)
-    _add_upkeep(commands.add_parser("store", help="verify, sweep, compact and prune a store"))
+        _add_verbs(parser.add_subparsers(dest="verb", metavar="verb", required=True), shelf)
+    parser = commands.add_parser("store", help="verify, sweep, compact and prune a store")
+    _add_upkeep(parser.add_subparsers(dest="verb", metavar="verb", required=True))
 
 
-def _add_ls(parser: argparse.ArgumentParser, shelf: str) -> None:
-    add = parser.add_argument
+def _add_verbs(verbs: Any, shelf: str) -> None:
+    add = command(verbs, "ls", f"list {shelf}", _list, shelf=shelf)
     add("pattern", nargs="?", default="**", metavar="PATTERN", help=_GLOBS)
     add("--versions", action="store_true", help="list all versions, not only the newest")
     add("--kind", help=f"list only {shelf} of this kind")
     add("--hidden", action="store_true", help="also list names that begin with '.' or '_'")
     add("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_list)
 
-
-def _add_put(parser: argparse.ArgumentParser, shelf: str) -> None:
-    add = parser.add_argument
+    add = command(verbs, "put", "store a file as the newest version of a name", _put, shelf=shelf)
     add("file", type=Path, metavar="FILE", help=_FILES[shelf])
     add("name", metavar="NAME", help="the name, without a version")
     add("--tag", action="append", metavar="TAG", help="tag the new version; repeatable")
@@ -97,11 +83,8 @@ def _add_put(parser: argparse.ArgumentParser, shelf: str) -> None:
     if shelf == "datasets":
         modes = ["fail", "replace", "append"]
         add("--mode", choices=modes, default="fail", help="if the name exists (default: %(default)s)")
-    parser.set_defaults(run=_put)
 
-
-def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
-    add = parser.add_argument
+    add = command(verbs, "get", "write a version to a file or a folder", _get, shelf=shelf)
     add("name", metavar="NAME", help=NAMES)
     if shelf == "models":
         add("path", type=Path, metavar="PATH", help="a file for a model that is one file, else a new folder")
@@ -115,54 +98,46 @@ def _add_get(parser: argparse.ArgumentParser, shelf: str) -> None:
         add("--format", choices=["auto", "archive"], default="auto", help=formats)
     add("--force", action="store_true", help="overwrite an existing file")
     add("--trusted", action="store_true", help=_TRUSTED)
-    parser.set_defaults(run=_get)
 
+    add = command(verbs, "rm", "remove names, or single versions of them", _remove, shelf=shelf)
+    add("names", nargs="+", metavar="NAME", help=f"{NAMES}; or {_GLOBS}")
+    add("--force", action="store_true", help="do not fail if there is none")
 
-def _add_rm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="+", metavar="NAME", help=f"{NAMES}; or {_GLOBS}")
-    parser.add_argument("--force", action="store_true", help="do not fail if there is none")
-    parser.set_defaults(run=_remove)
+    add = command(verbs, "tag", "point a tag at a version, or show the tags of a name", _tag, shelf=shelf)
+    add("name", metavar="NAME", help=NAMES)
+    add("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
+    add("--remove", action="store_true", help="remove the tag instead")
+    if shelf != "models":
+        return
 
-
-def _add_tag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=NAMES)
-    parser.add_argument("tag", nargs="?", metavar="TAG", help="the tag; it moves if it exists")
-    parser.add_argument("--remove", action="store_true", help="remove the tag instead")
-    parser.set_defaults(run=_tag)
-
-
-def _add_split(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
+    add = command(
+        verbs, "split", "divide an alias's requests among versions, or show how", _split, shelf=shelf
+    )
+    add("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
     shares = {
         "--canary": "let this version answer a share of the requests, such as 4=0.1; repeatable",
         "--shadow": "mirror a share of the requests to this version; responses are discarded; repeatable",
     }
     for option, text in shares.items():
-        parser.add_argument(option, action="append", default=[], metavar="VERSION=SHARE", help=text)
-    parser.add_argument("--clear", action="store_true", help="send all requests to the alias's own version")
-    parser.set_defaults(run=_split)
+        add(option, action="append", default=[], metavar="VERSION=SHARE", help=text)
+    add("--clear", action="store_true", help="send all requests to the alias's own version")
 
 
-def _add_upkeep(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    verify = verbs.add_parser("verify", help="check all stored bytes against their hashes")
-    verify.set_defaults(run=_verify)
-    sweep = verbs.add_parser("sweep", help="remove the bytes of dropped versions and of killed processes")
+def _add_upkeep(verbs: Any) -> None:
+    command(verbs, "verify", "check all stored bytes against their hashes", _verify)
+    command(verbs, "compact", "give back the space of removed rows of the catalog", _compact)
+
+    add = command(verbs, "sweep", "remove the bytes of dropped versions and of killed processes", _sweep)
     grace = "leave bytes alone that were written in the last N seconds (default: %(default)g)"
-    sweep.add_argument("--grace-s", type=float, default=3600.0, metavar="N", help=grace)
-    sweep.set_defaults(run=_sweep)
-    compact = verbs.add_parser("compact", help="give back the space of removed rows of the catalog")
-    compact.set_defaults(run=_compact)
-    prune = verbs.add_parser("prune", help="remove old versions; the newest and tagged ones stay")
-    prune.add_argument("pattern", nargs="?", default="**", metavar="PATTERN", help="a quoted glob of names")
+    add("--grace-s", type=float, default=3600.0, metavar="N", help=grace)
+
+    add = command(verbs, "prune", "remove old versions; the newest and tagged ones stay", _prune)
+    add("pattern", nargs="?", default="**", metavar="PATTERN", help="a quoted glob of names")
     shelves = ["models", "datasets", "scripts"]
-    prune.add_argument("--shelf", choices=shelves, default="models", help="where (default: %(default)s)")
-    prune.add_argument("--keep", type=int, metavar="N", help="keep the newest N versions of each name")
-    prune.add_argument("--days", type=float, metavar="N", help="keep versions younger than N days")
-    prune.add_argument("--dry-run", action="store_true", help="only print what would be removed")
-    prune.set_defaults(run=_prune)
-    for verb in verbs.choices.values():
-        add_store(verb)
+    add("--shelf", choices=shelves, default="models", help="where (default: %(default)s)")
+    add("--keep", type=int, metavar="N", help="keep the newest N versions of each name")
+    add("--days", type=float, metavar="N", help="keep versions younger than N days")
+    add("--dry-run", action="store_true", help="only print what would be removed")
 
 
 def _list(chosen: argparse.Namespace) -> int:
@@ -255,35 +230,23 @@ def _get_model(shelf: Shelf, version: Version, path: Path, force: bool) -> None:
 def _get_dataset(shelf: Shelf, version: Version, chosen: argparse.Namespace) -> None:
     from kindler.cli.files import write
 
-    options: dict[str, Any] = {"trusted": chosen.trusted}
-    if version.kind == "parquet":
-        options["as_"] = "arrow"
+    target = None if chosen.path == "-" else _free(Path(chosen.path), chosen.force)
+    if version.kind == "tfrecord" and target is not None and target.suffix in (".tfrecord", ".tfrecords"):
+        with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder, target.open("wb") as file:
+            copied = shelf.get(str(version), local=Path(folder) / "files")
+            for part in sorted(copied.iterdir()):  # one after the other, they are a file of records
+                file.write(part.read_bytes())
+        return
+    options: dict[str, Any] = {"as_": "arrow"} if version.kind in ("parquet", "tfrecord") else {}
     if chosen.columns:
         options["columns"] = chosen.columns.split(",")
-    target = None if chosen.path == "-" else _free(Path(chosen.path), chosen.force)
-    if version.kind == "tfrecord":
-        _get_records(shelf, version, target)
-        return
-    write(shelf.get(str(version), **options), target)
-
-
-def _get_records(shelf: Shelf, version: Version, target: Path | None) -> None:
-    """Parts one after the other: so a file of records is a file of records."""
-    from kindler.cli.files import write
-
-    if target is None or target.suffix not in (".tfrecord", ".tfrecords"):
-        write(shelf.get(str(version), as_="arrow"), target)
-        return
-    with tempfile.TemporaryDirectory(prefix="kindler-get-") as folder, target.open("wb") as file:
-        copied = shelf.get(str(version), local=Path(folder) / "files")
-        for part in sorted(copied.iterdir()):
-            file.write(part.read_bytes())
+    write(shelf.get(str(version), trusted=chosen.trusted, **options), target)
 
 
 def _remove(chosen: argparse.Namespace) -> int:
     shelf = _shelf(chosen)
-    wanted = [name for pattern in chosen.names for name in _matching(shelf, pattern, chosen.force)]
-    for name in wanted:
+    names = [name for pattern in chosen.names for name in _matching(shelf, pattern, chosen.force)]
+    for name in names:
         for number in shelf.drop(name, force=chosen.force):
             print(f"{name.partition('@')[0].rstrip('^')}@{number}")
     return 0
@@ -335,7 +298,6 @@ def _shelf(chosen: argparse.Namespace) -> Shelf:
 
 
 def _matching(shelf: Shelf, pattern: str, force: bool) -> Sequence[str]:
-    """The names that a glob means; anything else is a name."""
     if not set("*?[") & set(pattern):
         return [pattern]
     names = shelf.list(pattern, hidden=True)
@@ -393,7 +355,7 @@ def _compact(chosen: argparse.Namespace) -> int:
 
 def _prune(chosen: argparse.Namespace) -> int:
     if chosen.keep is None and chosen.days is None:
-        raise ConfigError("prune needs --keep or --days, to say what stays.")
+        raise ConfigError("prune needs --keep or --days, or both: the versions to keep.")
     shelf = getattr(opened(chosen), chosen.shelf)
     for name in shelf.prune(chosen.pattern, keep=chosen.keep, days=chosen.days, dry_run=chosen.dry_run):
         print(name)
