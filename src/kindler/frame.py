@@ -11,7 +11,7 @@ import io
 import json
 import secrets
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -61,16 +61,26 @@ def to_bytes(kind: str, /, *buffers: Piece, **fields: Any) -> bytes:
     return b"".join(_frame(kind, fields, [memoryview(buffer).cast("B") for buffer in buffers]))
 
 
-def from_bytes(data: bytes) -> Frame:
-    """Inverse of `to_bytes`; the buffers are copies."""
-    _, length = _HEADER.unpack_from(data)
-    start = _HEADER.size + length
-    header = json.loads(data[_HEADER.size : start])
+def from_bytes(data: Piece, check_header: Callable[[bytes], bytes] = bytes) -> Frame:
+    """Inverse of `to_bytes`; the buffers are copies. Raises ValueError for anything else. `check_header` sees
+    the header before it is parsed."""
+    try:
+        magic, length = _HEADER.unpack_from(data)
+        start = _HEADER.size + length
+        header = json.loads(check_header(bytes(data[_HEADER.size : start])))
+        kind, fields, sizes = header["kind"], header["fields"], header["sizes"]
+    except (struct.error, KeyError, TypeError, RecursionError) as exc:
+        raise ValueError(f"no header of a frame: {exc}") from exc
+    is_sized = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    if magic != _MAGIC or not (isinstance(kind, str) and isinstance(fields, dict) and is_sized):
+        raise ValueError("no header of a frame")
+    if start + sum(sizes) != len(data):
+        raise ValueError("the header does not match the buffers")
     buffers = []
-    for size in header["sizes"]:
-        buffers.append(data[start : start + size])
+    for size in sizes:
+        buffers.append(bytes(data[start : start + size]))
         start += size
-    return Frame(header["kind"], header["fields"], tuple(buffers))
+    return Frame(kind, fields, tuple(buffers))
 
 
 def _frame(kind: str, fields: dict[str, Any], views: Sequence[memoryview], bulk: str = "") -> list[Piece]:

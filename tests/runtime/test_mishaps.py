@@ -113,6 +113,20 @@ def test_items_that_are_no_messages_are_dropped_and_the_worker_goes_on(om: Omega
     assert om.runtime.load().workers == 2
 
 
+def test_what_is_compressed_is_not_unpacked(
+    om: Omega, broker: Broker | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broker is None:
+        pytest.skip("no broker, no messages of others")
+    script = om.runtime.options(trusted=True).script("echo")
+    with monkeypatch.context() as patch:
+        patch.setattr(brokers, "publish", functools.partial(brokers.publish, compression="zlib"))
+        compressed = script.run(1)
+    with pytest.raises(BrokerError, match="cannot read the task: not a frame"):
+        compressed.get(WAIT_S)
+    assert script.run(2).get(WAIT_S) == [[2], {}]
+
+
 def test_a_result_that_cannot_be_sent_is_an_error_and_the_task_is_not_run_again(
     om: Omega, redis: Any, meeting: Meeting, tmp_path: Path
 ) -> None:

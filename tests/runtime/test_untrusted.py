@@ -19,20 +19,20 @@ from kindler import Omega, sandbox
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, UntrustedError, WorkerLostError
 from kindler.frame import ChannelClosed, Frame, _frame
+from kindler.runtime import value_codec
+from kindler.runtime.broker import LargeMessages
 from kindler.runtime.engine import open_engine, without_trust
-from kindler.runtime.executor import Executor
-from kindler.runtime.large_messages import LargeMessages
+from kindler.runtime.executor import Executor, _reported
 from kindler.runtime.local import LocalEngine, Log
 from kindler.runtime.messages import Task
-from kindler.runtime.worker import _reported
 
 DATA = [[0.1], [0.2]]
 
 
 def task(verb: str = "fit", *args: Any, name: str = "net", trusted: bool = True, **options: Any) -> Task:
-    arguments = [list(args) or [DATA, [0, 1]], options]
+    buffers = value_codec.encode([list(args) or [DATA, [0, 1]], options])
     return Task(
-        id="t", shelf="models", bucket="default", name=name, verb=verb, arguments=arguments, trusted=trusted
+        id="t", shelf="models", bucket="default", name=name, verb=verb, buffers=buffers, trusted=trusted
     )
 
 
@@ -117,8 +117,9 @@ def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, t
         sys.exit(3)
 
     om.scripts.put(leave, "leave")
+    buffers = value_codec.encode([[], {}])
     asked = Task(
-        id="t", shelf="scripts", bucket="default", name="leave", verb="run", arguments=[[], {}], trusted=True
+        id="t", shelf="scripts", bucket="default", name="leave", verb="run", buffers=buffers, trusted=True
     )
     report = _reported(Executor(om.store.url), asked, Log(tmp_path))
     assert report.error is not None
@@ -222,7 +223,7 @@ def test_the_server_trusts_its_own_workers_no_more_than_itself(monkeypatch: pyte
     assert without_trust("redis://host/0") == "redis://host/0"
     engine = open_engine("/nowhere", without_trust("local://?workers=2"))
     assert isinstance(engine, LocalEngine)
-    assert (engine.workers, engine._trusted) == (2, False)
+    assert (engine.workers, engine._order["trusted"]) == (2, False)
     with pytest.raises(ConfigError, match="invalid engine URL"):
         open_engine("/nowhere", "local://?trusted=yes")
 

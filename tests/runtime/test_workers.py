@@ -14,6 +14,7 @@ from runtime_servers import Broker, Meeting, X
 
 from kindler import Omega
 from kindler.errors import BrokerError, ConfigError, MissingExtraError, UntrustedError
+from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.messages import Task
 
@@ -123,8 +124,8 @@ def test_workers_die_with_their_owner(store: str, meeting: Meeting) -> None:
 
 def test_a_model_is_loaded_once_and_the_least_used_one_goes(store: str) -> None:
     def task(name: str) -> Task:
-        arguments = [[[[0.1]]], {}]
-        return Task(id="t", shelf="models", bucket="default", name=name, verb="predict", arguments=arguments)
+        buffers = value_codec.encode([[[[0.1]]], {}])
+        return Task(id="t", shelf="models", bucket="default", name=name, verb="predict", buffers=buffers)
 
     om = Omega(store)
     om.models.put(om.models.get("net"), "other")

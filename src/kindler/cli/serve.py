@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
-from kindler.cli.store import add_store
+from kindler.cli.store import command
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.store.urls import default_url
 
 _LIMITS = (
     ("batch-rows", int, "maximum rows in one call of a model"),
@@ -32,15 +33,19 @@ _OF_SERVER = ("fastapi", "uvicorn", "orjson", "prometheus_client", "sqlalchemy",
 
 
 def add_commands(commands: Any) -> None:
-    """Add `kindler serve`, `kindler keys` and `kindler worker`."""
-    _add_serve(commands.add_parser("serve", help="serve the models of a store over HTTP"))
-    _add_keys(commands.add_parser("keys", help="create, list and remove the API keys of a store"))
-    _add_worker(commands.add_parser("worker", help="run the tasks of a broker: predict, fit, scripts"))
+    _add_serve(command(commands, "serve", "serve the models of a store over HTTP", _serve, bucket=False))
+    parser = commands.add_parser("keys", help="create, list and remove the API keys of a store")
+    _add_keys(parser.add_subparsers(dest="verb", metavar="verb", required=True))
+    what = "run the tasks of a broker: predict, fit, scripts"
+    add = command(commands, "worker", what, _work, bucket=False)
+    add("--broker", metavar="URL", help="redis://host/0 or amqp://user@host// (default: KINDLER_BROKER)")
+    label = "take tasks that require this label; repeatable (default: 'default')"
+    add("--label", action="append", metavar="NAME", help=label)
+    add("--workers", type=int, metavar="N", help="concurrent tasks (default: one per core, up to 4)")
+    add("--trusted", action="store_true", help="allow functions and pickles of the store to run")
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_store(parser, bucket=False)
-    add = parser.add_argument
+def _add_serve(add: Callable[..., Any]) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port; 0 picks a free one (default: %(default)s)")
     broker = "broker that runs tasks (default: KINDLER_BROKER, or this machine)"
@@ -48,7 +53,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--model", help="model that /invocations uses")
     add("--trusted", action="store_true", help="allow models and scripts that can run code of the store")
     alone = "model whose requests are never batched together; repeatable"
-    add("--alone", metavar="NAME", action="append", default=[], help=alone)
+    add("--alone", metavar="NAME", action="append", help=alone)
     isolation = "run models in processes of their own, or in the server's (default: %(default)s)"
     add("--isolation", choices=["process", "none"], default="process", help=isolation)
     processes = "maximum processes of one model; auto chooses by the cores (default: auto)"
@@ -63,20 +68,17 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--tls-key", metavar="FILE", help="its private key in PEM format")
     add("--tls-client-ca", metavar="FILE", help="demand client certificates that this authority signed")
     cors = "let web pages of this origin use the server, such as https://shop.example; repeatable"
-    add("--cors-origin", metavar="ORIGIN", action="append", default=[], help=cors)
+    add("--cors-origin", dest="cors_origins", metavar="ORIGIN", action="append", help=cors)
     add("--access-log", metavar="FILE", help="write a JSON line per request; - is stderr")
     add("--audit-log", metavar="FILE", help="write a JSON line per change and rejected key; - is stderr")
     level = "least level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)"
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=level)
     form = "format of the server's own messages on stderr (default: %(default)s)"
     add("--log-format", choices=["text", "json"], default="text", help=form)
-    parser.set_defaults(run=_serve)
 
 
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    adding = verbs.add_parser("add", help="create a key and print it once")
-    add = adding.add_argument
+def _add_keys(verbs: Any) -> None:
+    add = command(verbs, "add", "create a key and print it once", _add, bucket=False)
     scopes = ["read", "predict", "write", "admin"]
     add("--scope", action="append", required=True, choices=scopes, help="what the key allows; repeatable")
     add("--note", default="", help="a note on what it is for")
@@ -85,23 +87,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     for shelf in ("model", "dataset", "script"):
         only = f"restrict the key to {shelf}s matching GLOB (closes unlisted shelves); repeatable"
         add(f"--{shelf}", action="append", default=[], metavar="GLOB", help=only)
-    listing = verbs.add_parser("ls", help="list the keys, without their secrets")
-    removing = verbs.add_parser("rm", help="remove a key")
-    removing.add_argument("id", help="id of the key, as `ls` prints it")
-    for verb, run in ((adding, _add), (listing, _list), (removing, _remove)):
-        add_store(verb, bucket=False)
-        verb.set_defaults(run=run)
-
-
-def _add_worker(parser: argparse.ArgumentParser) -> None:
-    add_store(parser, bucket=False)
-    add = parser.add_argument
-    add("--broker", metavar="URL", help="redis://host/0 or amqp://user@host// (default: KINDLER_BROKER)")
-    label = "take tasks that require this label; repeatable (default: 'default')"
-    add("--label", action="append", metavar="NAME", help=label)
-    add("--workers", type=int, metavar="N", help="concurrent tasks (default: one per core, up to 4)")
-    add("--trusted", action="store_true", help="allow functions and pickles of the store to run")
-    parser.set_defaults(run=_work)
+    command(verbs, "ls", "list the keys, without their secrets", _list, bucket=False)
+    add = command(verbs, "rm", "remove a key", _remove, bucket=False)
+    add("id", help="id of the key, as `ls` prints it")
 
 
 def _count(text: str) -> int | None:
@@ -127,21 +115,12 @@ def _serve(chosen: argparse.Namespace) -> int:
         from kindler.serve.settings import ServeSettings, Tls
     except ModuleNotFoundError as exc:
         raise _lacking(exc) from exc
-    names = [name.replace("-", "_") for name, *_ in _LIMITS]
-    limits = {name: getattr(chosen, name) for name in names if getattr(chosen, name) is not None}
-    settings = ServeSettings(
-        model=chosen.model,
-        trusted=chosen.trusted,
-        alone=tuple(chosen.alone),
-        access_log=chosen.access_log,
-        audit_log=chosen.audit_log,
-        log_level=chosen.log_level,
-        cors_origins=tuple(chosen.cors_origin),
-        isolation=chosen.isolation,
-        processes=chosen.processes,
-        **_devices(chosen.device),
-        **limits,
-    )
+    options: dict[str, Any] = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in fields(ServeSettings)
+        if (value := getattr(chosen, field.name, None)) is not None
+    }
+    settings = ServeSettings(**{**options, **_devices(chosen.device)})
     if (chosen.tls_cert is None) != (chosen.tls_key is None) or (
         chosen.tls_client_ca and not chosen.tls_cert
     ):
@@ -191,6 +170,7 @@ def _remove(chosen: argparse.Namespace) -> int:
 def _keys(chosen: argparse.Namespace) -> Any:
     try:
         from kindler.store.keys import Keys
+        from kindler.store.urls import default_url
     except ModuleNotFoundError as exc:
         raise _lacking(exc) from exc
     return Keys(chosen.store or default_url(os.environ))
@@ -204,24 +184,17 @@ def _lacking(error: ModuleNotFoundError) -> Exception:
 
 
 def _work(chosen: argparse.Namespace) -> int:
-    from kindler.runtime.engine import default_broker
+    from kindler.runtime.engine import default_broker, needing_broker
+    from kindler.store.urls import default_url
 
     broker = chosen.broker or default_broker(os.environ)
     if broker is None:
         raise ConfigError("no broker.\nHint: pass --broker redis://host/0, or set KINDLER_BROKER.")
     if chosen.workers is not None and chosen.workers < 1:
         raise ConfigError(f"--workers {chosen.workers}: must be at least 1.")
-    try:
-        from kindler.runtime.broker_worker import run_worker
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "kombu":
-            raise
-        raise MissingExtraError(what="kindler worker", package="kombu", extra="broker") from exc
-    return run_worker(
-        chosen.store or default_url(os.environ),
-        broker,
-        labels=tuple(chosen.label or ("default",)),
-        workers=chosen.workers,
-        trusted=chosen.trusted,
-        say=lambda line: print(line, flush=True),
-    )
+    with needing_broker("kindler worker"):
+        from kindler.runtime.broker_worker import Worker
+    store, labels = chosen.store or default_url(os.environ), chosen.label or ["default"]
+    worker = Worker(store, broker, labels=labels, workers=chosen.workers, trusted=chosen.trusted)
+    worker.run(lambda line: print(line, flush=True))
+    return 0

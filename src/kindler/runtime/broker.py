@@ -2,7 +2,8 @@
 
 A task waits in the queue of its label until a worker takes it (`broker_worker.py`, which `kindler worker`
 starts). A client has one queue for the reports on all its tasks. Commands to all workers (`load`, `cancel`)
-are broadcast by kombu's mailbox. Also here is what both sides share: the queues, and connections.
+are broadcast by kombu's mailbox. Messages too large for a broker go through the store. Also here is what both
+sides share: the queues, connections and large messages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -24,11 +26,14 @@ import kombu
 import kombu.exceptions
 import kombu.pidbox
 import kombu.pools
+import numpy as np
 
 from kindler.errors import BrokerError, ConfigError, FrameError, StoreError, TaskCancelledError
+from kindler.frame import Frame
 from kindler.runtime.engine import Listener, Load
-from kindler.runtime.large_messages import LARGEST_BYTES, LargeMessages
-from kindler.runtime.messages import Report, Task
+from kindler.runtime.messages import Report, Task, pack, unpack
+from kindler.shelves.datasets import Datasets
+from kindler.store import Address, Store
 
 REPLIES = "kindler.reply."  # and a name of the client's own
 REPLIES_KEPT_S = 3600.0  # after the last use
@@ -43,6 +48,9 @@ _ANSWER_S = 30.0  # of a broker
 _ANSWERS_S = 0.5  # how long to collect answers: nobody knows how many workers there are
 _LOAD_KEPT_S = 2.0
 _MOST_DROPPED = 100  # items in a row that are no messages, after which the connection is suspected
+_LARGEST_BYTES = 1 << 20  # of a message that goes through the broker
+_FOLDER = ".runtime"  # of larger ones, in the store
+_LARGE_KEPT = timedelta(days=1)
 _MOST_CONNECTIONS = 10
 _NO_ROUTE = 312  # of AMQP
 _CONNECTING = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
@@ -75,20 +83,21 @@ class Broker:
 
     def connection(self, heartbeat_s: float = 0.0) -> Any:
         options: dict[str, Any] = {"connect_timeout": _CONNECT_S, "heartbeat": heartbeat_s}
-        if not self.is_redis:
-            # Otherwise messages sent over a connection that the other side has closed are lost silently.
-            return kombu.Connection(self._url, transport_options={"confirm_publish": True}, **options)
         if self.kind == "rediss" and "ssl_" not in self._url:
             options["ssl"] = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-        # Redis knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
-        options["transport_options"] = {
-            "socket_connect_timeout": _CONNECT_S,
-            "socket_timeout": _ANSWER_S,
-            "visibility_timeout": self.lease_s,
-            "unacked_restore_throttle": max(1, round(self.lease_s / 3 / LOOK_S)),
-            "unacked_mutex_expire": self.lease_s,  # of a worker that dies while it gives tasks back
-        }
-        return kombu.Connection(self._url, transport="kindler.runtime.redis_transport:Transport", **options)
+        # Or messages sent to RabbitMQ over a connection that it has closed are lost silently.
+        options["transport_options"] = {"confirm_publish": True}
+        if self.is_redis:
+            # It knows of no connection that broke: a task whose lease is not renewed goes back to its queue.
+            options["transport_options"] = {
+                "socket_connect_timeout": _CONNECT_S,
+                "socket_timeout": _ANSWER_S,
+                "visibility_timeout": self.lease_s,
+                "unacked_restore_throttle": max(1, round(self.lease_s / 3 / LOOK_S)),
+                "unacked_mutex_expire": self.lease_s,  # of a worker that dies while it gives tasks back
+            }
+        transport = "Redis" if self.is_redis else self.kind.capitalize()
+        return kombu.Connection(self._url, transport=f"kindler.runtime.transports:{transport}", **options)
 
     @functools.cached_property
     def errors(self) -> tuple[type[BaseException], ...]:
@@ -112,25 +121,19 @@ def is_unroutable(exc: BaseException) -> bool:
 
 
 def content_of(message: Any) -> bytes:
-    """The content of a message.
-
-    Raises:
-        FrameError: No client or worker of ours can have sent it.
-    """
+    """The content of a message; raises FrameError if no client or worker of ours can have sent it."""
     if message.content_type != _CONTENT_TYPE:
         raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}.")
-    if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * LARGEST_BYTES:
-        raise FrameError(f"unexpected body, or one of more than {2 * LARGEST_BYTES} bytes.")
+    if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * _LARGEST_BYTES:
+        raise FrameError(f"unexpected body, or one of more than {2 * _LARGEST_BYTES} bytes.")
     return bytes(message.body)
 
 
 class Link:
     """A connection to the broker that consumes, and is made again after it was lost. Of one thread.
 
-    Args:
-        broker: The broker.
-        consume: Called with a new channel; starts and returns its consumer.
-        heartbeat_s: How often RabbitMQ gets a sign of life; `drain` must be called as often.
+    `consume` is called with a new channel, and starts and returns its consumer. RabbitMQ gets a sign of life
+    every `heartbeat_s`; `drain` must be called as often.
     """
 
     def __init__(self, broker: Broker, consume: Callable[[Any], Any], heartbeat_s: float = 0.0) -> None:
@@ -138,7 +141,7 @@ class Link:
         self._consume = consume
         self._heartbeat_s = heartbeat_s
         self._producer: Any = None
-        self._dropped = 0
+        self._dropped = self._failures = 0
         self.connection: Any = None
         self.channel: Any = None
         self.consumer: Any = None
@@ -150,7 +153,6 @@ class Link:
         return self.connection is not None and bool(self.connection.connected)
 
     def open(self) -> None:
-        """Connect, if necessary."""
         if self.is_open:
             return
         self.close()
@@ -196,6 +198,21 @@ class Link:
                 producer.channel.close()  # what still comes over it is about this message
             raise
 
+    def turn(self, work: Callable[[], None], stop: threading.Event) -> None:
+        """One turn of a thread's loop: do what is due, then receive. A lost connection is made again in the
+        next turn."""
+        try:
+            work()
+            self.open()
+            self._failures = 0
+            self.drain(LOOK_S)
+        except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and tasks must not be lost
+            self._failures += 1
+            pause_s = min(0.5 * self._failures, 5.0)
+            _log.warning("lost the connection to the broker, reconnecting in %g s: %s", pause_s, exc)
+            self.close()
+            stop.wait(pause_s)
+
     def close(self) -> None:
         """Disconnect; RabbitMQ gives what was not acknowledged to others."""
         connection, self.connection, self._producer = self.connection, None, None
@@ -226,12 +243,7 @@ class _PendingTask:
 
 
 class BrokerEngine:
-    """Runs tasks on the workers of a broker. See `Engine`.
-
-    Args:
-        store: The store's URL; workers have the same one.
-        broker: The broker's URL.
-    """
+    """Runs tasks on the workers of a broker, which have the same store."""
 
     def __init__(self, store: str, broker: str) -> None:
         self._broker = Broker(broker)
@@ -251,11 +263,6 @@ class BrokerEngine:
         self._load: tuple[float, Load] | None = None
 
     def submit(self, task: Task, listen: Listener) -> None:
-        """See `Engine`.
-
-        Raises:
-            BrokerError: The broker cannot be reached.
-        """
         if self._stop.is_set():
             raise TaskCancelledError("the runtime is closed.")
         pending = _PendingTask(task, listen, self._messages.pack(task.frame(), task.id))
@@ -275,11 +282,14 @@ class BrokerEngine:
                 self._thread.start()
 
     def cancel(self, task_id: str) -> None:
-        """See `Engine`. Asks the workers to cancel the task, and ignores what they still report of it."""
-        self._abandon(task_id, lambda task: Report.cancelled(f"{task} was cancelled."))
+        """Ask the workers to cancel the task, and ignore what they still report of it."""
+        with self._lock:
+            pending = self._pending.get(task_id)
+        if pending is not None:
+            self._abandon(task_id, Report.cancelled(f"{pending.task} was cancelled."))
 
     def load(self) -> Load:
-        """See `Engine`. The answer is cached for a moment."""
+        """The load; the answer is cached for a moment."""
         now = time.monotonic()
         if self._load is not None and now - self._load[0] < _LOAD_KEPT_S:
             return self._load[1]
@@ -299,7 +309,6 @@ class BrokerEngine:
         return self._load[1]
 
     def close(self) -> None:
-        """See `Engine`."""
         self._stop.set()
         with self._lock:
             names = list(self._pending)
@@ -335,13 +344,13 @@ class BrokerEngine:
                 retry_policy=_PUBLISHING,
             )
 
-    def _abandon(self, task_id: str, report: Callable[[Task], Report]) -> None:
+    def _abandon(self, task_id: str, report: Report) -> None:
         """End a task here, ask the workers to do so, and take its message out of the store."""
         with self._lock:
             pending = self._pending.pop(task_id, None)
         if pending is None:
             return
-        pending.listen(report(pending.task))
+        pending.listen(report)
         try:
             with self._broker.connection() as connection:
                 connection.ensure_connection(**_PUBLISHING)
@@ -368,15 +377,7 @@ class BrokerEngine:
                 if not self._pending or self._stop.is_set():
                     self._thread = None
                     return
-            try:
-                self._give_up()
-                self._link.open()
-                self._link.drain(LOOK_S)
-                self._look_for_missing()
-            except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and tasks must not be lost
-                _log.warning("lost the connection to the broker, reconnecting: %s", exc)
-                self._link.close()
-                self._stop.wait(LOOK_S)
+            self._link.turn(self._find_lost, self._stop)
 
     def _consume(self, channel: Any) -> Any:
         consumer = kombu.Consumer(channel, [self.replies], on_message=self._receive, no_ack=True)
@@ -405,34 +406,29 @@ class BrokerEngine:
                 del self._pending[task_id]
         pending.listen(report)
 
-    def _give_up(self) -> None:
-        """Fail the tasks without a report for too long."""
-        now = time.monotonic()
-        with self._lock:
-            overdue = [name for name, pending in self._pending.items() if pending.deadline < now]
-        for name in overdue:
-            self._abandon(name, lambda task: Report.failed(_overdue(task)))
-
-    def _look_for_missing(self) -> None:
-        """Send tasks again that a worker of Redis took from the queue without a report.
-
-        It was stopped, or lost, before it could note that it has them; only the client can miss them then.
-        RabbitMQ itself notices a worker that gives no sign of life.
+    def _find_lost(self) -> None:
+        """Fail the tasks without a report for too long. Send tasks again that a worker of Redis took from the
+        queue without a report: it was stopped, or lost, before it could note that it has them, and only the
+        client can miss them. RabbitMQ itself notices a worker that gives no sign of life.
         """
         now, lease_s = time.monotonic(), self._broker.lease_s
+        with self._lock:
+            pending = list(self._pending.values())
+        for one in pending:
+            if one.deadline < now:
+                self._abandon(one.task.id, Report.failed(_overdue(one.task)))
         if not self._broker.is_redis or now - self._looked < lease_s / 3:
             return
         self._looked = now
-        with self._lock:
-            silent = [pending for pending in self._pending.values() if not pending.taken]
-        sizes = {label: self._waiting({label}) for label in {pending.task.label for pending in silent}}
-        for pending in silent:
-            if sizes[pending.task.label]:
-                pending.missing_since = None  # it may be among those that wait
-            elif pending.missing_since is None:
-                pending.missing_since = now
-            elif now - pending.missing_since > lease_s:
-                self._send_again(pending)
+        silent = [one for one in pending if not one.taken and one.deadline >= now]
+        sizes = {label: self._waiting({label}) for label in {one.task.label for one in silent}}
+        for one in silent:
+            if sizes[one.task.label]:
+                one.missing_since = None  # it may be among those that wait
+            elif one.missing_since is None:
+                one.missing_since = now
+            elif now - one.missing_since > lease_s:
+                self._send_again(one)
 
     def _send_again(self, pending: _PendingTask) -> None:
         task, pending.missing_since = pending.task, None
@@ -444,7 +440,7 @@ class BrokerEngine:
             f"{task} was sent {pending.sends} times, and no worker that took it gave a sign of life.\n"
             "Hint: a worker may be stopped, or hang; more attempts: runtime.options(max_retries=...)."
         )
-        self._abandon(task.id, lambda _: Report.failed(error))
+        self._abandon(task.id, Report.failed(error))
 
 
 def _unreachable(exc: BaseException) -> BrokerError:
@@ -459,3 +455,75 @@ def _overdue(task: Task) -> BrokerError:
         f"{task} was abandoned: no worker reported on it for {task.wait_s + task.timeout_s:g} s.\n"
         f"Hint: start a worker with `kindler worker{label}`, or wait longer: runtime.options(wait_s=...)."
     )
+
+
+class LargeMessages:
+    """Packs and unpacks frames; those too large for a broker go through the store, as hidden datasets that
+    their reader deletes, or any worker after a day. The broker then carries a frame of kind "parcel" that
+    names the dataset. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def pack(self, frame: Frame, name: str) -> bytes:
+        """A frame as a message; `name` identifies it in the store."""
+        content = pack(frame)
+        if len(content) <= _LARGEST_BYTES:
+            return content
+        self._shelf().put(np.frombuffer(content, np.uint8), f"{_FOLDER}/{name}", mode="replace")
+        return pack(Frame("parcel", {"name": name}))
+
+    def unpack(self, content: bytes) -> Frame:
+        """The frame of a message; raises FrameError, and NotFoundError if it is no longer in the store."""
+        frame = unpack(content)
+        if frame.kind != "parcel":
+            return frame
+        inside = self._shelf().get(_stored_name(frame))
+        if not isinstance(inside, np.ndarray) or inside.dtype != np.uint8:
+            raise FrameError("a message in the store is not an array of bytes.")
+        return unpack(np.ascontiguousarray(inside).reshape(-1).data)
+
+    def drop(self, content: bytes) -> None:
+        """Delete the content of a message from the store, if it is there; after the last read."""
+        try:
+            frame = unpack(content)
+            if frame.kind == "parcel":
+                self._forget(_stored_name(frame))
+        except FrameError:
+            pass  # not one of ours
+        except (StoreError, OSError) as exc:
+            _log.warning("could not delete a large message, which is tried again after a day: %s", exc)
+
+    def drop_old(self) -> None:
+        """Delete messages that were not deleted by a reader."""
+        limit = datetime.now(timezone.utc) - _LARGE_KEPT
+        try:
+            for version in self._shelf().newest(f"{_FOLDER}/*", hidden=True):
+                if version.created < limit:
+                    self._forget(version.name)
+        except (StoreError, OSError) as exc:
+            _log.warning("could not delete large messages that were never read: %s", exc)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+
+    def _forget(self, name: str) -> None:
+        shelf = self._shelf()
+        shelf.store.forget(Address(shelf.bucket, shelf.shelf, name))
+
+    def _shelf(self) -> Datasets:
+        with self._lock:
+            if self._store is None:
+                self._store = Store.open(self._url)
+            return Datasets(self._store, "default")
+
+
+def _stored_name(frame: Frame) -> str:
+    name = frame.fields.get("name")
+    if not isinstance(name, str) or not name.replace("-", "").isalnum():
+        raise FrameError("a message in the store has no valid name.")
+    return f"{_FOLDER}/{name}"

@@ -7,7 +7,6 @@ report was sent. If this program dies, the broker delivers the task to another w
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -30,12 +29,12 @@ from kindler.runtime.broker import (
     MAILBOX,
     REPLIES,
     Broker,
+    LargeMessages,
     Link,
     content_of,
     is_unroutable,
     task_queue,
 )
-from kindler.runtime.large_messages import LargeMessages
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import Report, Task, pack
 
@@ -49,76 +48,51 @@ _MOST_REFUSED = 4  # times that a reply is refused by a broker that is there
 _LAST_TRIES = 10  # to send a reply, of a worker that is to stop
 
 
-def run_worker(
-    store: str,
-    broker: str,
-    *,
-    labels: Sequence[str] = ("default",),
-    workers: int | None = None,
-    trusted: bool = False,
-    say: Callable[[str], None] = _log.info,
-) -> int:
-    """Run tasks until the program gets SIGINT or SIGTERM, and those to their end; returns its exit status.
-
-    Args:
-        store: The store's URL.
-        broker: The broker's URL.
-        labels: The labels of the tasks to take.
-        workers: Tasks to run at a time; None is one per core, at most four.
-        trusted: Whether tasks that request it may run functions and pickles of the store.
-        say: Called with a line of text when the worker is ready.
-    """
-    lacking = None if trusted else sandbox.unavailable_reason()
-    if lacking is not None:
-        _log.warning(
-            "sandboxing is unavailable: %s. Only those of scikit-learn and PyTorch are called.\nHint:"
-            " --trusted calls all of them, if you trust everybody who can write to the store.",
-            lacking,
-        )
-    engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
-    worker = _Worker(Broker(broker), engine, LargeMessages(store), labels)
-
-    def stop(*_: Any) -> None:
-        worker.stopping.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # a second signal does not wait for tasks
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    worker.run(say)
-    return 0
-
-
-class _Worker:
-    """What the slots share, and the commands of clients.
+class Worker:
+    """Runs the tasks of a broker: what the slots share, and the commands of clients.
 
     A task may come more than once: the broker, or the connection to it, was lost before it was acknowledged.
     So `running` and `finished` have the ids of tasks.
     """
 
     def __init__(
-        self, broker: Broker, engine: LocalEngine, messages: LargeMessages, labels: Sequence[str]
+        self, store: str, broker: str, *, labels: Sequence[str], workers: int | None, trusted: bool
     ) -> None:
-        self.broker = broker
-        self.engine = engine
-        self.messages = messages
+        self.broker = Broker(broker)
+        self.engine = LocalEngine(store, workers=workers, trusted=trusted, labels=tuple(labels))
+        self.messages = LargeMessages(store)
         self.labels = list(labels)
         self.stopping = threading.Event()
         self.running: dict[str, threading.Event] = {}
         self.finished: OrderedDict[str, None] = OrderedDict()
-        self.pool = ThreadPoolExecutor(engine.workers, thread_name_prefix="kindler-task")
+        self.pool = ThreadPoolExecutor(self.engine.workers, thread_name_prefix="kindler-task")
+        self._commands = Link(self.broker, self._consume, _HEARTBEAT_S)
         self._lock = threading.Lock()
         self._restore_at = 0.0
+        if not trusted and (reason := sandbox.unavailable_reason()) is not None:
+            _log.warning(
+                "sandboxing is unavailable: %s. Only models of scikit-learn and PyTorch can be called.\nHint:"
+                " --trusted allows all models, if you trust everybody who can write to the store.",
+                reason,
+            )
 
     def run(self, say: Callable[[str], None]) -> None:
+        """Run tasks until the program gets SIGINT or SIGTERM, and those to their end. `say` is called with a
+        line of text when the worker is ready."""
+
+        def stop(*_: Any) -> None:
+            self.stopping.set()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)  # a second signal does not wait for tasks
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
         slots = [_Slot(self) for _ in range(self.engine.workers)]
-        commands = Link(self.broker, self._consume, _HEARTBEAT_S)
         threads = [threading.Thread(target=slot.run, name="kindler-slot", daemon=True) for slot in slots]
-        between = functools.partial(self._restore_lost, commands)
-        threads.append(threading.Thread(target=self.serve, args=(commands, between), daemon=True))
+        threads.append(threading.Thread(target=self._listen, name="kindler-commands", daemon=True))
         for thread in threads:
             thread.start()
-        for link in [commands, *(slot.link for slot in slots)]:
+        for link in [self._commands, *(slot.link for slot in slots)]:
             while not link.was_open.wait(LOOK_S) and not self.stopping.is_set():
                 pass
         if not self.stopping.is_set():
@@ -128,26 +102,14 @@ class _Worker:
             self.stopping.wait(_TIDY_S)
         for thread in threads:
             thread.join()
-        commands.close()
         self.engine.close()
         self.pool.shutdown()
         self.messages.close()
 
-    def serve(self, link: Link, handle: Callable[[], None]) -> None:
-        """The life of a thread: receive until the worker stops, over one connection after the other."""
-        failures = 0
+    def _listen(self) -> None:
         while not self.stopping.is_set():
-            try:
-                link.open()
-                failures = 0
-                link.drain(LOOK_S)
-                handle()
-            except Exception as exc:  # noqa: BLE001 - each transport has its own errors, and the worker goes on
-                failures += 1
-                pause_s = min(0.5 * failures, 5.0)
-                _log.warning("lost the connection to the broker, reconnecting in %g s: %s", pause_s, exc)
-                link.close()
-                self.stopping.wait(pause_s)
+            self._commands.turn(self._restore_lost, self.stopping)
+        self._commands.close()
 
     def _consume(self, channel: Any) -> Any:
         name = f"kindler-{socket.gethostname()}-{os.getpid()}"
@@ -162,11 +124,11 @@ class _Worker:
 
         return node.listen(channel, callback=dispatch)
 
-    def _restore_lost(self, commands: Link) -> None:
+    def _restore_lost(self) -> None:
         """Give tasks whose lease is over back to their queues; slots do so only when they have been idle."""
-        if self.broker.is_redis and time.monotonic() >= self._restore_at:
+        if self.broker.is_redis and self._commands.is_open and time.monotonic() >= self._restore_at:
             self._restore_at = time.monotonic() + self.broker.lease_s / 3
-            commands.channel.qos.restore_visible(num=None, interval=1)
+            self._commands.channel.qos.restore_visible(num=None, interval=1)
 
     def _load(self, _: Any) -> dict[str, Any]:
         load = self.engine.load()
@@ -209,7 +171,7 @@ class _Worker:
 class _Slot:
     """Takes one task at a time from the queues, over a connection of its own, and answers for it."""
 
-    def __init__(self, worker: _Worker) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._broker = worker.broker
         self._tick_s = min(5.0, worker.broker.lease_s / 3)
@@ -217,7 +179,8 @@ class _Slot:
         self.link = Link(worker.broker, self._consume, _HEARTBEAT_S)
 
     def run(self) -> None:
-        self._worker.serve(self.link, self._take_all)
+        while not self._worker.stopping.is_set():
+            self.link.turn(self._take_all, self._worker.stopping)
         try:
             self._give_back()
         except Exception as exc:  # noqa: BLE001 - the broker does it, later
@@ -235,7 +198,8 @@ class _Slot:
         return consumer
 
     def _take_all(self) -> None:
-        while self._arrived and not self._worker.stopping.is_set():
+        # What came over a connection that was lost is delivered again.
+        while self._arrived and self.link.is_open and not self._worker.stopping.is_set():
             self._take(self._arrived.popleft())
 
     def _take(self, message: Any) -> None:
@@ -285,7 +249,7 @@ class _Slot:
         """Tell the broker that this worker lives, and has the task."""
         try:
             if self._broker.is_redis:
-                from kindler.runtime.redis_transport import renew
+                from kindler.runtime.transports import renew
 
                 self.link.open()
                 renew(self.link.channel, message.delivery_tag)

@@ -1,15 +1,15 @@
-"""The contract of engines, which run tasks, and the table of engines."""
+"""The contract of engines, which run tasks, and the choice among them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from kindler.errors import ConfigError
-from kindler.registry import Registry, Spec
+from kindler.errors import ConfigError, MissingExtraError
 from kindler.runtime.messages import Report, Task
 
 Listener: TypeAlias = Callable[[Report], None]
@@ -17,14 +17,8 @@ Listener: TypeAlias = Callable[[Report], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """The load of an engine.
-
-    Attributes:
-        engine: "local", or the kind of broker.
-        workers: The number of tasks that can run at a time.
-        busy: The number of tasks that are running.
-        waiting: The number of tasks that wait for a worker.
-    """
+    """How many tasks can run at a time, are running, and wait for a worker; `engine` is "local", or the kind
+    of broker."""
 
     engine: str
     workers: int
@@ -61,13 +55,6 @@ class Engine(Protocol):
         """Cancel tasks that have not ended, and release all resources."""
 
 
-_ENGINES = Registry(
-    "engine",
-    [
-        Spec(name="local", target="kindler.runtime.local:LocalEngine"),
-        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="kombu", extra="broker"),
-    ],
-)
 _BROKERS = ("redis", "rediss", "amqp", "amqps")
 
 
@@ -96,33 +83,45 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
         )
     if "://" not in store:
         store = os.path.abspath(os.path.expanduser(store))  # a worker may run in another folder
-    engine: Engine
-    if named is None or named.startswith("local:"):
-        workers, trusted = _local(named or "local://")
-        engine = _ENGINES.load("local")(store, workers=workers, trusted=trusted)
-        return engine
-    if named.partition("://")[0] not in _BROKERS:
+    kind = (named or "local").partition(":")[0]
+    if kind == "local":
+        from kindler.runtime.local import LocalEngine
+
+        return LocalEngine(store, **_local_options(named or "local://"))
+    if kind not in _BROKERS:
         raise ConfigError(
-            f"unknown kind of broker {named.partition('://')[0]!r}.\nHint: use redis://host:6379/0 or"
+            f"unknown kind of broker {kind!r}.\nHint: use redis://host:6379/0 or"
             " amqp://user:password@host:5672//."
         )
-    engine = _ENGINES.load("broker")(store, named)
-    return engine
+    with needing_broker("a runtime with a broker"):
+        from kindler.runtime.broker import BrokerEngine
+    return BrokerEngine(store, named or "")
+
+
+@contextmanager
+def needing_broker(what: str) -> Iterator[None]:
+    """Raise MissingExtraError where an import fails because kombu is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "kombu":
+            raise
+        raise MissingExtraError(what=what, package="kombu", extra="broker") from exc
 
 
 def without_trust(broker: str | None) -> str | None:
-    """The same broker; workers of this machine run no code of the store, and lock its models in."""
+    """The same broker; local workers run no code of the store, and call its models in sandboxed processes."""
     named = broker or default_broker(os.environ) or "local://"
     if not named.startswith("local:"):
         return broker  # whose workers say for themselves whom they trust
     return f"{named}{'&' if '?' in named else '?'}trusted=0"
 
 
-def _local(url: str) -> tuple[int | None, bool]:
+def _local_options(url: str) -> dict[str, Any]:
     """The number of local processes, and whether they may run code of the store."""
     parameters = dict(parse_qsl(urlsplit(url).query))
     workers, trusted = parameters.pop("workers", None), parameters.pop("trusted", "1")
-    fine = workers is None or (workers.isdecimal() and int(workers))
-    if parameters or not fine or trusted not in ("0", "1"):
+    is_valid = workers is None or (workers.isdecimal() and int(workers))
+    if parameters or not is_valid or trusted not in ("0", "1"):
         raise ConfigError(f"invalid engine URL {url!r}.\nHint: local://?workers=2.")
-    return None if workers is None else int(workers), trusted == "1"
+    return {"workers": workers and int(workers), "trusted": trusted == "1"}

@@ -7,6 +7,7 @@ needs, and dies with its owner, whatever happens to it. Threads exist while ther
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -14,8 +15,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kindler.engine import fork_server
 from kindler.engine.local import slots
@@ -40,8 +43,8 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
 _LOG_BYTES = 1 << 20
 _TAIL_LINES = 40
-_RECIPE = fork_server.Recipe(preload=("kindler.runtime.worker", "kindler.store.catalog"))
-_ENTRY = "kindler.runtime.worker:main"
+_RECIPE = fork_server.Recipe(preload=("kindler.runtime.executor", "kindler.store.catalog"))
+_ENTRY = "kindler.runtime.executor:main"
 
 
 class Log:
@@ -49,7 +52,6 @@ class Log:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "log"
-        self._begin = 0
 
     def take_over(self) -> None:
         """Redirect this process's output to the log."""
@@ -59,18 +61,16 @@ class Log:
         os.close(file)
 
     def begin(self) -> None:
-        """A task begins; a log that has become long is truncated."""
+        """A task begins."""
         _flush()
-        if self._path.stat().st_size > _LOG_BYTES:
-            os.truncate(self._path, 0)
-        self._begin = self._path.stat().st_size
+        os.truncate(self._path, 0)
 
     def tail(self) -> str:
-        """The last lines since the task began; or since the start, when read by another process."""
+        """The last lines since the task began."""
         _flush()
         try:
             with self._path.open("rb") as file:
-                file.seek(max(self._begin, self._path.stat().st_size - _LOG_BYTES))
+                file.seek(max(0, self._path.stat().st_size - _LOG_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""
@@ -87,16 +87,13 @@ def send_frame(channel: Channel, frame: Frame) -> None:
 
 
 class _Process:
-    """A worker process, seen from its owner.
+    """A worker process, seen from its owner. `family` is what it computes with, empty before its first task;
+    `models` is what it has in memory, most likely."""
 
-    Attributes:
-        family: What it computes with; empty before its first task.
-        models: What it has in memory, most likely.
-    """
-
-    def __init__(self, store: str, *, idle_s: float, capacity: int, trusted: bool) -> None:
+    def __init__(self, order: Mapping[str, Any]) -> None:
         self.family = ""
         self.models: set[str] = set()
+        self.is_killed = False
         self._why = ""
         self._folder = Folder("kindler-runtime-")
         try:
@@ -107,7 +104,6 @@ class _Process:
             self._folder.remove()
             raise
         self._channel = self._child.channel
-        order = {"store": store, "idle_s": idle_s, "capacity": capacity, "trusted": trusted}
         try:
             self._channel.send("start", folder=str(self._folder.path), sys_path=program_path(), **order)
             self._channel.receive(_START_TIMEOUT_S)
@@ -137,7 +133,7 @@ class _Process:
 
     def kill(self, why: str = "") -> None:
         """End it now, with every process it started; `why` is the reason that `loss` gives."""
-        self._why = why
+        self._why, self.is_killed = why, True
         self._child.kill()
 
     def loss(self) -> tuple[str, int, str]:
@@ -147,7 +143,6 @@ class _Process:
         except TimeoutError:
             code = -signal.SIGKILL  # `end` sees to it
         log = self._log()
-        self.end()
         if self._why:
             return f"its process {self._why}", code, log
         if code < 0:
@@ -203,11 +198,8 @@ class LocalEngine:
         labels: tuple[str, ...] = _LABELS,
     ) -> None:
         self.workers = workers or min(_MOST_WORKERS, slots())
-        self._store = store
-        self._idle_s = idle_s
+        self._order = {"store": store, "idle_s": idle_s, "capacity": capacity, "trusted": trusted}
         self._answer_s = answer_s
-        self._capacity = capacity
-        self._trusted = trusted
         self._labels = labels
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
@@ -218,7 +210,6 @@ class LocalEngine:
         self._closed = False
 
     def submit(self, task: Task, listen: Listener) -> None:
-        """See `Engine`."""
         if task.label not in self._labels:
             raise ConfigError(
                 f"no local worker has the label {task.label!r}; available: {', '.join(self._labels)}.\n"
@@ -238,7 +229,6 @@ class LocalEngine:
                 runner.start()
 
     def cancel(self, task_id: str) -> None:
-        """See `Engine`."""
         with self._lock:
             job = self._jobs.get(task_id)
             if job is None or job.cancelled:
@@ -254,7 +244,6 @@ class LocalEngine:
             job.listen(Report.cancelled(f"{job.task} was cancelled."))
 
     def close(self) -> None:
-        """See `Engine`."""
         with self._lock:
             self._closed = True
             names = list(self._jobs)
@@ -269,7 +258,6 @@ class LocalEngine:
             process.end()
 
     def load(self) -> Load:
-        """See `Engine`."""
         with self._lock:
             waiting = len(self._waiting)
             busy = len(self._jobs) - waiting
@@ -290,85 +278,75 @@ class LocalEngine:
 
     def _ended(self, job: _Job) -> Report:
         """Run a job to its end, with retries on other processes."""
-        task, loss = job.task, ("it was never started", 0, "")
+        task, reason, code, log = job.task, "it was never started", 0, ""
         try:
             for _ in range(task.max_retries + 1):
-                last = self._once(job)
-                if isinstance(last, Report):
-                    return last
-                loss = last
+                attempt = self._once(job)
+                if isinstance(attempt, Report):
+                    return attempt
+                reason, code, log = attempt
         except Exception as exc:  # noqa: BLE001 - the edge of a task: it must not be lost with this thread
             return Report.failed(exc)
-        reason, code, log = loss
         again = f"; {task} was started {task.max_retries + 1} times" if task.max_retries else ""
         host = socket.gethostname()
-        lost = WorkerLostError(reason + again, rank=None, host=host, exit_code=code, log_tail=log)
-        return Report.failed(lost, log)
+        return Report.failed(
+            WorkerLostError(reason + again, rank=None, host=host, exit_code=code, log_tail=log), log
+        )
 
     def _once(self, job: _Job) -> Report | tuple[str, int, str]:
-        """One attempt; a loss counts only if the process had started the task."""
-        task = job.task
+        """One attempt: the last report, or how its process was lost after it had started the task."""
+        cancelled = Report.cancelled(f"{job.task} was cancelled.")
         while True:
-            process = self._acquire(task)
+            job.running = False
+            loss: tuple[str, int, str] | None = None
+            process = self._acquire(job.task)
             with self._lock:
                 job.process = process
-            if job.cancelled:
-                self._release(job, process)
-                return Report.cancelled(f"{task} was cancelled.")
+            is_fresh = process.family == ""
             try:
-                return self._answer(job, process)
+                report = cancelled if job.cancelled else self._answer(job, process)
             except ChannelClosed:
-                with self._lock:
-                    job.process = None
-                if job.cancelled:
-                    process.end()
-                    return Report.cancelled(f"{task} was cancelled.")
-                fresh = process.family == ""
-                loss = process.loss()
-                if job.running or fresh:
-                    return loss
-                # It had ended, or was stopped, before the task was sent.
+                report, loss = cancelled, None if job.cancelled else process.loss()
+            with self._lock:
+                job.process = None
+                if is_kept := not (self._closed or process.is_killed or loss):
+                    self._idle.append(process)
+            if not is_kept:
+                process.end()
+            if loss is None:
+                return report
+            if job.running or is_fresh:
+                return loss
+            # It had ended, or was stopped, before the task was sent.
 
     def _answer(self, job: _Job, process: _Process) -> Report:
-        task, job.running = job.task, False
+        """The last report. A process that a signal has stopped gives none, and would keep its task for ever:
+        it is killed. Raises ChannelClosed if the process is gone."""
+        task, deadline, was_stopped = job.task, math.inf, False
         process.send(task)
-        report = self._confirmed(process)
-        if report.state == "running":
-            job.running = True
+        while True:
+            try:
+                report = process.report(min(self._answer_s, max(0.0, deadline - time.monotonic())))
+            except TimeoutError:
+                is_stopped = process.is_stopped
+                if not job.running:
+                    process.kill(f"did not confirm its task in {self._answer_s:g} s")
+                elif is_stopped and was_stopped:
+                    process.kill(f"was stopped for {self._answer_s:g} s")
+                elif time.monotonic() >= deadline:
+                    process.kill("exceeded its time limit")
+                    late = TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False)
+                    return Report.failed(late)
+                else:
+                    was_stopped = is_stopped
+                    continue
+                raise ChannelClosed("it is stopped") from None
+            if report.state != "running":
+                return report
+            job.running, deadline = True, time.monotonic() + task.timeout_s
             process.family = task.family or process.family or "any"
             process.models.add(f"{task.bucket}/{task.name}")
             job.listen(report)
-            try:
-                report = self._ending(process, time.monotonic() + task.timeout_s)
-            except TimeoutError:
-                with self._lock:
-                    job.process = None
-                process.end()
-                return Report.failed(TaskTimeoutError(task=str(task), waited_s=task.timeout_s, goes_on=False))
-        self._release(job, process)
-        return report
-
-    def _confirmed(self, process: _Process) -> Report:
-        """The first report. A process that is stopped gives none, and would keep its task for ever."""
-        try:
-            return process.report(self._answer_s)
-        except TimeoutError:
-            process.kill(f"did not confirm its task in {self._answer_s:g} s")
-            raise ChannelClosed("no answer") from None
-
-    def _ending(self, process: _Process, deadline: float) -> Report:
-        """The last report; raises TimeoutError after the deadline, and ChannelClosed if it is stopped."""
-        was_stopped = False
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                return process.report(min(left, self._answer_s))
-            except TimeoutError:
-                is_stopped = process.is_stopped
-                if is_stopped and was_stopped:
-                    process.kill(f"was stopped for {self._answer_s:g} s")
-                    raise ChannelClosed("stopped") from None
-                was_stopped = is_stopped
-        raise TimeoutError
 
     def _acquire(self, task: Task) -> _Process:
         """An idle process of the task's family, or a new one in place of an idle one of another family."""
@@ -384,12 +362,4 @@ class LocalEngine:
                 surplus = self._idle.pop(0)
         if surplus is not None:
             surplus.end()
-        return _Process(self._store, idle_s=self._idle_s, capacity=self._capacity, trusted=self._trusted)
-
-    def _release(self, job: _Job, process: _Process) -> None:
-        with self._lock:
-            job.process = None
-            if not self._closed:
-                self._idle.append(process)
-                return
-        process.end()
+        return _Process(self._order)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,9 +22,6 @@ WRITES = ("fit", "partial_fit")
 REDUCE = "reduce"  # called with a list of results
 MODEL_VERBS = (*READS, *WRITES, REDUCE)
 
-_HEAD = struct.Struct("!4sI")
-_MAGIC = frames.to_bytes("")[:4]
-_MAX_HEADER_BYTES = 64 << 20
 _LONGEST_S = 1e6  # what can be waited for at once
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,49}")
 _LONGEST_TEXT = 100_000  # characters of each text of an error
@@ -37,31 +33,11 @@ def pack(frame: Frame) -> bytes:
 
 
 def unpack(content: Any) -> Frame:
-    """Read what `pack` wrote, by anybody: nothing is believed, and nothing executed.
-
-    Raises:
-        FrameError: It is not a frame.
-    """
-    if not isinstance(content, bytes | bytearray | memoryview) or len(content) < _HEAD.size:
-        raise FrameError("not a frame: too short, or not bytes.")
-    view = memoryview(content)
-    magic, length = _HEAD.unpack(view[: _HEAD.size])
-    if magic != _MAGIC or length > min(_MAX_HEADER_BYTES, len(view) - _HEAD.size):
-        raise FrameError("not a frame: wrong first bytes.")
-    body = view[_HEAD.size + length :]
+    """Read what `pack` wrote, by anybody; raises FrameError."""
     try:
-        header = json.loads(check_json(bytes(view[_HEAD.size : _HEAD.size + length])))
-        kind, values, sizes = header["kind"], header["fields"], header["sizes"]
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise FrameError(f"not a frame: invalid header: {exc}.") from exc
-    sized = isinstance(sizes, list) and all(type(n) is int and n >= 0 for n in sizes)
-    if not (isinstance(kind, str) and isinstance(values, dict) and sized) or sum(sizes) != len(body):
-        raise FrameError("not a frame: the header does not match the buffers.")
-    buffers = []
-    for size in sizes:
-        buffers.append(bytes(body[:size]))
-        body = body[size:]
-    return Frame(kind, values, tuple(buffers))
+        return frames.from_bytes(memoryview(content), check_json)
+    except (ValueError, TypeError) as exc:
+        raise FrameError(f"not a frame: {exc}.") from exc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,26 +85,16 @@ class TaskSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task(TaskSettings):
-    """A task for a worker, and its settings.
-
-    Attributes:
-        id: Its unique id.
-        shelf: "models" or "scripts".
-        bucket: The bucket.
-        name: The name of the model or script, with its version.
-        verb: The method to call.
-        arguments: The arguments, a list and a dict, as `value_codec.encode` wrote them.
-        buffers: The buffers of the arguments.
-        family: The framework it uses; frameworks that do not share a process get workers of their own.
-    """
+    """A task for a worker, and its settings. `name` has the version of the model or script; `buffers` are the
+    arguments, a list and a dict, as `value_codec.encode` wrote them; tasks of one `family` may share a
+    process."""
 
     id: str
     shelf: str
     bucket: str
     name: str
     verb: str
-    arguments: Any
-    buffers: tuple[bytes, ...] = ()
+    buffers: tuple[bytes, ...]
     family: str = ""
 
     def frame(self) -> Frame:
@@ -137,11 +103,7 @@ class Task(TaskSettings):
 
     @staticmethod
     def read(frame: Frame) -> Task:
-        """Read and validate a task.
-
-        Raises:
-            FrameError: The frame is not a valid task.
-        """
+        """Read and validate a task; raises FrameError."""
         values = frame.fields
         if frame.kind != "task" or set(values) != {f.name for f in fields(Task)} - {"buffers"}:
             raise FrameError(f"expected a task, received a frame of kind {frame.kind[:40]!r}.")
@@ -167,18 +129,10 @@ class Task(TaskSettings):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report on a task.
-
-    Attributes:
-        state: "running", "done", "failed" or "cancelled".
-        value: The result, as `value_codec.encode` wrote it.
-        buffers: The buffers of the result.
-        error: The error, as `described` writes it.
-        log: The last lines that the task printed.
-    """
+    """A report on a task; `buffers` are the result, as `value_codec.encode` wrote it, and `log` is the last
+    lines that the task printed."""
 
     state: str
-    value: Any = None
     buffers: tuple[bytes, ...] = ()
     error: Mapping[str, Any] | None = None
     log: str = ""
@@ -192,29 +146,24 @@ class Report:
         return Report("cancelled", error=described(TaskCancelledError(reason)))
 
     def frame(self, task_id: str) -> Frame:
-        values = {"id": task_id, "state": self.state, "value": self.value, "error": self.error}
-        return Frame("report", values | {"log": self.log}, self.buffers)
+        values = {"id": task_id, "state": self.state, "error": self.error, "log": self.log}
+        return Frame("report", values, self.buffers)
 
     @staticmethod
     def read(frame: Frame) -> tuple[str, Report]:
-        """Read a report and the id of its task.
-
-        Raises:
-            FrameError: The frame is not a report.
-        """
+        """Read a report and the id of its task; raises FrameError."""
         values = frame.fields
-        if frame.kind != "report" or set(values) != {"id", "state", "value", "error", "log"}:
+        if frame.kind != "report" or set(values) != {"id", "state", "error", "log"}:
             raise FrameError(f"expected a report, received a frame of kind {frame.kind[:40]!r}.")
         if values["state"] not in ("running", "done", "failed", "cancelled"):
             raise FrameError(f"unknown state of a task: {values['state']!r}.")
         if not isinstance(values["error"], dict | None):
-            raise FrameError(f"an error of a task that is none: {str(values['error'])[:100]!r}.")
-        report = Report(values["state"], values["value"], frame.buffers, values["error"], str(values["log"]))
+            raise FrameError(f"the error of a task is malformed: {str(values['error'])[:100]!r}.")
+        report = Report(values["state"], frame.buffers, values["error"], str(values["log"]))
         return str(values["id"]), report
 
     def result(self, resolve: value_codec.Resolve | None = None) -> Any:
-        """Decode the result."""
-        return value_codec.decode(self.value, self.buffers, resolve)
+        return value_codec.decode(self.buffers, resolve)
 
     def exception(self) -> KindlerError:
         """The exception to raise for a failed task: of its own type, if that is known here."""

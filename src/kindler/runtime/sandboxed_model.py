@@ -7,14 +7,12 @@ and called, by a process of its own, which has nothing but the files of the vers
 
 from __future__ import annotations
 
-import codecs
 import json
+import os
 import socket
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +30,13 @@ from kindler.store import Version
 
 _START_S = _IDLE_S = 300.0
 _ANSWER_BYTES, _SPARE_BYTES = 1 << 30, 16 << 20
+_FAILURE = "failure"
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A result as `value_codec.encode` wrote it, by a process that nobody trusts."""
+class Encoded(tuple[bytes, ...]):
+    """A result as `value_codec.encode` wrote it, in a process that is not trusted."""
 
-    value: Any
-    buffers: tuple[bytes, ...]
+    __slots__ = ()
 
 
 def can_be_sandboxed(version: Version) -> bool:
@@ -48,50 +45,33 @@ def can_be_sandboxed(version: Version) -> bool:
 
 
 def load(options: Fields) -> tuple[Fields, Handler]:
-    """The target of the process. It loads the model at the first call, so that what that raises is told
+    """The target of the process. It loads the model at the first call, so that what that raises is reported
     like what any call raises."""
     loaded: list[LoadedModel] = []
 
-    def handle(_: Fields, parts: dict[str, Any]) -> tuple[Fields, dict[str, Any]]:
+    def handle(fields: Fields, parts: dict[str, Any]) -> tuple[Fields, dict[str, Any]]:
         try:
             if not loaded:
                 folder, meta = Path(options["folder"]), options["meta"]
                 loaded.append(load_files(options["kind"], folder, meta, trusted=False))
-                return _packed({"value": None}, ())
-            asked = json.loads(parts.pop("message"))
-            data, keywords = value_codec.decode(asked["arguments"], list(parts.values()))
-            value, buffers = value_codec.encode(loaded[0].call(asked["verb"], *data, **keywords))
+                return {}, {}
+            data, keywords = value_codec.decode([parts[str(i)] for i in range(len(parts))])
+            buffers = value_codec.encode(loaded[0].call(fields["verb"], *data, **keywords))
             size = sum(map(len, buffers))
             if size > _ANSWER_BYTES:
                 raise DataError(
                     f"the result takes {size} bytes; a worker takes {_ANSWER_BYTES} of a model that is not"
                     " trusted.\nHint: predict fewer rows at a time."
                 )
-            return _packed({"value": value}, buffers)
-        except BaseException as exc:  # noqa: BLE001 - whatever a model raises is told to whoever sent the task
-            return _packed({"error": described(exc)}, ())
+            return {}, {str(i): buffer for i, buffer in enumerate(buffers)}
+        except BaseException as exc:  # noqa: BLE001 - whatever a model raises is for whoever sent the task
+            return {}, {_FAILURE: json.dumps(described(exc)).encode()}
 
     return {}, handle
 
 
-def _packed(message: Mapping[str, Any], buffers: Sequence[bytes]) -> tuple[Fields, dict[str, Any]]:
-    """Not as fields of a message, whose numbers are JSON's."""
-    return {}, {"message": json.dumps(message).encode(), **{str(i): one for i, one in enumerate(buffers)}}
-
-
 class SandboxedModel:
-    """A model in a process of its own.
-
-    Args:
-        version: Which.
-        folder: Where its files lie while it is loaded.
-
-    Attributes:
-        is_gone: Whether its process was lost.
-
-    Raises:
-        KindlerError: It cannot be loaded.
-    """
+    """A model in a process of its own, loaded from the files in `folder`."""
 
     def __init__(self, version: Version, folder: Path) -> None:
         self._name = str(version)
@@ -105,38 +85,33 @@ class SandboxedModel:
             call_s=None,
             memory_bytes=_memory_of(version),
             output_bytes=_ANSWER_BYTES + _SPARE_BYTES,
-            printed=_printer(),
+            printed=_print,
         )
         with self._reporting_loss():
             self._process = BlockingProcess(start)
         self.close = weakref.finalize(self, self._process.close)
         try:
-            self._ask({}, ())
+            self._ask("", ())
         except BaseException:
             self.close()
             raise
 
     def call(self, verb: str, /, *data: Any, **options: Any) -> Encoded:
-        """Run a verb: see `LoadedModel.call`.
+        """Run a verb: see `LoadedModel.call`."""
+        return self._ask(verb, value_codec.encode([list(data), options]))
 
-        Raises:
-            KindlerError: What it raised.
-        """
-        tree, buffers = value_codec.encode([list(data), options])
-        return self._ask({"verb": verb, "arguments": tree}, buffers)
-
-    def _ask(self, message: Mapping[str, Any], buffers: Sequence[bytes]) -> Encoded:
-        _, parts = _packed(message, buffers)
+    def _ask(self, verb: str, buffers: Sequence[bytes]) -> Encoded:
         with self._reporting_loss():
-            outputs = self._process.call({}, {name: [part] for name, part in parts.items()}).outputs
-            answer = json.loads(check_json(outputs.pop("message")))
-            found = Encoded(answer.get("value"), tuple(outputs[str(i)] for i in range(len(outputs))))
-            error = answer.get("error")
-            if not isinstance(error, dict | None) or not all(type(one) is bytes for one in found.buffers):
+            parts = {str(i): [buffer] for i, buffer in enumerate(buffers)}
+            outputs = self._process.call({"verb": verb}, parts).outputs
+            if not all(type(part) is bytes for part in outputs.values()):
                 raise ValueError("no answer of a model")
-        if error is not None:
-            raise Report("failed", error=error).exception()
-        return found
+            if _FAILURE not in outputs:
+                return Encoded(outputs[str(i)] for i in range(len(outputs)))
+            error = json.loads(check_json(outputs[_FAILURE]))
+            if not isinstance(error, dict):
+                raise ValueError("no error of a model")
+        raise Report("failed", error=error).exception()
 
     @contextmanager
     def _reporting_loss(self) -> Iterator[None]:
@@ -155,16 +130,10 @@ class SandboxedModel:
             ) from exc
 
 
-def _printer() -> Callable[[bytes], None]:
+def _print(said: bytes) -> None:
     """Makes what the process prints part of the task's log."""
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-
-    def write(said: bytes) -> None:
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            sys.stdout.write(decode(said))
-            sys.stdout.flush()
-
-    return write
+    with suppress(OSError):  # nobody reads it any more
+        os.write(1, said)
 
 
 def _memory_of(version: Version) -> int:

@@ -1,4 +1,4 @@
-"""Encodes arguments and results as JSON and raw buffers. Never as pickles.
+"""Encodes arguments and results as buffers, never as pickles: JSON in the first, and what it refers to.
 
 Numbers, text, lists and dicts are JSON. Arrays are their bytes and tables Arrow streams, each in a buffer
 that the JSON refers to by number. The sender rejects other types.
@@ -23,43 +23,53 @@ Resolve: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 _MARK = "$"
 _DEEPEST = 64
-_LARGEST_BYTES = 1 << 20
 _MOST_VERSIONS = 1000
 _PLAIN = (type(None), bool, int, float, str)
 _KINDS = "biufcmMSU"  # of numpy's dtypes, those whose values are their bytes
 
 
-def encode(value: Any) -> tuple[Any, list[bytes]]:
-    """Encode a value as a JSON tree and buffers.
+def encode(value: Any) -> tuple[bytes, ...]:
+    """Encode a value as buffers; raises DataError if it, or something in it, cannot be sent."""
+    buffers = [b""]
+    buffers[0] = json.dumps(_encoded(value, buffers, 0)).encode()
+    return tuple(buffers)
 
-    Raises:
-        DataError: The value, or something in it, cannot be sent.
+
+def decode(buffers: Sequence[bytes], resolve: Resolve | None = None) -> Any:
+    """Decode what `encode` wrote; raises FrameError if it is malformed.
+
+    `resolve` finds a version in the store by bucket, shelf, name and number; without it a version becomes the
+    text `name@number`.
     """
-    buffers: list[bytes] = []
-    tree = _encoded(value, buffers, 0)
-    text = json.dumps(tree).encode()
-    if len(text) > _LARGEST_BYTES:  # a frame has room for buffers, and little for its header
-        tree = {_MARK: "json", "buffer": _added(text, buffers)}
-    return tree, buffers
+    unread: list[bytes | None] = list(buffers)
+    versions = 0
 
+    def take(number: Any) -> bytes:
+        if type(number) is not int or not 0 <= number < len(unread):
+            raise FrameError(f"a value refers to buffer {number!r} of {len(unread)}.")
+        content, unread[number] = unread[number], None
+        if content is None:  # a few bytes could stand for any number of copies of it
+            raise FrameError(f"a value refers to buffer {number} twice.")
+        return content
 
-def decode(tree: Any, buffers: Sequence[bytes], resolve: Resolve | None = None) -> Any:
-    """Decode what `encode` wrote.
+    def decoded(tree: dict[str, Any]) -> Any:
+        nonlocal versions
+        form = tree.get(_MARK, "")
+        if form == "":
+            return tree
+        if form in ("tuple", "dict"):
+            if type(tree["items"]) is not list:
+                raise FrameError(f"the items of a {form} are not a list.")
+            return tuple(tree["items"]) if form == "tuple" else dict(tree["items"])
+        if form == "version":
+            versions += 1
+            if versions > _MOST_VERSIONS:  # each is looked up
+                raise FrameError(f"a value refers to more than {_MOST_VERSIONS} versions.")
+            return resolve(tree) if resolve is not None else f"{tree['name']}@{tree['number']}"
+        return _from_buffer(form, tree, take(tree["buffer"]))
 
-    Args:
-        tree: The JSON tree.
-        buffers: The buffers.
-        resolve: Finds a version in the store by bucket, shelf, name and number; without it a version becomes
-            the text `name@number`.
-
-    Raises:
-        FrameError: It is malformed.
-    """
     try:
-        parts = _Parts(buffers, resolve)
-        if isinstance(tree, dict) and tree.get(_MARK) == "json":
-            tree = json.loads(received.check_json(parts.buffer(tree)))
-        return _decoded(tree, parts, 0)
+        return json.loads(received.check_json(take(0)), object_hook=decoded)
     except FrameError:
         raise
     except Exception as exc:  # whatever the libraries make of what was sent
@@ -156,52 +166,6 @@ def _without_views(table: pa.Table) -> pa.Table:
 def _added(content: bytes, buffers: list[bytes]) -> int:
     buffers.append(content)
     return len(buffers) - 1
-
-
-class _Parts:
-    """What a tree refers to; each buffer once, or a few bytes could stand for any number of copies of it."""
-
-    def __init__(self, buffers: Sequence[bytes], resolve: Resolve | None) -> None:
-        self._left: list[bytes | None] = list(buffers)
-        self._resolve = resolve
-        self._versions = 0
-
-    def buffer(self, tree: Mapping[str, Any]) -> bytes:
-        number = tree["buffer"]
-        if type(number) is not int or not 0 <= number < len(self._left):
-            raise FrameError(f"a value refers to buffer {number!r} of {len(self._left)}.")
-        content, self._left[number] = self._left[number], None
-        if content is None:
-            raise FrameError(f"a value refers to buffer {number} twice.")
-        return content
-
-    def version(self, tree: Mapping[str, Any]) -> Any:
-        self._versions += 1
-        if self._versions > _MOST_VERSIONS:  # each is looked up
-            raise FrameError(f"a value refers to more than {_MOST_VERSIONS} versions.")
-        return self._resolve(tree) if self._resolve is not None else f"{tree['name']}@{tree['number']}"
-
-
-def _decoded(tree: Any, parts: _Parts, depth: int) -> Any:
-    if depth > _DEEPEST + 1:
-        raise FrameError(f"a value is nested deeper than {_DEEPEST} levels.")
-    if isinstance(tree, list):
-        return [_decoded(inside, parts, depth + 1) for inside in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if _MARK not in tree:
-        return {key: _decoded(inside, parts, depth + 1) for key, inside in tree.items()}
-    form = tree[_MARK]
-    if form == "tuple":
-        return tuple(_decoded(inside, parts, depth + 1) for inside in tree["items"])
-    if form == "dict":
-        return {
-            _decoded(key, parts, depth + 1): _decoded(inside, parts, depth + 1)
-            for key, inside in tree["items"]
-        }
-    if form == "version":
-        return parts.version(tree)
-    return _from_buffer(form, tree, parts.buffer(tree))
 
 
 def _from_buffer(form: str, tree: Mapping[str, Any], content: bytes) -> Any:

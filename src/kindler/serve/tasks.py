@@ -25,8 +25,7 @@ from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, Worker
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Signature, as_text
 from kindler.omega import Omega
-from kindler.runtime.calls import TaskHandle
-from kindler.runtime.runtime import Runtime
+from kindler.runtime.runtime import Runtime, TaskHandle
 from kindler.serve.auth import Access
 from kindler.serve.bodies import Bodies
 from kindler.serve.endpoints import Authorized, Endpoint, Json, needs

@@ -32,9 +32,11 @@ DTYPES = arrays.scalar_dtypes().filter(lambda dtype: dtype.kind in "biufcmMSU")
 
 
 def travelled(value: Any) -> Any:
-    tree, buffers = value_codec.encode(value)
-    frame = unpack(pack(Frame("value", {"value": tree}, tuple(buffers))))
-    return value_codec.decode(frame.fields["value"], frame.buffers)
+    return value_codec.decode(unpack(pack(Frame("value", {}, value_codec.encode(value)))).buffers)
+
+
+def decoded(tree: Any, *buffers: bytes) -> Any:
+    return value_codec.decode([json.dumps(tree).encode(), *buffers])
 
 
 @given(TREES)
@@ -74,21 +76,33 @@ def test_what_has_no_form_is_refused_by_the_sender() -> None:
 @pytest.mark.parametrize(
     "tree",
     [
-        {"$": "array", "dtype": "|O", "shape": [1], "buffer": 0},
-        {"$": "array", "dtype": "<f8", "shape": [2], "buffer": 0},
+        {"$": "array", "dtype": "|O", "shape": [1], "buffer": 1},
+        {"$": "array", "dtype": "<f8", "shape": [2], "buffer": 1},
         {"$": "array", "dtype": "<f8", "shape": [1], "buffer": 7},
         {"$": "array", "dtype": "<f8", "shape": [1], "buffer": True},
-        {"$": "table", "buffer": 0},
-        {"$": "pickle", "buffer": 0},
-        {"$": ["unhashable"], "buffer": 0},
+        {"$": "table", "buffer": 1},
+        {"$": "pickle", "buffer": 1},
+        {"$": ["unhashable"], "buffer": 1},
+        {"$": {"$": "array", "dtype": "<f8", "shape": [1], "buffer": 1}},
         {"$": "dict", "items": [[[1], 2]]},
         {"$": "tuple"},
+        {"$": "tuple", "items": {"$": "array", "dtype": "<i1", "shape": [8], "buffer": 1}},
     ],
     ids=str,
 )
 def test_a_broken_value_is_refused(tree: Any) -> None:
     with pytest.raises(FrameError):
-        value_codec.decode(tree, [b"12345678"])
+        decoded(tree, b"12345678")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[", b"[" * 100_000, b"\xff"], ids=["none", "half", "deep", "bytes"]
+)
+def test_what_is_not_json_is_refused(content: bytes) -> None:
+    with pytest.raises(FrameError, match="malformed value"):
+        value_codec.decode([content])
+    with pytest.raises(FrameError, match="buffer 0 of 0"):
+        value_codec.decode([])
 
 
 TASK = Task(
@@ -97,8 +111,7 @@ TASK = Task(
     bucket="default",
     name="net@1",
     verb="predict",
-    arguments=[[], {}],
-    buffers=(b"ab",),
+    buffers=(b"[[], {}]", b"ab"),
 )
 
 
@@ -181,19 +194,16 @@ def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:
 
 def test_lists_that_are_larger_than_a_frames_header_travel_in_a_buffer() -> None:
     value = [[float(i), "text", None, {"a": (1, 2)}] for i in range(60_000)]
-    tree, buffers = value_codec.encode(value)
-    assert len(json.dumps(tree)) < 100
-    assert len(buffers[0]) > 1 << 20
+    (content,) = value_codec.encode(value)
+    assert len(content) > 1 << 20
     assert travelled(value) == value
-    with pytest.raises(FrameError, match="malformed value"):
-        value_codec.decode({"$": "json", "buffer": 0}, [b"["])
 
 
-def _lying(table: pa.Table, old: bytes, new: bytes) -> tuple[Any, list[bytes]]:
+def _lying(table: pa.Table, old: bytes, new: bytes) -> tuple[Any, bytes]:
     """A value as a process that lies about its table would send it."""
-    tree, (content,) = value_codec.encode(table)
+    tree, content = value_codec.encode(table)
     assert content.count(old) == 1
-    return tree, [content.replace(old, new)]
+    return json.loads(tree), content.replace(old, new)
 
 
 OFFSETS = np.array([0, 3, 6, 9], "<i4").tobytes()
@@ -207,16 +217,16 @@ OFFSETS = np.array([0, 3, 6, 9], "<i4").tobytes()
 )
 def test_offsets_of_a_table_that_lead_out_of_it_are_not_followed(form: str, offsets: list[int]) -> None:
     table = pa.table({"values": ["abc", "def", "ghi"]})
-    tree, buffers = _lying(table, OFFSETS, np.array(offsets, "<i4").tobytes())
+    tree, content = _lying(table, OFFSETS, np.array(offsets, "<i4").tobytes())
     with pytest.raises(FrameError, match="malformed value"):
-        value_codec.decode({**tree, "$": form, "shape": [3]}, buffers)
+        decoded({**tree, "$": form, "shape": [3]}, content)
 
 
 def test_codes_of_a_category_that_is_not_there_are_not_followed() -> None:
     codes = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0, 1], pa.int64()), pa.array(["a", "b"]))
     old, new = (np.array(values, "<i8").tobytes() for values in ([0, 1, 0, 1], [0, 1, 1 << 40, 1]))
     with pytest.raises(FrameError, match="malformed value"):
-        value_codec.decode(*_lying(pa.table({"values": codes}), old, new))
+        decoded(*_lying(pa.table({"values": codes}), old, new))
 
 
 def test_compressed_tables_and_those_whose_columns_are_views_are_not_unpacked() -> None:
@@ -225,27 +235,32 @@ def test_compressed_tables_and_those_whose_columns_are_views_are_not_unpacked() 
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
     with pytest.raises(FrameError, match="compressed"):
-        value_codec.decode({"$": "table", "buffer": 0}, [sink.getvalue().to_pybytes()])
+        decoded({"$": "table", "buffer": 1}, sink.getvalue().to_pybytes())
     views = pa.table({"values": pa.array(["a" * 20]).cast(pa.string_view())})
     assert travelled(views).column("values").to_pylist() == ["a" * 20]  # its sender has none of its own
 
 
 @pytest.mark.parametrize(
-    ("tree", "buffers", "told"),
+    ("tree", "content", "complaint"),
     [
-        ({"$": "array", "dtype": "<f8", "shape": [1] * 120_000, "buffer": 0}, [bytes(8)], "dimensions"),
-        ({"$": "array", "dtype": "<f8", "shape": [-1], "buffer": 0}, [bytes(8)], "no shape"),
-        ({"$": "array", "dtype": "S0", "shape": [1 << 60], "buffer": 0}, [b""], "in 0 bytes"),
-        ({"$": "array", "dtype": "i4," * 100_000, "shape": [1], "buffer": 0}, [bytes(8)], "not allowed"),
-        ({"$": "json", "buffer": 0}, [b"[" + b"{}," * 20_000_000 + b"0]"], "more than 4194304 values"),
-        ([{"$": "bytes", "buffer": 0}] * 2, [bytes(8)], "buffer 0 twice"),
-        ([{"$": "version", "name": "x", "number": 1}] * 1001, [], "more than 1000 versions"),
+        ({"$": "array", "dtype": "<f8", "shape": [1] * 120_000, "buffer": 1}, bytes(8), "dimensions"),
+        ({"$": "array", "dtype": "<f8", "shape": [-1], "buffer": 1}, bytes(8), "no shape"),
+        ({"$": "array", "dtype": "S0", "shape": [1 << 60], "buffer": 1}, b"", "in 0 bytes"),
+        ({"$": "array", "dtype": "i4," * 100_000, "shape": [1], "buffer": 1}, bytes(8), "not allowed"),
+        ([{"$": "bytes", "buffer": 1}] * 2, bytes(8), "buffer 1 twice"),
+        ({"$": "bytes", "buffer": 0}, bytes(8), "buffer 0 twice"),
+        ([{"$": "version", "name": "x", "number": 1}] * 1001, b"", "more than 1000 versions"),
     ],
-    ids=["dimensions", "sizes", "nothing", "dtypes", "values", "copies", "versions"],
+    ids=["dimensions", "sizes", "nothing", "dtypes", "copies", "itself", "versions"],
 )
-def test_a_value_is_no_larger_than_its_bytes(tree: Any, buffers: list[bytes], told: str) -> None:
-    with pytest.raises(FrameError, match=told):
-        value_codec.decode(tree, buffers)
+def test_a_value_is_no_larger_than_its_bytes(tree: Any, content: bytes, complaint: str) -> None:
+    with pytest.raises(FrameError, match=complaint):
+        decoded(tree, content)
+
+
+def test_a_value_has_no_more_parts_than_memory_for_them() -> None:
+    with pytest.raises(FrameError, match="more than 4194304 values"):
+        value_codec.decode([b"[" + b"{}," * 20_000_000 + b"0]"])
 
 
 def test_text_with_many_commas_is_one_value() -> None:
@@ -257,5 +272,5 @@ def test_an_error_that_a_process_makes_up_is_still_an_error() -> None:
     nonsense = {"types": 1, "own": [], "message": [], "fields": {"a": "(" * 9999}}
     frame = Report("failed", error=nonsense).frame("")
     assert "[]" in str(Report.read(frame)[1].exception())
-    with pytest.raises(FrameError, match="an error of a task that is none"):
+    with pytest.raises(FrameError, match="the error of a task is malformed"):
         Report.read(Report("failed", error=["x"]).frame(""))  # type: ignore[arg-type]

@@ -36,15 +36,13 @@ def test_fit_of_a_stored_estimator_runs_on_spark_and_publishes_a_version(spark: 
         "engine": "spark",
         "workers": 1,
     }
-    arguments, buffers = value_codec.encode([["rows", None], options])
     task = Task(
         id="t",
         shelf="models",
         bucket="default",
         name="line@1",
         verb="fit",
-        arguments=arguments,
-        buffers=tuple(buffers),
+        buffers=value_codec.encode([["rows", None], options]),
     )
     version = Executor(str(tmp_path / "store")).run(task)
 

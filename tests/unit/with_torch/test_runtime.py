@@ -21,15 +21,13 @@ X = np.random.default_rng(0).random((6, 3))
 
 
 def run(executor: Executor, name: str, verb: str, *args: Any, **options: Any) -> Any:
-    arguments, buffers = value_codec.encode([list(args), options])
     task = Task(
         id="t",
         shelf="models",
         bucket="default",
         name=name,
         verb=verb,
-        arguments=arguments,
-        buffers=tuple(buffers),
+        buffers=value_codec.encode([list(args), options]),
         trusted=True,
     )
     return executor.run(task)
@@ -60,7 +58,7 @@ def test_an_estimator_of_a_stranger_is_sandboxed_as_its_model_would_be(tmp_path:
     found = run(executor, "estimator", "predict", x)
     assert isinstance(found, Encoded)
     expected = model(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(value_codec.decode(found.value, found.buffers), expected, rtol=1e-5)
+    np.testing.assert_allclose(value_codec.decode(found), expected, rtol=1e-5)
     (locked,) = executor._resident.values()
     assert isinstance(locked, SandboxedModel)
     try:

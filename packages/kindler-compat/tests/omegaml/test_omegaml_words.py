@@ -18,8 +18,9 @@ from sklearn.linear_model import LinearRegression
 import kindler.compat.omegaml as omegaml
 from kindler.compat.omegaml import Omega, virtualobj
 from kindler.errors import ConfigError, NotFoundError, TaskCancelledError, UntrustedError
-from kindler.runtime.calls import Call, MapReduce, TaskHandle
-from kindler.runtime.messages import Report, TaskSettings
+from kindler.runtime.engine import Listener, Load
+from kindler.runtime.messages import Report, Task
+from kindler.runtime.runtime import Runtime
 from kindler.shelves.expressions import parse_expression
 
 FRAME = pd.DataFrame({"a": range(10), "b": [float(i) for i in range(10)], "c": list("abcdefghij")})
@@ -274,27 +275,47 @@ def test_append_false_replaces_and_versions_count_back(om: Omega) -> None:
     assert om.datasets.get("twice", version=-2)["x"].tolist() == [1]
 
 
-def test_mapreduce_gives_the_last_call_the_results_of_all_others() -> None:
-    started: list[tuple[Call, TaskHandle]] = []
+class Submitted:
+    """An engine that runs nothing: its tasks end as a test says."""
 
-    def handle(call: Call) -> TaskHandle:
-        return TaskHandle(str(call), resolve=lambda _: None, cancel=lambda _: None)  # type: ignore[arg-type, return-value]
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Task, Listener]] = []
 
-    group = MapReduce(handle, lambda call, made: started.append((call, made)), TaskSettings())
-    with group as many:
+    def submit(self, task: Task, listen: Listener) -> None:
+        self.tasks.append((task, listen))
+
+    def cancel(self, task_id: str) -> None: ...
+
+    def load(self) -> Load:
+        return Load(engine="none", workers=0, busy=0, waiting=0)
+
+    def close(self) -> None: ...
+
+
+def test_a_part_of_a_mapreduce_that_fails_cancels_the_last_call(tmp_path: Path) -> None:
+    om, engine = Omega(tmp_path / "store"), Submitted()
+
+    def part(data, method=None, **options):  # type: ignore[no-untyped-def]
+        return data
+
+    for name in ("part", "joined"):
+        om.models.put(part, name)
+    runtime = Runtime(om.store, "default", lambda: engine)
+    with runtime.mapreduce() as group:
         for i in range(2):
-            many.model("part").predict([i])
-        last = many.model("joined").reduce()
+            group.model("part").predict([i])
+        last = group.model("joined").reduce()
     group.run()
-    assert [call.verb for call, _ in started] == ["predict", "predict"]
+    assert [task.verb for task, _ in engine.tasks] == ["predict", "predict"]
     error = {"types": [], "message": "no", "traceback": "", "host": ""}
-    started[0][1].update(Report("failed", error=error))
-    started[1][1].update(Report("cancelled", error=error))
+    for (_, listen), state in zip(engine.tasks, ("failed", "cancelled"), strict=True):
+        listen(Report(state, error=error))
     with pytest.raises(TaskCancelledError, match=r"not started, because predict\(\) of 'part'"):
         last.get(10)
-    assert len(started) == 2
+    assert len(engine.tasks) == 2
     with pytest.raises(ConfigError, match="a last one"):
-        MapReduce(handle, lambda *_: None, TaskSettings()).run()
+        runtime.mapreduce().run()
+    om.close()
 
 
 def test_labels_mapreduce_and_arguments_on_real_workers(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from kindler.runtime import runtime
-from kindler.runtime.calls import RuntimeModel, Sender
 from kindler.runtime.engine import Engine
 from kindler.runtime.messages import TaskSettings
+from kindler.runtime.runtime import RuntimeModel, Sender
 from kindler.shelves.models import Models
 from kindler.store import Store
 

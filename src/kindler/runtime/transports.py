@@ -1,7 +1,8 @@
-"""kombu's transport for Redis, for queues that anybody may have written to: what kombu leaves open.
+"""kombu's transports, for queues that anybody may have written to: what kombu leaves open.
 
-The one place that relies on more of kombu than its documented interface: on `Channel._put`, on two methods of
-`QoS` and on the index of unacknowledged tasks. tests/runtime/test_mishaps.py tests each.
+The one place that relies on more of kombu than its documented interface: on the classes of messages, and for
+Redis on `Channel._put`, two methods of `QoS` and the index of unacknowledged tasks.
+tests/runtime/test_mishaps.py tests each.
 """
 
 from __future__ import annotations
@@ -10,11 +11,44 @@ import logging
 import time
 from typing import Any
 
-from kombu.transport import redis, virtual
+from kombu.transport import pyamqp, redis, virtual
 
 from kindler.runtime.broker import REPLIES, REPLIES_KEPT_S
 
 _log = logging.getLogger("kindler.runtime")
+
+
+def _keep_compressed(headers: Any) -> None:
+    """kombu would decompress what it receives, perhaps to a thousand times its size. We never compress."""
+    (headers or {}).pop("compression", None)
+
+
+class _AmqpMessage(pyamqp.Message):  # type: ignore[misc]
+    def __init__(self, message: Any, channel: Any = None, **options: Any) -> None:
+        _keep_compressed(message.properties.get("application_headers"))
+        super().__init__(message, channel=channel, **options)
+
+
+class _AmqpChannel(pyamqp.Channel):  # type: ignore[misc]
+    Message = _AmqpMessage
+
+
+class _AmqpConnection(pyamqp.Connection):  # type: ignore[misc]
+    Channel = _AmqpChannel
+
+
+class Amqp(pyamqp.Transport):  # type: ignore[misc]
+    Connection = _AmqpConnection
+
+
+class Amqps(pyamqp.SSLTransport):  # type: ignore[misc]
+    Connection = _AmqpConnection
+
+
+class _RedisMessage(virtual.Message):  # type: ignore[misc]
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        _keep_compressed(payload.get("headers"))
+        super().__init__(payload, channel=channel, **options)
 
 
 class _QoS(redis.QoS):  # type: ignore[misc]
@@ -38,16 +72,9 @@ class _QoS(redis.QoS):  # type: ignore[misc]
             self.reject(tag)
 
 
-class _Message(virtual.Message):  # type: ignore[misc]
-    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
-        if (payload.get("headers") or {}).get("compression"):
-            raise ValueError("it is compressed")  # to a thousandth of its size, perhaps
-        super().__init__(payload, channel=channel, **options)
-
-
-class _Channel(redis.Channel):  # type: ignore[misc]
+class _RedisChannel(redis.Channel):  # type: ignore[misc]
     QoS = _QoS
-    Message = _Message
+    Message = _RedisMessage
     do_restore = False  # a task whose worker lost its connection still runs, and keeps its lease
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
@@ -58,8 +85,8 @@ class _Channel(redis.Channel):  # type: ignore[misc]
                 client.expire(queue, round(REPLIES_KEPT_S))
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
-    Channel = _Channel
+class Redis(redis.Transport):  # type: ignore[misc]
+    Channel = _RedisChannel
 
 
 def renew(channel: Any, delivery_tag: str) -> None:
