@@ -30,8 +30,8 @@ from kindler.runtime import value_codec
 from kindler.runtime.local import Log, send_frame
 from kindler.runtime.messages import REDUCE, WRITES, Report, Task
 from kindler.runtime.sandboxed_model import Encoded, SandboxedModel, can_be_sandboxed
-from kindler.shelves.expressions import parse_expression
 from kindler.shelves.datasets import Datasets
+from kindler.shelves.expressions import parse_expression
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
 from kindler.store import Store, Version
