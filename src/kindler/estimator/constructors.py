@@ -49,7 +49,8 @@ class RunArguments(TypedDict, total=False):
     """Where an estimator runs, and what it writes.
 
     Attributes:
-        workers: Number of workers. None is one per slot of the Spark application, or one per core.
+        workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+            GPU, or one per core without any.
         engine: "spark", "local", or "auto": Spark if the data is in Spark.
         device: "auto", "cpu", "cuda" or, for PyTorch, "cuda:N".
         share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
@@ -384,7 +385,8 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         """Create an estimator for a model of any framework, including those that other packages add.
 
         Args:
-            framework: "torch", "keras", or the name of an entry point of the group `kindler.frameworks`.
+            framework: "torch", "torch_step", "lightning", "keras", "openvino", or the name of an entry point
+                of the group `kindler.frameworks`.
             options: See `RunArguments`.
             own: The framework's own arguments: the model, its optimizer and so on.
         """

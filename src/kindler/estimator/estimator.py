@@ -73,8 +73,9 @@ AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 class Estimator(Saving):
     """Trains, evaluates and scores a model on any number of workers.
 
-    Create one with `Estimator.from_torch` or `Estimator.from_keras`. An estimator keeps what it has learned:
-    a second `fit` continues training, and `predict` uses the weights trained so far.
+    Create one with `Estimator.from_torch`, `from_keras` or another class method whose name begins with
+    `from_`, or read one with `Estimator.load`. An estimator keeps what it has learned: a second
+    `fit` continues training, and `predict` uses the weights trained so far.
     """
 
     def __init__(
@@ -540,7 +541,7 @@ class Estimator(Saving):
 
     @property
     def workers(self) -> int | None:
-        """Number of workers; None is one per slot of the Spark application, or one per core."""
+        """Number of workers; None is one per slot of the Spark application, or one per GPU or core here."""
         return self._run_config.workers
 
     @property
