@@ -28,6 +28,8 @@ _FRAMEWORKS = {
     "openvino": ("OpenVINO and ONNX files", "`from_openvino`"),
     "mxnet": ("MXNet 1.9.1", "`from_mxnet`"),
 }
+# Where an extra alone is not enough.
+_INSTALL = {"tf_graph": "`kindler[compat,tensorflow]`", "mxnet": "see [MXNet](guides/mxnet.md)"}
 _SOURCES = {
     "FrameInput": "Spark DataFrame",
     "ShardsInput": "XShards",
@@ -37,12 +39,12 @@ _SOURCES = {
     "MemoryInput": "numpy, pandas, Arrow",
 }
 _HEAD = """\
-<!-- Made by `python -m tests.docs.support` of the tables in src/kindler: change those instead. -->
+<!-- Made by `python -m tests.docs.support` from the tables in src/kindler: change those instead. -->
 
 # What works with what
 
-Frameworks, strategies, engines and kinds of data know nothing of each other, so that nearly every combination
-works. These tables are made of the code's own.
+Frameworks, strategies, engines and kinds of data are independent of each other, so nearly every combination
+works. These tables are generated from the code.
 
 """
 
@@ -55,10 +57,14 @@ def text() -> str:
 def _of_frameworks() -> str:
     verbs = ("train", "evaluate", "predict", "export")
     lines = [
-        _row(*_FRAMEWORKS[spec.name], f"`kindler[{spec.extra}]`", *(_yes(verb in spec.can) for verb in verbs))
+        _row(
+            *_FRAMEWORKS[spec.name],
+            _INSTALL.get(spec.name, f"`kindler[{spec.extra}]`"),
+            *(_yes(verb in spec.can) for verb in verbs),
+        )
         for spec in _frameworks()
     ]
-    head = _row("framework", "made by `Estimator.`", "install", *verbs)
+    head = _row("framework", "`Estimator.`", "install", *verbs)
     told = (
         '\n"export" is `to_onnx` and `to_openvino`. Other frameworks come as [plug-ins](architecture.md).\n'
     )
@@ -66,20 +72,23 @@ def _of_frameworks() -> str:
 
 
 def _of_combinations() -> str:
-    lines = []
-    for spec in _frameworks():
-        for sync in _syncs():
-            if "train" in spec.can:
-                by_itself = not sync.divides or "fuse" in _own(spec)
-                can = by_itself if spec.strategies is None else sync.name in spec.strategies
-                cells = (_engines(kind) if can else "no" for kind in KINDS)
-                lines.append(_row(_FRAMEWORKS[spec.name][0], f'`"{sync.name}"`', *cells))
-    head = _row("framework", "`strategy=`", *(_SOURCES[kind.__name__] for kind in KINDS))
+    lines = [
+        _row(_FRAMEWORKS[spec.name][0], *(_yes(_trains(spec, sync)) for sync in _syncs()))
+        for spec in _frameworks()
+        if "train" in spec.can
+    ]
+    head = _row("framework", *(f'`"{sync.name}"`' for sync in _syncs()))
     return (
-        "## To train: framework x strategy x data, and the engines for it\n\n"
-        f"{head}\n{_rule(2 + len(KINDS))}\n" + "\n".join(lines) + "\n\n"
-        'The engine that is named first is what `engine="auto"` takes; XShards stay where they are.\n'
+        "## Training: which strategies each framework supports\n\n"
+        f"{head}\n{_rule(1 + len(_syncs()))}\n" + "\n".join(lines) + "\n\n"
+        "Every supported combination works with every kind of data, on both engines.\n"
     )
+
+
+def _trains(spec: FrameworkSpec, sync: SyncSpec) -> bool:
+    if spec.strategies is not None:
+        return sync.name in spec.strategies
+    return not sync.divides or "fuse" in _own(spec)
 
 
 def _of_sources() -> str:
@@ -90,7 +99,10 @@ def _of_sources() -> str:
         for kind in KINDS
     ]
     head = _row("data", "`fit` and `evaluate` on", "columns can be chosen", "`predict`")
-    return f"## Data\n\n{head}\n{_rule(4)}\n" + "\n".join(lines) + "\n"
+    return (
+        f"## Data\n\n{head}\n{_rule(4)}\n" + "\n".join(lines) + "\n\n"
+        'The engine that is named first is what `engine="auto"` takes; XShards stay where they are.\n'
+    )
 
 
 def _of_syncs() -> str:
@@ -99,19 +111,27 @@ def _of_syncs() -> str:
             f'`"{sync.name}"`',
             _yes(sync.together),
             _yes(sync.replaceable),
-            "parameter servers" if sync.server else "",
-            "the optimizer and the parameters" if sync.cuts else "the optimizer" if sync.divides else "",
+            "parameter servers" if sync.server else "nothing",
+            "the optimizer and the parameters"
+            if sync.cuts
+            else "the optimizer"
+            if sync.divides
+            else "nothing",
         )
         for sync in _syncs()
     ]
     head = _row(
         "`strategy=`",
         "all workers run at once",
-        "a dead worker is replaced in mid-run",
-        "beside workers",
+        "a lost worker is replaced during the run",
+        "in addition to workers",
         "divides",
     )
     return f"## Strategies\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
+
+
+def _divided(sync: SyncSpec) -> str:
+    return "the optimizer and the parameters" if sync.cuts else "the optimizer" if sync.divides else "nothing"
 
 
 def _frameworks() -> list[FrameworkSpec]:
