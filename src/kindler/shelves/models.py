@@ -52,7 +52,6 @@ class Models(Shelf):
 
         Raises:
             ConfigError: The name has no alias, or a share is invalid.
-            NotFoundError: There is no such alias or version.
         """
         from kindler.store.splits import Split, Splits
 
@@ -91,7 +90,6 @@ class Models(Shelf):
             The path.
 
         Raises:
-            NotFoundError: There is no such name or version.
             AlreadyExistsError: The folder is there.
             MissingExtraError: mlflow is not installed.
         """

@@ -40,7 +40,8 @@ class Shelf:
     """Names and their versions.
 
     A name may be followed by what says which version: `net` is the newest, `net@3` the third, `net@prod` the
-    one that is tagged so, `net^` the one before the newest, `net@prod^` the one before that.
+    one that is tagged so, `net^` the one before the newest, `net@prod^` the one before that. Where there is
+    no such name, version or tag, a `NotFoundError` says what there is.
 
     Args:
         store: Where.
@@ -121,18 +122,13 @@ class Shelf:
             **options: What only some kinds know.
 
         Raises:
-            NotFoundError: There is no such name or version.
             UntrustedError: Reading it could run code, and `trusted` is not set.
             DamagedError: The stored bytes are not those that were stored.
         """
         return self._read(self.metadata(name, version=version), trusted, local, options)
 
     def metadata(self, name: str, *, version: int | str | None = None) -> Version:
-        """What is known of a version: number, kind, size, time, files, attributes.
-
-        Raises:
-            NotFoundError: There is no such name or version.
-        """
+        """What is known of a version: number, kind, size, time, files, attributes."""
         return self.store.find(self.bucket, self.shelf, parse_selector(name, version))
 
     def exists(self, name: str, *, version: int | str | None = None) -> bool:
@@ -178,11 +174,7 @@ class Shelf:
         )
 
     def versions(self, name: str) -> builtins.list[Version]:
-        """All versions of a name, oldest first.
-
-        Raises:
-            NotFoundError: There is no such name.
-        """
+        """All versions of a name, oldest first."""
         address = self._address(name)
         return self.store.versions(address) or [self.metadata(address.name)]  # which raises, with a hint
 
@@ -198,9 +190,6 @@ class Shelf:
 
         Returns:
             The numbers of the versions that are gone.
-
-        Raises:
-            NotFoundError: There is no such name or version.
         """
         selector = parse_selector(name, version)
         if force and not self.exists(str(selector)):
@@ -254,21 +243,13 @@ class Shelf:
         return set(self.tags(name).values())
 
     def tag(self, name: str, tag: str) -> Version:
-        """Move a tag to a version.
-
-        Raises:
-            NotFoundError: There is no such name or version.
-        """
+        """Move a tag to a version."""
         version = self.metadata(name)
         self.store.tag(version, tag)
         return version
 
     def untag(self, name: str, tag: str) -> None:
-        """Remove a tag of a name.
-
-        Raises:
-            NotFoundError: There is no such tag.
-        """
+        """Remove a tag of a name."""
         self.store.untag(self._address(name), tag)
 
     def tags(self, name: str) -> dict[str, int]:

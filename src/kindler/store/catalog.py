@@ -263,11 +263,7 @@ class Catalog:
             return self._tags(connection, address)
 
     def tag(self, version: Version, tag: str) -> None:
-        """Move a tag to a version.
-
-        Raises:
-            NotFoundError: The version was dropped.
-        """
+        """Move a tag to a version; a NotFoundError if it was dropped."""
         check_tag(tag)
         with self.database.writing() as connection:
             query = sa.select(_version.object).where(_version.object == _id(version.address))
@@ -277,11 +273,7 @@ class Catalog:
             self._move(connection, object_id, tag, version.number)
 
     def untag(self, address: Address, tag: str) -> None:
-        """Remove a tag.
-
-        Raises:
-            NotFoundError: There is none of that name.
-        """
+        """Remove a tag; a NotFoundError if there is none."""
         with self.database.writing() as connection:
             which = (_tag.object == _id(address)) & (_tag.tag == tag)
             if not connection.execute(t.tags.delete().where(which)).rowcount:

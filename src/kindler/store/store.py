@@ -214,21 +214,13 @@ class Store:
 
     @contextmanager
     def files(self, version: Version) -> Iterator[Path]:
-        """The version's files, checked, in a folder that is gone after the block; to read, not to write.
-
-        Raises:
-            DamagedError: A blob is gone or not what it was.
-        """
+        """The version's files, checked, in a folder that is gone after the block; to read, not to write."""
         with self.stage() as folder:
             self.copy_files(version, folder, private=False)
             yield folder
 
     def copy_files(self, version: Version, folder: Path, *, private: bool = True) -> None:
-        """Put the version's files into a folder.
-
-        Raises:
-            DamagedError: A blob is gone or not what it was.
-        """
+        """Put the version's files into a folder; a DamagedError if a blob is gone or not what it was."""
         check_files(version.files)
         for file in version.files:
             target = folder / check_path(file.path)
