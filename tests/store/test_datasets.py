@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kindler import Omega
+from kindler import Omega, tfrecord
 from kindler.errors import ConfigError, DataError, UntrustedError
 from kindler.shelves.datasets import Datasets
 
@@ -138,6 +138,17 @@ def test_only_the_columns_and_rows_that_are_asked_for_are_read(shelf: Datasets) 
     for wrong in ({"colums": ["x"]}, {"x__not": 1}, {"columns": ["z"]}, {"columns": "x"}, {"filter": 3}):
         with pytest.raises(ConfigError, match="|".join(wrong)):
             shelf.get("chosen", **wrong)
+
+
+def test_records_are_read_in_pieces_of_the_same_size_whatever_their_files(
+    shelf: Datasets, tmp_path: Path
+) -> None:
+    for i in range(3):
+        tfrecord.write(pa.table({"x": range(5 * i, 5 * i + 5)}), tmp_path / f"{i}.tfrecord")
+        shelf.put(tmp_path / f"{i}.tfrecord", "records", mode="append")
+    pieces = [table.column("x").to_pylist() for table in shelf.iterate("records", 4, as_="arrow")]
+    assert pieces == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14]]
+    assert len(shelf.get("records", lazy=True)) == 15
 
 
 def test_a_handle_reads_when_it_is_asked(shelf: Datasets) -> None:

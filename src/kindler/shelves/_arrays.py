@@ -11,7 +11,7 @@ import numpy as np
 
 from kindler.errors import ConfigError, DataError
 from kindler.models.kind import Handler
-from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in, rechunk
 
 Array = np.ndarray[Any, Any]
 _JSON = "value.json"
@@ -143,18 +143,11 @@ class _Arrays(Handle):
 
     def _chunks(self, size: int) -> Iterator[Any]:
         len(self)  # raises if they cannot be cut
-        pieces: list[list[Array]] = []
-        count = 0
-        for path in self.files:
-            arrays, at = self._read(path, "r"), 0
-            while at < len(arrays[0]):
-                piece = [array[at : at + size - count] for array in arrays]
-                pieces, at, count = [*pieces, piece], at + len(piece[0]), count + len(piece[0])
-                if count == size:
-                    yield self._form(_concatenated(pieces))
-                    pieces, count = [], 0
-        if pieces:
-            yield self._form(_concatenated(pieces))
+        parts = (self._read(path, "r") for path in self.files)
+        for chunk in rechunk(
+            parts, size, lambda part: len(part[0]), lambda part, i, j: [a[i:j] for a in part]
+        ):
+            yield self._form(_concatenated(chunk))
 
 
 def _concatenated(parts: Sequence[Sequence[Array]]) -> list[Array]:

@@ -13,7 +13,7 @@ from kindler import tfrecord
 from kindler.data.tfrecord import records
 from kindler.errors import ConfigError
 from kindler.registry import imported
-from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in, rechunk
 from kindler_tfrecord import framed
 
 _FORMS = ("examples", "arrow", "tf.data")
@@ -74,9 +74,9 @@ class _Records(Handle):
 
     def _chunks(self, size: int) -> Iterator[Any]:
         if self._form == "arrow":
-            for batch in tfrecord.iter_batches([str(path) for path in self.files]):
-                for at in range(0, batch.num_rows, size):
-                    yield pa.Table.from_batches([batch.slice(at, size)])
+            batches = tfrecord.iter_batches([str(path) for path in self.files])
+            for chunk in rechunk(batches, size, len, lambda batch, i, j: batch.slice(i, j - i)):
+                yield pa.Table.from_batches(chunk)
             return
         examples = self._parsed()
         while some := list(islice(examples, size)):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.code import FunctionKind
@@ -25,6 +25,7 @@ Mode = Literal["fail", "replace", "append"]
 
 _MODES = ("fail", "replace", "append")
 _TRIES = 1000
+P = TypeVar("P")
 
 
 class Handle:
@@ -242,6 +243,24 @@ def _appendable(handler: Handler, latest: Version) -> PartsHandler:
     if not isinstance(handler, PartsHandler):
         raise ConfigError(f"nothing can be appended to {latest.name!r}, which is of kind {latest.kind!r}.")
     return handler
+
+
+def rechunk(
+    pieces: Iterable[P], size: int, length: Callable[[P], int], cut: Callable[[P, int, int], P]
+) -> Iterator[list[P]]:
+    """Lists of pieces that have `size` rows together, of pieces of any length; the last may have fewer."""
+    chunk: list[P] = []
+    rows = 0
+    for piece in pieces:
+        at = 0
+        while at < length(piece):
+            part = cut(piece, at, at + size - rows)
+            chunk, at, rows = [*chunk, part], at + length(part), rows + length(part)
+            if rows == size:
+                yield chunk
+                chunk, rows = [], 0
+    if chunk:
+        yield chunk
 
 
 def part_name(number: int, suffix: str) -> str:

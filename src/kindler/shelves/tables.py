@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError, first_line
-from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in
+from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in, rechunk
 from kindler.store import File, Store, Version
 
 _FORMS = ("pandas", "arrow", "spark")
@@ -137,18 +137,9 @@ class _Tables(Handle):
         return self._formed(self._dataset.to_table(**self._scan))
 
     def _chunks(self, size: int) -> Iterator[Any]:
-        pieces: list[pa.Table] = []
-        count = 0
-        for batch in self._dataset.to_batches(**self._scan, batch_size=size):
-            table = pa.Table.from_batches([batch])
-            while count + table.num_rows >= size:
-                whole = pa.concat_tables([*pieces, table.slice(0, size - count)])
-                table, pieces, count = table.slice(size - count), [], 0
-                yield self._formed(whole)
-            if table.num_rows:
-                pieces, count = [*pieces, table], count + table.num_rows
-        if pieces:
-            yield self._formed(pa.concat_tables(pieces))
+        batches = self._dataset.to_batches(**self._scan, batch_size=size)
+        for chunk in rechunk(batches, size, len, lambda batch, i, j: batch.slice(i, j - i)):
+            yield self._formed(pa.Table.from_batches(chunk))
 
     def _formed(self, table: pa.Table) -> Any:
         if self._form == "arrow":
