@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -226,6 +226,9 @@ bench: $(VENV)/.dev ## run every benchmark (one question a file), print the rati
 
 docs: $(VENV)/.dev ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+notebooks: $(VENV)/.dev build/java/options ## execute the notebooks of examples/ again, in place
+	$(BIN)/python -m tests.examples.notebooks
 
 docs-migration: $(VENV)/.dev ## write the pages of docs/migration from the tables of kindler-compat's tests
 	PYTHONPATH=.:$(COMPAT) $(BIN)/python -m tests.seeds.page
