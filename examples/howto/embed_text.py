@@ -86,10 +86,12 @@ def main(name, folder):
     matrix -= matrix.mean(axis=0)  # without what all texts have in common
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
 
-    query = int(stored["text"].str.contains("KeyError").to_numpy().argmax())
-    nearest = np.argsort(-matrix @ matrix[query])[:3]  # the first is the query itself
-    for row in nearest:
-        print(f"{matrix[row] @ matrix[query]:.2f} {stored['chapter'][row]}: {stored['text'][row][:70]}")
+    similar = matrix @ matrix.T
+    np.fill_diagonal(similar, -1)
+    pair = np.unravel_index(similar.argmax(), similar.shape)
+    print(f"the most similar two, {similar[pair]:.2f}:")
+    for row in pair:
+        print(f"  {stored['chapter'][row]}: {stored['text'][row][:80]}")
     kindler.stop()
 
 
