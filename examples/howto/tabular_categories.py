@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import kindler
+from kindler.features import StandardScaler, StringIndexer
 
 CATEGORIES = ["city", "channel"]
 NUMBERS = ["price", "days_ahead"]
@@ -56,8 +57,8 @@ def main():
     train, test = (spark.createDataFrame(bookings(*each)) for each in ((8000, 0), (2000, 1)))
 
     # Learned from the training rows, by Spark; `transform` is plain SQL.
-    indexer = kindler.StringIndexer(CATEGORIES, ["city_id", "channel_id"], handle_invalid="keep").fit(train)
-    scaler = kindler.StandardScaler(True, True, NUMBERS, "numbers").fit(train)
+    indexer = StringIndexer(CATEGORIES, ["city_id", "channel_id"], handle_invalid="keep").fit(train)
+    scaler = StandardScaler(True, True, NUMBERS, "numbers").fit(train)
     train, test = (scaler.transform(indexer.transform(frame)) for frame in (train, test))
     sizes = [len(indexer.labels_[name]) for name in CATEGORIES]
 
@@ -85,8 +86,8 @@ def main():
     # What a scoring job needs besides the model, as JSON.
     state = json.dumps({"indexer": indexer.to_dict(), "scaler": scaler.to_dict()})
     read = json.loads(state)
-    indexer = kindler.StringIndexer.from_dict(read["indexer"])
-    scaler = kindler.StandardScaler.from_dict(read["scaler"])
+    indexer = StringIndexer.from_dict(read["indexer"])
+    scaler = StandardScaler.from_dict(read["scaler"])
     new = spark.createDataFrame(
         [("city-3", "web", 60.0, 90), ("a new city", "phone", 60.0, 90)],
         "city string, channel string, price double, days_ahead int",
