@@ -15,13 +15,13 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from kindler.cli.predict import FORMATS
 from kindler.errors import ConfigError, DataError, first_line
 from kindler.models.arrow_columns import as_table
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Rows: TypeAlias = pa.Table | dict[str, Array]  # arrays by name; "" if there is only one, without a name
 
+FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
 _EXTENSIONS = f"one of {', '.join('.' + name for name in FORMATS)}"
 
 

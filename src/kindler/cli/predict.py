@@ -14,7 +14,7 @@ from kindler.errors import ConfigError, DataError, first_line
 if TYPE_CHECKING:
     from kindler.cli.files import Rows
 
-FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
+_FORMATS = ("csv", "json", "jsonl", "parquet", "npy", "npz")
 _METHODS = ("predict", "predict_proba", "transform", "decision_function")
 _COLUMN = "prediction"
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -27,7 +27,7 @@ def add_commands(commands: Any) -> None:
     add("--input", required=True, metavar="FILE", help=rows)
     result = "a .json, .csv, .jsonl, .parquet, .npy or .npz file; tables also get the columns of the input"
     add("--output", default="-", metavar="FILE", help=f"{result}; - prints JSON (default)")
-    add("--format", choices=FORMATS, help="format of the input, if its name has no known extension")
+    add("--format", choices=_FORMATS, help="format of the input, if its name has no known extension")
     method = "method of the model to call (default: %(default)s)"
     add("--method", choices=_METHODS, default="predict", help=method)
     add("--url", help="send the rows to this server instead of loading the model here")

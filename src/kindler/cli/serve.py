@@ -184,7 +184,7 @@ def _lacking(error: ModuleNotFoundError) -> Exception:
 
 
 def _work(chosen: argparse.Namespace) -> int:
-    from kindler.runtime.engine import default_broker, needing_broker
+    from kindler.runtime.engine import default_broker
     from kindler.store.urls import default_url
 
     broker = chosen.broker or default_broker(os.environ)
@@ -192,8 +192,12 @@ def _work(chosen: argparse.Namespace) -> int:
         raise ConfigError("no broker.\nHint: pass --broker redis://host/0, or set KINDLER_BROKER.")
     if chosen.workers is not None and chosen.workers < 1:
         raise ConfigError(f"--workers {chosen.workers}: must be at least 1.")
-    with needing_broker("kindler worker"):
+    try:
         from kindler.runtime.broker_worker import Worker
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "kombu":
+            raise
+        raise MissingExtraError(what="kindler worker", package="kombu", extra="broker") from exc
     store, labels = chosen.store or default_url(os.environ), chosen.label or ["default"]
     worker = Worker(store, broker, labels=labels, workers=chosen.workers, trusted=chosen.trusted)
     worker.run(lambda line: print(line, flush=True))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from kindler.errors import ConfigError, MissingExtraError
+from kindler.errors import ConfigError
+from kindler.registry import Registry, Spec
 from kindler.runtime.messages import Report, Task
 
 Listener: TypeAlias = Callable[[Report], None]
@@ -55,6 +55,13 @@ class Engine(Protocol):
         """Cancel tasks that have not ended, and release all resources."""
 
 
+_ENGINES = Registry(
+    "engine",
+    [
+        Spec(name="local", target="kindler.runtime.local:LocalEngine"),
+        Spec(name="broker", target="kindler.runtime.broker:BrokerEngine", package="kombu", extra="broker"),
+    ],
+)
 _BROKERS = ("redis", "rediss", "amqp", "amqps")
 
 
@@ -85,28 +92,15 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
         store = os.path.abspath(os.path.expanduser(store))  # a worker may run in another folder
     kind = (named or "local").partition(":")[0]
     if kind == "local":
-        from kindler.runtime.local import LocalEngine
-
-        return LocalEngine(store, **_local_options(named or "local://"))
+        local: Engine = _ENGINES.load("local")(store, **_local_options(named or "local://"))
+        return local
     if kind not in _BROKERS:
         raise ConfigError(
             f"unknown kind of broker {kind!r}.\nHint: use redis://host:6379/0 or"
             " amqp://user:password@host:5672//."
         )
-    with needing_broker("a runtime with a broker"):
-        from kindler.runtime.broker import BrokerEngine
-    return BrokerEngine(store, named or "")
-
-
-@contextmanager
-def needing_broker(what: str) -> Iterator[None]:
-    """Raise MissingExtraError where an import fails because kombu is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "kombu":
-            raise
-        raise MissingExtraError(what=what, package="kombu", extra="broker") from exc
+    through_broker: Engine = _ENGINES.load("broker")(store, named)
+    return through_broker
 
 
 def without_trust(broker: str | None) -> str | None:
