@@ -76,10 +76,7 @@ class _Piece(NamedTuple):
     ticket: Ticket
     start: int
     stop: int
-
-    @property
-    def is_whole(self) -> bool:
-        return self.stop - self.start == self.ticket.rows
+    is_whole: bool
 
     def rows(self, name: str) -> Array:
         array = self.ticket.inputs[name]
@@ -205,7 +202,7 @@ class Batcher:
             if pieces and (not shared or left > room):
                 break
             rows = min(left, room) if shared else left
-            pieces.append(_Piece(ticket, ticket.taken, ticket.taken + rows))
+            pieces.append(_Piece(ticket, ticket.taken, ticket.taken + rows, rows == ticket.rows))
             ticket.taken += rows
             self._count_out(ticket, rows)
             if ticket.taken == ticket.rows:
@@ -263,7 +260,7 @@ class Batcher:
                     self.remove(ticket)
                     ticket.taken = ticket.rows
                     ticket.parts.clear()
-                    self._again.append([_Piece(ticket, 0, ticket.rows)])
+                    self._again.append([_Piece(ticket, 0, ticket.rows, True)])
         else:
             start = 0
             for piece in pieces:

@@ -204,11 +204,12 @@ class LocalPool:
 
     @property
     def free(self) -> int:
-        return min(self.slots + self._late, self._most) - len(self._running)
+        running = len(self._running)
+        return min(self.slots + self._late, self._most) - running if running else self.slots
 
     @property
     def is_down(self) -> bool:
-        return self._late >= self._most
+        return len(self._running) >= self._most and self._late >= self._most
 
     def grow(self) -> None:
         """There is nothing to add."""
