@@ -1,13 +1,18 @@
 """scikit-learn estimators, by skops: types that are not known to be harmless are refused.
 
-Those whose compiled code believes what the file says (`safety/sklearn_file.py`) are read by a sandboxed
-process, or by whoever trusts the file.
+A type is harmless if a file that lies about its fields gets wrong numbers, and no more. What computes with
+numpy, which looks at every shape, is. What is compiled for one estimator (trees, neighbours, support vectors,
+clusters) or makes sparse matrices of numbers from the file (one-hot codes, words) follows what the file says
+without looking, and reads or writes wherever that leads: a sandboxed process reads it, or whoever trusts the
+file.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,23 @@ from kindler import sandbox
 from kindler.errors import UntrustedError
 from kindler.models.kind import Data, Meta, OwnMethods, Reader, Trained, require_trust
 from kindler.models.predictor import METHODS, Predictor, named
-from kindler.models.safety.sklearn_file import HARMLESS, compiled
+from kindler.models.safety import allowed_names, objects_in
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec
 from kindler.registry import imported
 
 _FILE = "model.skops"
+_HARMLESS = allowed_names("scikit-learn values")
+_WITH_NUMPY = allowed_names("scikit-learn with numpy")
+# Losses, which only training computes.
+_LOSSES = ("sklearn._loss.", "sklearn.linear_model._sgd_fast.")
+_VALUES = frozenset(
+    f"{name}Node"
+    for name in (
+        *("Json", "List", "Tuple", "Set", "Dict", "DefaultDict", "Slice", "Cached", "Bytes", "Bytearray"),
+        *("NdArray", "DType", "Type", "Function"),
+    )
+)
+_STATE_LENGTH = 624  # of numpy's Mersenne Twister, which does not look at where its state says it is
 
 
 class SklearnKind(OwnMethods):
@@ -45,7 +62,7 @@ class SklearnKind(OwnMethods):
     def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
         path = folder / _FILE
         unfitted = bool(options.get("unfitted"))
-        if not unfitted and not sandbox.is_inside() and (found := compiled(path)):
+        if not unfitted and not sandbox.is_inside() and (found := _compiled(path)):
             shown = ", ".join(found[:5])
             require_trust(
                 trusted,
@@ -75,10 +92,37 @@ class SklearnKind(OwnMethods):
 
 def _unknown(path: Path, *, trusted: bool) -> list[str]:
     found = set(_skops().get_untrusted_types(file=path))
-    if strange := sorted(found - HARMLESS):
+    if strange := sorted(found - _HARMLESS):
         shown = ", ".join(strange[:5])
         require_trust(trusted, what="the scikit-learn model", reason=f"it has objects of {shown}")
     return sorted(found)
+
+
+def _compiled(path: Path) -> list[str]:
+    """The types in a file of skops whose compiled code would believe what the file says."""
+    with zipfile.ZipFile(path) as archive:
+        schema = json.loads(archive.read("schema.json"))
+    nodes = [part for part in objects_in(schema) if "__loader__" in part or "__class__" in part]
+    named = [(node, f"{node.get('__module__')}.{node.get('__class__')}") for node in nodes]
+    return sorted({name for node, name in named if not _is_harmless(node, name)})
+
+
+def _is_harmless(node: dict[str, Any], name: str) -> bool:
+    if node.get("__loader__") == "RandomStateNode":
+        return _is_random_state(node)
+    if not name.startswith("sklearn."):
+        return node.get("__loader__") in _VALUES
+    return name in _HARMLESS or name.rpartition(".")[2] in _WITH_NUMPY or name.startswith(_LOSSES)
+
+
+def _is_random_state(node: dict[str, Any]) -> bool:
+    try:
+        state = node["content"]["content"]
+        where = json.loads(state["state"]["content"]["pos"]["content"])
+        kind = json.loads(state["bit_generator"]["content"])
+        return kind == "MT19937" and type(where) is int and 0 <= where <= _STATE_LENGTH
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _skops() -> Any:
