@@ -53,7 +53,7 @@ class TFParkEstimator(Estimator):
         """The optimizer of a torch model, as the last run left it."""
         return self._replica.optimizer
 
-    def observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
+    def _observers(self, options: FitOptions | EvaluateOptions) -> Sequence[RunObserver]:
         recorded = isinstance(options, FitOptions) and (self.train_summary or self.val_summary)
         return [Recorder(self.train_summary, self.val_summary)] if recorded else []
 
