@@ -168,7 +168,6 @@ class ServeApp:
             self._http = CORSMiddleware(self._answer, allow_origins=origins, **_CORS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the server's start and stop."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":

@@ -86,7 +86,6 @@ def _bucket(headers: Mapping[str, str], in_url: str | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address."""
     name = host.strip("[]")
     if name == "localhost":
         return True
@@ -203,7 +202,6 @@ class Authorizer:
         return self._known.get(key_id)
 
     async def _read(self) -> None:
-        """Read all keys, as some may have been removed."""
         try:
             loop = asyncio.get_running_loop()
             keys, were_made = await loop.run_in_executor(

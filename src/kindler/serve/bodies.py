@@ -94,7 +94,6 @@ class Bodies:
         self._free: list[SandboxProcess] = []
 
     def close(self) -> None:
-        """End the processes."""
         for process in list(self._processes):
             self._end(process)
 
@@ -184,7 +183,6 @@ class Bodies:
         return await self._asked({"what": "message", "most_rows": self._settings.rows}, content, _as_request)
 
     async def table(self, body: bytes, content_type: str) -> tuple[pa.Table, str | None]:
-        """What `read_table` gives."""
         if where_read(RawRequest(body, {"content-type": content_type}, {})) == "process":
             return await self._asked({"what": "table", "content_type": content_type}, body, _as_table)
         return await self._in_thread(lambda: read_table(body, content_type))
@@ -351,8 +349,6 @@ def where_read(sent: RawRequest) -> str:
 
 
 def load(options: Fields) -> tuple[Fields, Handler]:
-    """The target of a process that reads bodies."""
-
     def handle(asked: Fields, parts: dict[str, Any]) -> tuple[Fields, Mapping[str, Any]]:
         try:
             return _read(asked, parts["body"])

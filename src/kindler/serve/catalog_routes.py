@@ -72,7 +72,6 @@ _TABLE_BODY = {
 
 
 def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -> APIRouter:
-    """Buckets, keys and counters."""
     routes = APIRouter(prefix="/api/v1", tags=["server"], route_class=Endpoint)
 
     @routes.get("/ping")
@@ -256,7 +255,6 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
 
 
 def list_routes(models: ModelRegistry) -> APIRouter:
-    """The names on each shelf."""
     routes = APIRouter(prefix="/api/v1", route_class=Endpoint)
 
     def add(shelf: str) -> None:

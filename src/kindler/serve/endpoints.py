@@ -99,7 +99,6 @@ class Endpoint(APIRoute):
 
 
 async def authorize(request: Request, requirement: Requirement) -> Access:
-    """Check the key of a request; see `Authorizer.authorize`."""
     name = request.path_params.get("name") if requirement.shelf else None
     access: Access = await request.app.state.predictions.authorizer.authorize(
         request.scope[ENTRY],

@@ -50,8 +50,6 @@ def codec_of(path: str) -> Codec:
 
 
 class Predictions:
-    """Answers predictions for all protocols."""
-
     def __init__(
         self,
         models: ModelRegistry,
@@ -79,7 +77,6 @@ class Predictions:
         receive: Receive,
         entry: Entry,
     ) -> Reply:
-        """Answer one of the HTTP protocols."""
         access = await self.authorizer.authorize(entry, headers, query.get("bucket"), SCOPES, limited=True)
         name = target.name or await self.models.default_name()
         access.check("models", name)

@@ -68,7 +68,6 @@ class Entry:
 
     @classmethod
     def of(cls, headers: Mapping[str, str], method: str, path: str, protocol: str, client: str) -> Entry:
-        """The entry of a request that has come."""
         trace = headers.get("traceparent")
         return cls(request_id(headers), method, path, protocol, client, trace and trace[:_MAX_SHOWN])
 
@@ -112,7 +111,6 @@ class JsonLog:
         self._writer.start()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write a line soon."""
         if self._waiting.qsize() >= _MAX_WAITING:
             self._dropped += 1
             return
@@ -140,7 +138,6 @@ class RequestLog:
         self._least = LEVELS.index(level)
 
     def add(self, entry: Entry, seconds: float) -> None:
-        """A request was answered."""
         audited = self._audit is not None and (entry.changes or entry.status in (401, 403))
         if self._access is None and not audited:
             return

@@ -99,8 +99,6 @@ def _percentiles(seconds: Iterable[float], *which: int) -> list[float]:
 
 
 class ModelStats:
-    """The counters of one model."""
-
     def __init__(self) -> None:
         self.live = _Live()
         self.batch_rows = _Histogram(_ROWS)
@@ -223,7 +221,6 @@ class Stats:
         ]
 
     def exposition(self) -> bytes:
-        """What Prometheus reads."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)

@@ -65,12 +65,10 @@ def descriptors() -> descriptor_pool.DescriptorPool:
 
 @lru_cache(None)
 def message(name: str) -> Any:
-    """The class of a message, by its full name."""
     return message_factory.GetMessageClass(descriptors().FindMessageTypeByName(name))
 
 
 def parsed(kind: Any, content: bytes) -> Any:
-    """A message of a class, of its bytes."""
     try:
         return kind.FromString(content)
     except DecodeError as exc:
@@ -94,7 +92,6 @@ class InferMessage:
         self.rest, self.raw = _without(content, _RAW_INPUTS, most_fields)
 
     def parsed(self) -> Any:
-        """The message without the raw bytes."""
         return parsed(message("inference.ModelInferRequest"), self.rest)
 
     def without_tensors(self) -> Any:
@@ -126,7 +123,6 @@ def _without(content: bytes, number: int, most: int = MOST_FIELDS) -> tuple[byte
 
 
 def request_from(sent: Any, raw: Sequence[memoryview] = (), most_texts: int | None = None) -> InferRequest:
-    """The request of a `ModelInferRequest`."""
     if not sent.inputs:
         raise Problem(400, "the request needs inputs.")
     if raw and len(raw) != len(sent.inputs):

@@ -170,7 +170,6 @@ class _Call:
             self._releases.pop()()
 
     def end(self, problem: Problem) -> None:
-        """End it while it waits for something."""
         self.entry.status = problem.status
         self._ending = asyncio.get_running_loop().create_task(self.refuse(problem))
 
@@ -217,7 +216,6 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers = self._methods()
 
     async def start(self) -> None:
-        """Begin to answer."""
         # A call whose client has gone is not worth a traceback; what goes wrong is logged here.
         logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: record.exc_info is None)
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -244,7 +242,6 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._server.stop(grace_s)
 
     def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call; None for an unknown method."""
         return self._handlers.get(handler_call_details.method)
 
     def _methods(self) -> dict[str, Any]:

@@ -93,8 +93,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP response."""
-
     body: bytes
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
@@ -143,6 +141,5 @@ class Codec(ABC):
         """
 
     def problem(self, problem: Problem) -> Reply:
-        """The response for a failed request."""
         body = dumps({self.error: problem.message}, tokens=False)
         return Reply(body, headers=tuple(problem.headers.items()), status=problem.status)

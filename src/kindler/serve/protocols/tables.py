@@ -60,7 +60,6 @@ def columns_in(data: Any) -> dict[str, Array]:
 
 
 def by_name(records: list[Any]) -> dict[str, list[Any]]:
-    """The values of objects that all have the same names."""
     if not records or not isinstance(records[0], dict):
         raise Problem(400, "the data must be a non-empty list of objects.")
     names = list(records[0])
@@ -131,7 +130,6 @@ def _arrow(array: Array) -> pa.Array:
 
 
 def table_columns(table: pa.Table) -> dict[str, Array]:
-    """The columns of an Arrow table."""
     _check_columns(table.num_columns)
     try:
         return arrow_columns.columns_of(table)

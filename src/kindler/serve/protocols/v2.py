@@ -118,7 +118,6 @@ def infer_request(
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name of an array's dtype."""
     return _DATATYPES_OF.get(array.dtype, "BYTES")
 
 
@@ -204,7 +203,6 @@ def from_bytes(
     *,
     most_texts: int | None = None,
 ) -> Array:
-    """A tensor of its raw bytes."""
     if datatype != "BYTES":
         dtype = np.dtype(DTYPES[datatype]).newbyteorder("<")
         if len(content) % dtype.itemsize:

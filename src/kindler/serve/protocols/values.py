@@ -39,7 +39,6 @@ def loads(body: bytes) -> Any:
 
 
 def load_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is."""
     value = loads(body)
     if not isinstance(value, dict):
         raise Problem(400, f"the body must be a JSON object, not {_word(type(value))}.")
@@ -74,7 +73,6 @@ def as_tensor(value: Any, what: str) -> Array:
 
 
 def as_tensors(values: Mapping[str, Any]) -> dict[str, Array]:
-    """Each value as an array."""
     return {str(name): as_tensor(value, repr(name)) for name, value in values.items()}
 
 
