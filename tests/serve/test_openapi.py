@@ -63,6 +63,12 @@ def test_every_way_to_predict_is_in_the_document(client: httpx.Client) -> None:
     assert document["components"]["schemas"][asked.rpartition("/")[2]]["required"] == ["inputs"]
     assert {"200", "400", "401", "404", "413", "429", "503", "504"} <= infer["responses"].keys()
     assert infer["security"] == [{"bearer": []}]
+    assert {(one["name"], one["in"]) for one in infer["parameters"]} == {
+        ("name", "path"),
+        ("bucket", "query"),
+    }
+    versioned = document["paths"]["/v2/models/{name}/versions/{version}/infer"]["post"]["parameters"]
+    assert {one["name"] for one in versioned if one["in"] == "path"} == {"name", "version"}
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for operation in operations:

@@ -131,10 +131,17 @@ class OmegaResponse(BaseModel):
     dtype: Any
 
 
-def _documented(takes: tuple[str, ...] = (), gives: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a route takes and gives besides JSON."""
+def _documented(
+    takes: tuple[str, ...] = (), gives: tuple[str, ...] = (), *, of_version: bool = False
+) -> dict[str, Any]:
+    """What a route takes and gives besides JSON; and the version in its path, which its function lacks.
+
+    Functions that have it would document `?version=` for the path without it.
+    """
+    version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
+    body = {"content": dict.fromkeys(takes, _BYTES)}
     return {
-        "openapi_extra": {"requestBody": {"content": dict.fromkeys(takes, _BYTES)}},
+        "openapi_extra": {"requestBody": body, "parameters": [version] if of_version else []},
         "responses": {200: {"description": "Model outputs", "content": dict.fromkeys(gives, _BYTES)}},
     }
 
@@ -269,14 +276,10 @@ def v2_routes(models: ModelRegistry) -> APIRouter:
         """Inputs and outputs of a model; loads it if needed."""
         return await model_metadata(models, (access.bucket, name, version))
 
-    documented = _documented(gives=(RAW,))
-
-    @routes.post("/models/{name:path}/infer", **documented)
-    @routes.post("/models/{name:path}/versions/{version}/infer", **documented)
+    @routes.post("/models/{name:path}/infer", **_documented(gives=(RAW,)))
+    @routes.post("/models/{name:path}/versions/{version}/infer", **_documented(gives=(RAW,), of_version=True))
     @needs("predict", on="models")
-    async def v2_predict(
-        name: str, body: V2Request, access: Authorized, version: str | None = None
-    ) -> V2Response:
+    async def v2_predict(name: str, body: V2Request, access: Authorized) -> V2Response:
         """Predict (Open Inference Protocol V2)."""
         _unreachable()
 
@@ -319,15 +322,11 @@ def tensorflow_serving_routes(models: ModelRegistry) -> APIRouter:
             ],
         }
 
-    documented = _documented()
-
-    @routes.post("/models/{name:path}:predict", **documented)
-    @routes.post("/models/{name:path}/versions/{version}:predict", **documented)
-    @routes.post("/models/{name:path}/labels/{version}:predict", **documented)
+    @routes.post("/models/{name:path}:predict", **_documented())
+    @routes.post("/models/{name:path}/versions/{version}:predict", **_documented(of_version=True))
+    @routes.post("/models/{name:path}/labels/{version}:predict", **_documented(of_version=True))
     @needs("predict", on="models")
-    async def v1_predict(
-        name: str, body: TensorFlowRequest, access: Authorized, version: str | None = None
-    ) -> TensorFlowResponse:
+    async def v1_predict(name: str, body: TensorFlowRequest, access: Authorized) -> TensorFlowResponse:
         """Predict (TensorFlow Serving)."""
         _unreachable()
 
