@@ -162,11 +162,13 @@ class Bodies:
     ) -> InferRequest:
         """What `codec.decode` gives, wherever that is computed."""
         where = where_read(sent)
-        with suppress(TooManyTexts):
+        try:
             if where == "here":
                 return codec.decode(sent, signature, target)
             if where == "thread":
                 return await asyncio.to_thread(codec.decode, sent, signature, target)
+        except TooManyTexts:
+            pass
         asked = {
             "what": "request",
             "codec": codec.name,
