@@ -21,9 +21,9 @@ estimator = kindler.Estimator.from_torch(
     workers=2,
 )
 estimator.fit(train, epochs=8, batch_size=64)
-print(estimator.evaluate(test))  # {'loss': ..., 'accuracy': ..., 'num_samples': ...}
+print(estimator.evaluate(test))
 
-scored = estimator.predict(test)  # lazy: `test` and one more column, "prediction"
-scored.select("label", "prediction").show(3)
+scored = estimator.predict(test)  # lazy: `test` and one more column, "prediction", with ten scores
+scored.selectExpr("label", "array_position(prediction, array_max(prediction)) - 1 AS predicted").show(3)
 
 kindler.stop()

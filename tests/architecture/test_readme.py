@@ -1,4 +1,4 @@
-"""The front pages say what the code has: extras, frameworks, syncs, guides; and the pip line is enough."""
+"""The front pages say what the code has: extras, frameworks, strategies; and the pip line is enough."""
 
 from __future__ import annotations
 
@@ -72,20 +72,22 @@ def test_the_readme_names_every_framework_and_sync() -> None:
     assert [name for name in syncs if f'"{name}"' not in text] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
-def test_the_tables_of_extras_have_all_and_no_other(page: str) -> None:
+def test_the_table_of_extras_has_all_and_no_other() -> None:
     tomllib: Any = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    table = (ROOT / page).read_text().split("| extra |", 1)[1].split("\n\n", 1)[0]
+    table = (ROOT / "docs/install.md").read_text().split("| extra |", 1)[1].split("\n\n", 1)[0]
     named = {name for row in table.splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])}
     assert named == set(project["optional-dependencies"]) - {"dev"}
 
 
-def test_the_readme_links_to_every_page_of_the_navigation() -> None:
-    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:", 1)[1].partition("- Contributing:")[0]
-    pages = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE)) - {"index.md"}
-    linked = set(re.findall(r"\(docs/(\S+?\.md)\)", (ROOT / "README.md").read_text()))
-    assert pages <= linked
+def test_the_table_of_what_was_tested_names_what_the_gate_runs() -> None:
+    makefile, table = (ROOT / "Makefile").read_text(), (ROOT / "README.md").read_text().split("| tested on |")[1]
+    older = re.findall(r"^\$\(VENV\)/\.spark-([\d.]+):", makefile, re.MULTILINE)
+    assert f"Spark {', '.join(sorted(older))} and newest" in table
+    flavours = re.findall(r"^KERAS_FLAVOURS := (.*)", makefile, re.MULTILINE)[0].split()
+    words = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch", "tf_keras": "Keras 2"}
+    assert set(flavours) == set(words)
+    assert [word for word in words.values() if word not in table] == []
 
 
 def test_the_wheel_says_that_it_has_types() -> None:

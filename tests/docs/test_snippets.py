@@ -20,7 +20,7 @@ from tests.warm_daemon import environment
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The README's examples are files, word for word, and tests/examples runs them.
-README_EXAMPLES = ("first_steps.py", "first_steps_keras.py", "store_and_runtime.py")
+README_EXAMPLES = ("first_steps.py", "store_and_runtime.py")
 # Those that need kindler-compat run in its tests.
 RUNNABLE = [page for page in PAGES[1:] if runs(page) and not needs_compat(page)]
 # Frameworks do not share a process: pages about Keras and TensorFlow run in one of their own.
