@@ -200,6 +200,11 @@ def test_dict_inputs_and_several_outputs_train_and_predict() -> None:
     np.testing.assert_allclose(scored["second"], outputs[1].numpy(), atol=1e-5)
 
 
+def test_load_creates_and_is_not_there_to_load_into_an_estimator() -> None:
+    with pytest.raises(AttributeError, match="load_weights loads into this one"):
+        estimator().load("weights.pt")
+
+
 def test_saved_weights_load_in_plain_torch_and_in_another_estimator(tmp_path: Path) -> None:
     est = estimator()
     est.fit((X, Y), epochs=1, **WHOLE)

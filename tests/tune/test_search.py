@@ -62,6 +62,7 @@ def test_a_trial_that_fails_is_a_row_of_the_table_and_the_others_go_on(study: St
     assert states["1e+30"][1].startswith("NonFiniteLossError: the loss is ")
     assert states["0.1"] == states["1e-06"] == ("finished", None)
     assert list(study.table()["lr"]) == [row["params"]["lr"] for row in study.trials]
+    assert "params" not in study.table()
     assert "2 finished" in repr(study)
     assert "2 failed" in repr(study)
 

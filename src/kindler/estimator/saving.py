@@ -51,6 +51,15 @@ _IN_FILE = ("workers", "engine", "device", "seed")
 _CAN_BE_PASSED = {*_IN_FILE, "share_gpus", "model_dir", "log_dir", "settings"} - {"seed"}
 
 
+class _OnTheClass(classmethod):
+    """A class method that an instance does not have: it would be left as it is."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is not None:
+            raise AttributeError("Estimator.load creates an estimator; load_weights loads into this one.")
+        return super().__get__(instance, owner)
+
+
 class Saving(Constructors):
     """The methods of `Estimator` that copy it, and that read and write files."""
 
@@ -213,6 +222,9 @@ class Saving(Constructors):
         estimator._restore_columns(facts["signature"], facts["history"])
         estimator._live.state = state
         return estimator
+
+    if not TYPE_CHECKING:
+        load = _OnTheClass(load.__func__)
 
     @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:

@@ -137,15 +137,21 @@ class Study:
             import pandas as pd
         except ModuleNotFoundError as exc:
             raise MissingExtraError(what="Study.table()", package="pandas", extra="spark") from exc
-        return pd.DataFrame([{**row, **row.pop("params")} for row in self.trials]).set_index("number")
+        return pd.DataFrame(self._rows()).set_index("number")
 
     def __repr__(self) -> str:
         rows = self.trials
         said = ", ".join(f"{n} {state}" for state, n in Counter(row["state"] for row in rows).items())
         return f"Study({self.optuna.study_name!r}: {said or 'no trials'})"
 
+    def _rows(self) -> list[dict[str, Any]]:
+        rows = self.trials
+        for row in rows:
+            row |= row.pop("params")
+        return rows
+
     def _repr_html_(self) -> str:
-        rows = [{**row, **row.pop("params")} for row in self.trials]
+        rows = self._rows()
         return table(rows, repr(self)) if rows else escape(repr(self))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Figure:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import orca_program as program
+import pandas as pd
 import pytest
 import torch
 from orca_program import X, Y
@@ -61,6 +62,15 @@ def descended(steps: int, batch_size: int = 23, scale: float = 1.0) -> Any:
         nn.functional.mse_loss(model(torch.tensor(X)), torch.tensor(Y)).backward()
         optimizer.step()
     return np.concatenate([part.detach().numpy().ravel() for part in model.parameters()])
+
+
+def test_shards_have_orcas_name_for_assembling_columns() -> None:
+    shards = XShards.partition(
+        pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0.0, 1.0]}), 1, engine="local"
+    )
+    (assembled,) = shards.assembleFeatureLabelCols(["a", "b"], ["y"]).collect()
+    np.testing.assert_array_equal(assembled["x"], [[1, 3], [2, 4]])
+    np.testing.assert_array_equal(assembled["y"], [[0], [1]])
 
 
 def test_every_backend_makes_the_steps_of_one_process() -> None:
