@@ -81,10 +81,8 @@ def test_the_table_of_extras_has_all_and_no_other() -> None:
 
 
 def test_the_table_of_what_was_tested_names_what_the_gate_runs() -> None:
-    makefile, table = (
-        (ROOT / "Makefile").read_text(),
-        (ROOT / "README.md").read_text().split("| tested on |")[1],
-    )
+    makefile = (ROOT / "Makefile").read_text()
+    table = (ROOT / "README.md").read_text().split("| tested on |")[1]
     older = re.findall(r"^\$\(VENV\)/\.spark-([\d.]+):", makefile, re.MULTILINE)
     assert f"Spark {', '.join(sorted(older))} and newest" in table
     flavours = re.findall(r"^KERAS_FLAVOURS := (.*)", makefile, re.MULTILINE)[0].split()

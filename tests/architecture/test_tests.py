@@ -60,7 +60,8 @@ def test_whoever_expects_an_error_looks_at_it() -> None:
 
 
 # Names that anybody may import: those of the Reference, its tables of what plug-ins build on included.
-PUBLIC = set(re.findall(r"kindler(?:\.\w+)+", (ROOT / "docs/reference.md").read_text()))
+REFERENCE = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+PUBLIC = set(re.findall(r"kindler(?:\.\w+)+", REFERENCE))
 # They look inside on purpose: units, what the source itself keeps to, how the processes of tests start, and
 # the tables of the documentation, which are made of the code's own.
 INSIDE = (
@@ -106,4 +107,4 @@ def test_only_units_import_what_is_not_public() -> None:
         if not is_public(name)
     ]
     assert len(files) > 300
-    assert not found, "move it to tests/unit, or go through a name of docs/reference.md"
+    assert not found, "move it to tests/unit, or go through a name of docs/reference/"

@@ -55,7 +55,7 @@ _TERMINAL = """\
 <body style="margin:0"><pre id="terminal" style="display:inline-block;margin:0;padding:16px 20px;
 background:#1e2129;color:#e4e7eb;font:14px/1.5 ui-monospace,'DejaVu Sans Mono',monospace">{}</pre></body>
 """
-_COLUMNS = 132
+_COLUMNS = 170
 
 
 def main() -> int:
