@@ -51,7 +51,7 @@ _IN_FILE = ("workers", "engine", "device", "seed")
 _CAN_BE_PASSED = {*_IN_FILE, "share_gpus", "model_dir", "log_dir", "settings"} - {"seed"}
 
 
-class _OnTheClass(classmethod):
+class _OnTheClass(classmethod):  # type: ignore[type-arg]
     """A class method that an instance does not have: it would be left as it is."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
