@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -159,6 +159,7 @@ def test_a_body_is_read_or_refused_with_a_sentence(codec: Codec, body: object, s
 
 
 @given(st.binary(max_size=60), st.integers(0, 70))
+@example(b"\x80\n", 0)
 def test_bytes_that_are_no_request_are_refused(body: bytes, length: int) -> None:
     for codec, kind in ((V2(), ""), (Mlflow(), ARROW), (Mlflow(), "text/csv"), (OmegaCodec(), ARROW)):
         with contextlib.suppress(Problem):  # anything else fails the test

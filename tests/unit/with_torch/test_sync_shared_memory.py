@@ -118,8 +118,8 @@ def test_no_room_anywhere_is_said_with_the_size_and_the_places(tmp_path: Path) -
 
 def _apart(worker: GangWorker) -> Any:
     if worker.rank == 0:  # as if this rank lived in a container with a /dev/shm of its own
-        gather = worker.all_gather
-        worker.all_gather = lambda data: gather(b"/nowhere/segment" if data else data)  # type: ignore[method-assign]
+        gather = worker.gather
+        worker.gather = lambda data, ranks: gather(b"/nowhere/segment" if data else data, ranks)  # type: ignore[method-assign]
     with pytest.raises(SyncError, match="shared_memory=False"):
         channels(worker, _host(worker), [64], TORCH)
     return "told"

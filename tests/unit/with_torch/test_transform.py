@@ -64,7 +64,7 @@ def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) ->
     om = Omega(tmp_path / "store")
     om.models.put(est, "net")
 
-    again = om.models.get("net", trusted=True, workers=1).preparation
+    again = om.models.get("net", trusted=True, workers=1)._preparation
     assert again.transform({"x": 3.0}) == {"x": 6.0}
     assert again.eval_transform({"x": 3.0}) == {"x": 3.0}
     om.close()

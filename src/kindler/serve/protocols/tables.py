@@ -135,6 +135,8 @@ def table_columns(table: pa.Table) -> dict[str, Array]:
         return arrow_columns.columns_of(table)
     except DataError as exc:
         raise Problem(400, str(exc)) from exc
+    except UnicodeDecodeError as exc:
+        raise Problem(400, "the table has names or texts that are not valid UTF-8.") from exc
 
 
 def read_arrow(body: bytes) -> pa.Table:
