@@ -69,7 +69,7 @@ def main(folder):
         candidate = train([nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)], epochs=12)
         version = om.models.put(candidate, "digits")  # has no tag: nobody is answered by it
         shares = {"canary": {version.number: 0.3}}
-        client.put("/api/v1/model/digits/aliases/prod/split", json=shares).raise_for_status()
+        client.put("/api/v1/model/digits/tags/prod/split", json=shares).raise_for_status()
         while not send(client, 1)[0][version.number]:
             pass  # the server notices within --refresh-s, and loads the canary while version 1 answers
         answers, right = send(client, 300)
@@ -80,7 +80,7 @@ def main(folder):
 
         if new > old and not counted[str(version.number)]["failures"]:
             moved = {"version": version.number}  # answers once the new version is served
-            client.put("/api/v1/model/digits/aliases/prod", json=moved).raise_for_status()
+            client.put("/api/v1/model/digits/tags/prod", json=moved).raise_for_status()
         om.models.split("digits@prod")  # no split any more
         print(f"production is version {om.models.metadata('digits@prod').number}")
         answers, _ = send(client, 50)

@@ -90,12 +90,12 @@ def test_a_moved_alias_changes_which_version_answers(page: Watched, net: Trained
     np.testing.assert_allclose(numbers, net.answers(2, ROWS), rtol=1e-5)
     served = httpx.put(f"{server.url}/api/v1/model/team/net@prod/predict", json={"data": ROWS}).json()
     assert served["version"] == 2
-    httpx.put(f"{server.url}/api/v1/model/team/net/aliases/prod", json={"version": 1}).raise_for_status()
+    httpx.put(f"{server.url}/api/v1/model/team/net/tags/prod", json={"version": 1}).raise_for_status()
 
 
 def test_an_alias_is_made_and_removed(page: Watched, server: Served) -> None:
     opened = page.go(NET)
-    opened.get_by_label("New alias", exact=True).fill("canary")
+    opened.get_by_label("New tag", exact=True).fill("canary")
     opened.get_by_role("button", name="Add", exact=True).click()
     expect(opened.get_by_label("Version for canary")).to_have_value("2")
     tags = f"{server.url}/api/v1/model/team/net"

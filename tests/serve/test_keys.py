@@ -54,7 +54,7 @@ REQUESTS = {
     "read": ("GET", "/api/v1/models", None),
     "predict": ("POST", "/v1/models/net:predict", BODY),
     "write": ("PUT", "/api/v1/dataset/d", {"data": {"x": [1]}, "mode": "replace"}),
-    "admin": ("PUT", "/api/v1/model/net/aliases/prod", {"version": 1}),
+    "admin": ("PUT", "/api/v1/model/net/tags/prod", {"version": 1}),
 }
 
 
@@ -95,17 +95,17 @@ def test_every_route_of_the_document_asks_for_a_key(client: httpx.Client, tokens
             assert (allowed != 403) is (reads or path == "/v2/repository/index"), (method, path, allowed)
 
 
-@pytest.mark.parametrize("alias", ["score", "fit", "partial_fit", "predict", "run", "predict_proba"])
+@pytest.mark.parametrize("tag", ["score", "fit", "partial_fit", "predict", "run", "predict_proba"])
 def test_the_scope_is_that_of_the_route_whatever_its_words(
-    client: httpx.Client, tokens: dict[str, str], alias: str
+    client: httpx.Client, tokens: dict[str, str], tag: str
 ) -> None:
-    url = f"/api/v1/model/net/aliases/{alias}"
+    url = f"/api/v1/model/net/tags/{tag}"
     for scope in ("predict", "write", "read"):
         headers = {"x-api-key": tokens[scope]}
         assert client.put(url, json={"version": 1}, headers=headers).status_code == 403
         assert client.delete(url, headers=headers).status_code == 403
     headers = {"x-api-key": tokens["admin"]}
-    assert client.put(url, json={"version": 1}, headers=headers).json()["tags"][alias] == 1
+    assert client.put(url, json={"version": 1}, headers=headers).json()["tags"][tag] == 1
     assert client.delete(url, headers=headers).status_code == 200
 
 
@@ -155,7 +155,7 @@ def test_an_alias_moves_over_http_and_the_next_answer_is_of_the_new_version(
 ) -> None:
     headers = {"authorization": f"Bearer {tokens['admin']}"}
     for number in (1, 2, 1):
-        url = "/api/v1/model/net/aliases/live"
+        url = "/api/v1/model/net/tags/live"
         assert client.put(url, json={"version": number}, headers=headers).json()["tags"]["live"] == number
         reply = client.post("/v1/models/net/labels/live:predict", json=BODY, headers=headers)
         assert reply.json() == {"predictions": [float(number)]}

@@ -184,7 +184,7 @@ def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega)
             (key,) = models._failed
             models._failed[key] = replace(failed, until=0.0)
         assert waits == [2, 4, 8]
-        await models.moved("default", "net")  # who moves an alias has it tried at once
+        await models.moved("default", "net")  # who moves a tag has it tried at once
         (failed,) = models._failed.values()
         assert failed.wait_s == 2
 

@@ -55,7 +55,7 @@ def test_every_way_to_predict_is_in_the_document(client: httpx.Client) -> None:
         "/v1/models/{name}/labels/{version}:predict",
         "/invocations",
         "/api/v1/model/{name}/predict",
-        "/api/v1/model/{name}/aliases/{alias}",
+        "/api/v1/model/{name}/tags/{tag}",
     ):
         assert path in document["paths"]
     infer = document["paths"]["/v2/models/{name}/infer"]["post"]

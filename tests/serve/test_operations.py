@@ -129,7 +129,7 @@ def test_a_limited_key_opens_its_buckets_and_names_and_nothing_beside(om: Omega)
         assert await status(side, "POST", predict.format("net") + "?bucket=side", BODY) == 200
         # Whichever of the two a route would take.
         assert await status(side, "GET", "/api/v1/model/net?bucket=default", bucket="side") == 400
-        assert await status(side, "PUT", "/api/v1/model/net/aliases/x", {"version": 1}) == 403
+        assert await status(side, "PUT", "/api/v1/model/net/tags/x", {"version": 1}) == 403
         shown = (await client.get("/api/v1/key", headers={"x-api-key": side})).json()
         assert (shown["buckets"], shown["names"]) == (["side"], {})
         buckets = await client.get("/api/v1/buckets", headers={"x-api-key": side})
@@ -219,7 +219,7 @@ def test_logs_have_every_request_with_its_id_and_audits_have_changes_and_refusal
         replies = [
             await client.post("/v1/models/net:predict", json=BODY, headers={**own, "x-request-id": "abc-1"}),
             await client.post("/v1/models/none:predict", json=BODY, headers=own),
-            await client.put("/api/v1/model/net/aliases/prod", json={"version": 2}, headers=own),
+            await client.put("/api/v1/model/net/tags/prod", json={"version": 2}, headers=own),
             await client.get("/api/v1/models"),
             await client.get("/healthz", headers={"x-request-id": 'no\t"id'}),
         ]
@@ -239,7 +239,7 @@ def test_logs_have_every_request_with_its_id_and_audits_have_changes_and_refusal
     assert first["path"] == "/v1/models/net:predict"
     assert token not in access.read_text()
     audited = [(line["path"], line["status"]) for line in lines(audit)]
-    assert audited == [("/api/v1/model/net/aliases/prod", 200), ("/api/v1/models", 401)]
+    assert audited == [("/api/v1/model/net/tags/prod", 200), ("/api/v1/models", 401)]
 
     with_app(om, work, access_log=str(access), log_level="error")
     assert len(lines(access)) == 5
@@ -289,7 +289,7 @@ def test_a_canary_answers_its_share_and_a_session_stays_where_it_is(om: Omega) -
         for session in ("a", "b", "c"):
             assert len({await version(**{"x-session-id": session}) for _ in range(10)}) == 1
         assert {await version(**{"x-session-id": str(n)}) for n in range(60)} == {"1", "2"}
-        assert {await version("/v1/models/net:predict") for _ in range(20)} == {"3"}  # no alias, no split
+        assert {await version("/v1/models/net:predict") for _ in range(20)} == {"3"}  # no tag, no split
         stats = (await client.get("/api/v1/stats")).json()["models"]["net"]["versions"]
         assert stats["2"]["requests"] > 100
         assert stats["1"]["failures"] == 0
@@ -361,9 +361,9 @@ def test_splits_are_set_over_http_and_by_command_and_checked(
     om: Omega, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def work(client: httpx.AsyncClient) -> None:
-        path = "/api/v1/model/net/aliases/prod/split"
+        path = "/api/v1/model/net/tags/prod/split"
         reply = await client.put(path, json={"canary": {"2": 0.5}, "shadow": {"3": 1}})
-        assert reply.json() == {"model": "net", "alias": "prod", "canary": {"2": 0.5}, "shadow": {"3": 1.0}}
+        assert reply.json() == {"model": "net", "tag": "prod", "canary": {"2": 0.5}, "shadow": {"3": 1.0}}
         assert (await client.get(path)).json() == reply.json()
         assert (await client.put(path, json={"canary": {"2": 1.5}})).status_code == 400
         assert (await client.put(path, json={"canary": {"99": 0.5}})).status_code == 404
@@ -375,7 +375,7 @@ def test_splits_are_set_over_http_and_by_command_and_checked(
     assert main(["models", "split", "net@prod", "--clear", "--store", om.store.url]) == 0
     assert capsys.readouterr().out == ""
     assert om.models.splits("net") == {}
-    with pytest.raises(ConfigError, match="names no alias"):
+    with pytest.raises(ConfigError, match="names no tag"):
         om.models.split("net@2", canary={1: 0.5})
     with pytest.raises(ConfigError, match="at most 1"):
         Split("default", "net", "prod", {1: 0.6, 2: 0.6})

@@ -209,7 +209,7 @@ def test_what_there_is_can_be_asked(client: httpx.Client) -> None:
     assert (told["columns"], told["methods"][:2]) == (NAMES, ["predict", "predict_proba"])
     model = client.get("/api/v1/model/net").json()["result"]
     assert [v["version"] for v in model["versions"]] == [2, 1]
-    assert model["versions"][0]["aliases"] == ["prod"]
+    assert model["versions"][0]["tags"] == ["prod"]
     stats = client.get("/api/v1/stats").json()
     assert stats["models"]["team/frame"]["batches"] >= 0
     assert {"p50", "p99"} <= stats["latency_ms"].keys()

@@ -1,4 +1,4 @@
-"""An alias rolls under load: nobody notices, and every answer is of one whole version."""
+"""A tag rolls under load: nobody notices, and every answer is of one whole version."""
 
 from __future__ import annotations
 

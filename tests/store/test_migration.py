@@ -94,7 +94,7 @@ def test_everything_is_there(old: tuple[str, dict[str, Any]]) -> None:
     assert all(by_id[id_of(token)].is_of(token) for token in expected["tokens"])
     assert keys.were_made()
     (split,) = Splits(om.store).list()
-    assert [split.bucket, split.name, split.alias] == expected["splits"][0][:3]
+    assert [split.bucket, split.name, split.tag] == expected["splits"][0][:3]
     assert om.models.splits("team/net")["prod"].canary == {4: 0.25}
     assert split.shadow == {1: 0.5, 5: 1.0}
     om.close()

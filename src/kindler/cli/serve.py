@@ -23,7 +23,7 @@ _LIMITS = (
     ("model-memory-bytes", int, "memory for each process of a model"),
     ("device-memory-bytes", int, "memory of each GPU for all loaded models together"),
     ("load-s", float, "seconds that loading a model may take"),
-    ("refresh-s", float, "seconds between checks for moved aliases"),
+    ("refresh-s", float, "seconds between checks for moved tags"),
     ("task-results", int, "maximum number of tasks to remember"),
     ("task-result-bytes", int, "memory for the results of finished tasks together"),
     ("task-result-s", float, "seconds that the result of a finished task is kept"),

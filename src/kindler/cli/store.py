@@ -110,17 +110,15 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
     if shelf != "models":
         return
 
-    add = command(
-        verbs, "split", "divide an alias's requests among versions, or show how", _split, shelf=shelf
-    )
-    add("name", metavar="NAME@ALIAS", help="the alias; a name alone shows all of its splits")
+    add = command(verbs, "split", "divide a tag's requests among versions, or show how", _split, shelf=shelf)
+    add("name", metavar="NAME@TAG", help="the tag; a name alone shows all of its splits")
     shares = {
         "--canary": "let this version answer a share of the requests, such as 4=0.1; repeatable",
         "--shadow": "mirror a share of the requests to this version; responses are discarded; repeatable",
     }
     for option, text in shares.items():
         add(option, action="append", default=[], metavar="VERSION=SHARE", help=text)
-    add("--clear", action="store_true", help="send all requests to the alias's own version")
+    add("--clear", action="store_true", help="send all requests to the tag's own version")
 
 
 def _add_upkeep(verbs: Any) -> None:
@@ -274,13 +272,13 @@ def _split(chosen: argparse.Namespace) -> int:
         if any(shares.values()) and chosen.clear:
             raise ConfigError("--clear takes the shares away; --canary and --shadow set them.")
         models.split(chosen.name, **shares)
-    name, _, alias = chosen.name.partition("@")
+    name, _, tag = chosen.name.partition("@")
     models.metadata(chosen.name)
     for split in models.splits(name).values():
-        if alias in ("", split.alias):
+        if tag in ("", split.tag):
             shown = [f"canary {number}={share:g}" for number, share in split.canary.items()]
             shown += [f"shadow {number}={share:g}" for number, share in split.shadow.items()]
-            print(f"{name}@{split.alias} {' '.join(shown)}")
+            print(f"{name}@{split.tag} {' '.join(shown)}")
     return 0
 
 

@@ -147,7 +147,7 @@ def create_app(
         model_routes(models),
         dataset_routes(models, bodies),
         list_routes(models),
-        task_routes(tasks, bodies, threads["wait"]),  # its paths fit those of aliases too
+        task_routes(tasks, bodies, threads["wait"]),  # its paths fit those of tags too
         prediction_routes(),
     ):
         api.include_router(routes)

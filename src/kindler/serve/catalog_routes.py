@@ -40,14 +40,14 @@ Limit = Annotated[
 ]
 
 
-class AliasMove(BaseModel):
-    """The version that an alias points to."""
+class TagMove(BaseModel):
+    """The version that a tag points to."""
 
     version: int
 
 
 class Shares(BaseModel):
-    """How an alias's requests are divided: versions, and the share of each."""
+    """How a tag's requests are divided: versions, and the share of each."""
 
     canary: dict[int, float] = {}
     shadow: dict[int, float] = {}
@@ -127,15 +127,15 @@ def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -
 def model_routes(models: ModelRegistry) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["models"], route_class=Endpoint)
 
-    @routes.get("/model/{name:path}/aliases/{alias}/split")
+    @routes.get("/model/{name:path}/tags/{tag}/split")
     @needs("predict", "read", on="models")
-    def split(name: str, alias: str, access: Authorized) -> dict[str, Any]:
-        """How the requests of an alias are divided among versions."""
+    def split(name: str, tag: str, access: Authorized) -> dict[str, Any]:
+        """How the requests of a tag are divided among versions."""
         shelf = models.omega[access.bucket].models
-        shelf.metadata(name, version=alias)
-        chosen = shelf.splits(name).get(alias)
+        shelf.metadata(name, version=tag)
+        chosen = shelf.splits(name).get(tag)
         shares = {"canary": dict(chosen.canary), "shadow": dict(chosen.shadow)} if chosen else {}
-        return {"model": name, "alias": alias, "canary": {}, "shadow": {}, **shares}
+        return {"model": name, "tag": tag, "canary": {}, "shadow": {}, **shares}
 
     @routes.get("/model/{name:path}/signature")
     @needs("predict", "read", on="models")
@@ -154,7 +154,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
     @routes.get("/model/{name:path}/")
     @routes.get("/model/{name:path}/metadata")
     def model(name: str, access: Authorized) -> Json:
-        """A model, its versions, aliases, signature and training history."""
+        """A model, its versions, tags, signature and training history."""
         shelf = models.omega[access.bucket].models
         chosen = shelf.metadata(name)
         same = (chosen.address, chosen.number)
@@ -162,31 +162,31 @@ def model_routes(models: ModelRegistry) -> APIRouter:
         view = model_view(shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, next(loaded, None))
         return Json({"model": chosen.name, "result": view, "resource_uri": chosen.name})
 
-    @routes.put("/model/{name:path}/aliases/{alias}/split")
+    @routes.put("/model/{name:path}/tags/{tag}/split")
     @needs("admin", on="models")
-    def divide(name: str, alias: str, shares: Shares, access: Authorized) -> dict[str, Any]:
-        """Divide the requests of an alias; servers notice within `--refresh-s` seconds."""
+    def divide(name: str, tag: str, shares: Shares, access: Authorized) -> dict[str, Any]:
+        """Divide the requests of a tag; servers notice within `--refresh-s` seconds."""
         shelf = models.omega[access.bucket].models
-        shelf.split(f"{name}@{alias}", canary=shares.canary, shadow=shares.shadow)
-        return split(name, alias, access)
+        shelf.split(f"{name}@{tag}", canary=shares.canary, shadow=shares.shadow)
+        return split(name, tag, access)
 
     async def moved(access: Access, name: str) -> dict[str, Any]:
         await models.moved(access.bucket, name)
         tags = await run_in_threadpool(models.omega[access.bucket].models.tags, name)
         return {"model": name, "tags": tags}
 
-    @routes.put("/model/{name:path}/aliases/{alias}")
+    @routes.put("/model/{name:path}/tags/{tag}")
     @needs("admin", on="models")
-    async def move(name: str, alias: str, to: AliasMove, access: Authorized) -> dict[str, Any]:
-        """Point an alias at a version. Answers once that version is served."""
-        await run_in_threadpool(models.omega[access.bucket].models.tag, f"{name}@{to.version}", alias)
+    async def move(name: str, tag: str, to: TagMove, access: Authorized) -> dict[str, Any]:
+        """Point a tag at a version. Answers once that version is served."""
+        await run_in_threadpool(models.omega[access.bucket].models.tag, f"{name}@{to.version}", tag)
         return await moved(access, name)
 
-    @routes.delete("/model/{name:path}/aliases/{alias}")
+    @routes.delete("/model/{name:path}/tags/{tag}")
     @needs("admin", on="models")
-    async def remove(name: str, alias: str, access: Authorized) -> dict[str, Any]:
-        """Remove an alias."""
-        await run_in_threadpool(models.omega[access.bucket].models.untag, name, alias)
+    async def remove(name: str, tag: str, access: Authorized) -> dict[str, Any]:
+        """Remove a tag."""
+        await run_in_threadpool(models.omega[access.bucket].models.untag, name, tag)
         return await moved(access, name)
 
     return routes

@@ -157,9 +157,9 @@ class ModelRegistry:
         return stuck
 
     async def moved(self, bucket: str, name: str) -> None:
-        """An alias of a name was moved here: returns when what it means now serves."""
+        """A tag of a name was moved here: returns when what it means now serves."""
         for key in [key for key in self._failed if (key[0], bare_name(key[1])) == (bucket, name)]:
-            del self._failed[key]  # whoever moves an alias wants it to be tried
+            del self._failed[key]  # whoever moves a tag wants it to be tried
         for (other, text, version), known in list(self._known.items()):
             if other == bucket and bare_name(text) == name:
                 if known.refreshing is not None:

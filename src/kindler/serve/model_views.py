@@ -34,7 +34,7 @@ def version_view(version: Version, tags: Mapping[str, int] | None = None) -> dic
         "attributes": dict(version.attributes),
     }
     if tags is not None:
-        view["aliases"] = sorted(tag for tag, number in tags.items() if number == version.number)
+        view["tags"] = sorted(tag for tag, number in tags.items() if number == version.number)
     return view
 
 

@@ -31,7 +31,7 @@ class ServeSettings:
         rows: Most rows in one request; more are refused with 413.
         timeout_s: Seconds until a request is answered with 504, or with 408 if it has not arrived by then.
         memory_bytes: What loaded models may take together; half of the machine's memory if not given.
-        refresh_s: Seconds for which an alias, and the newest version, are taken to be what they were.
+        refresh_s: Seconds for which a tag, and the newest version, are taken to be what they were.
         task_results: Most tasks that are remembered; the oldest that has finished is forgotten first. While
             none has finished, no more are started: 429.
         task_result_bytes: What the results of finished tasks may take together, in the same way.

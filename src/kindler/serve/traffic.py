@@ -1,6 +1,6 @@
-"""Canaries and shadows: which version answers a request of an alias, and which ones are called beside.
+"""Canaries and shadows: which version answers a request of a tag, and which ones are called beside.
 
-A canary that is not in memory yet is loaded beside the requests, which the alias's own version answers
+A canary that is not in memory yet is loaded beside the requests, which the tag's own version answers
 meanwhile; one that cannot be loaded never answers any. A shadow call begins when its request is answered, and
 can neither delay nor fail it.
 """
@@ -61,25 +61,25 @@ class Traffic:
         self._next_read = math.inf
         try:
             splits = await asyncio.get_running_loop().run_in_executor(self._executor, self._splits.list)
-            self._known = {(split.bucket, split.name, split.alias): split for split in splits}
+            self._known = {(split.bucket, split.name, split.tag): split for split in splits}
         except KindlerError as exc:
             _log.warning("cannot read the splits: %s", exc)
         finally:
             self._next_read = time.monotonic() + self._refresh_s
 
     def split_of(self, name: Name) -> Split | None:
-        """The split of the alias that a request names, if it has one."""
+        """The split of the tag that a request names, if it has one."""
         if time.monotonic() > self._next_read:
             self._next_read = math.inf  # until it was read
             self._start(self.read())
         if not self._known:
             return None
         bucket, text, version = name
-        alias = version or text.partition("@")[2]
-        return self._known.get((bucket, bare_name(text), alias)) if alias else None
+        tag = version or text.partition("@")[2]
+        return self._known.get((bucket, bare_name(text), tag)) if tag else None
 
     def canary(self, split: Split, headers: Mapping[str, str]) -> LoadedModel | None:
-        """The canary that answers this request; None if the alias's own version does."""
+        """The canary that answers this request; None if the tag's own version does."""
         if not split.canary:
             return None
         session = headers.get(SESSION)
@@ -132,7 +132,7 @@ class Traffic:
         try:
             await self._models.find(name)
         except NotFoundError:
-            pass  # it was dropped; the alias's own version answers
+            pass  # it was dropped; the tag's own version answers
         except (KindlerError, Problem) as exc:
             _log.warning("the canary %s@%s does not answer: %s", name[1], name[2], exc)
         finally:
@@ -156,7 +156,7 @@ def same_outputs(outputs: Arrays, others: Arrays) -> bool:
 
 
 def _position(split: Split, session: str) -> float:
-    """Where a session stands between 0 and 1, always the same for one alias."""
-    text = f"{split.bucket}/{split.name}@{split.alias}/{session}"
+    """Where a session stands between 0 and 1, always the same for one tag."""
+    text = f"{split.bucket}/{split.name}@{split.tag}/{session}"
     digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

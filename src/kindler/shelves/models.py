@@ -39,10 +39,10 @@ class Models(Shelf):
         canary: Mapping[int, float] | None = None,
         shadow: Mapping[int, float] | None = None,
     ) -> Split:
-        """Let servers divide the requests of an alias; without shares, all go to its own version again.
+        """Let servers divide the requests of a tag; without shares, all go to its own version again.
 
         Args:
-            name: The name with an alias: `net@prod`.
+            name: The name with a tag: `net@prod`.
             canary: Versions that answer a share of the requests: `{4: 0.1}` is a tenth of them.
             shadow: Versions to which a share of the requests is mirrored. Their responses are discarded;
                 servers count how many differ.
@@ -51,13 +51,13 @@ class Models(Shelf):
             What holds from now on.
 
         Raises:
-            ConfigError: The name has no alias, or a share is invalid.
+            ConfigError: The name has no tag, or a share is invalid.
         """
         from kindler.store.splits import Split, Splits
 
         selector = parse_selector(name)
         if not isinstance(selector.ref, str) or selector.back:
-            raise ConfigError(f"{name!r} names no alias.\nHint: split('net@prod', canary={{4: 0.1}}).")
+            raise ConfigError(f"{name!r} names no tag.\nHint: split('net@prod', canary={{4: 0.1}}).")
         self.metadata(name)
         split = Split(self.bucket, selector.name, selector.ref, dict(canary or {}), dict(shadow or {}))
         for number in {*split.canary, *split.shadow}:
@@ -66,10 +66,10 @@ class Models(Shelf):
         return split
 
     def splits(self, name: str) -> dict[str, Split]:
-        """How the requests of a model's aliases are divided, by alias."""
+        """How the requests of a model's tags are divided, by tag."""
         from kindler.store.splits import Splits
 
-        return {split.alias: split for split in Splits(self.store).list(self._address(name))}
+        return {split.tag: split for split in Splits(self.store).list(self._address(name))}
 
     def _protected(self, name: str) -> set[int]:
         splits = self.splits(name).values()

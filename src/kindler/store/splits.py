@@ -1,4 +1,4 @@
-"""Splits: which part of an alias's requests goes to other versions, in a table of the catalog.
+"""Splits: which part of a tag's requests goes to other versions, in a table of the catalog.
 
 A canary answers its share of the requests. A shadow gets copies of its share of them, and its responses are
 discarded. Servers act on splits; the store only keeps them.
@@ -20,9 +20,9 @@ from kindler.store.versions import Address
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the requests of an alias of a model are divided: versions, and the share of each.
+    """How the requests of a tag of a model are divided: versions, and the share of each.
 
-    What the canaries leave goes to the version that the alias points to.
+    What the canaries leave goes to the version that the tag points to.
 
     >>> Split("default", "net", "prod", canary={4: 0.7, 5: 0.6})
     Traceback (most recent call last):
@@ -31,7 +31,7 @@ class Split:
 
     bucket: str
     name: str
-    alias: str
+    tag: str
     canary: Mapping[int, float] = field(default_factory=dict)
     shadow: Mapping[int, float] = field(default_factory=dict)
 
@@ -55,8 +55,8 @@ class Splits:
         self._database = store.catalog.database
 
     def put(self, split: Split) -> None:
-        """Divide an alias's requests; servers notice within `--refresh-s`. Without shares, the split ends."""
-        row = {"bucket": split.bucket, "name": split.name, "alias": split.alias}
+        """Divide a tag's requests; servers notice within `--refresh-s`. Without shares, the split ends."""
+        row = {"bucket": split.bucket, "name": split.name, "tag": split.tag}
         own = [_splits.c[column] == value for column, value in row.items()]
         shares = {"canary": split.canary, "shadow": split.shadow}
         rules = {what: [(n, float(share)) for n, share in by.items()] for what, by in shares.items()}
@@ -67,10 +67,10 @@ class Splits:
 
     def list(self, address: Address | None = None) -> list[Split]:
         """All splits, or those of one model."""
-        query = sa.select(_splits).order_by(_splits.c.bucket, _splits.c.name, _splits.c.alias)
+        query = sa.select(_splits).order_by(_splits.c.bucket, _splits.c.name, _splits.c.tag)
         if address is not None:
             query = query.where(_splits.c.bucket == address.bucket, _splits.c.name == address.name)
         return [
-            Split(row.bucket, row.name, row.alias, **{k: dict(v) for k, v in json.loads(row.rules).items()})
+            Split(row.bucket, row.name, row.tag, **{k: dict(v) for k, v in json.loads(row.rules).items()})
             for row in self._database.rows(query)
         ]

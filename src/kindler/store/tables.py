@@ -78,7 +78,7 @@ splits = sa.Table(
     metadata,
     sa.Column("bucket", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("alias", sa.Text, primary_key=True),
+    sa.Column("alias", sa.Text, key="tag", primary_key=True),
     sa.Column("rules", sa.Text, nullable=False),
 )
 

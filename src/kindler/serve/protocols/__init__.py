@@ -33,7 +33,7 @@ class Target:
 
     Attributes:
         name: A name, which may say which version; empty for the server's default model.
-        version: A number or an alias that was given beside it.
+        version: A number or a tag that was given beside it.
         action: The method that is called.
     """
 

@@ -19,7 +19,7 @@ from kindler.serve.protocols.tables import ARROW, columns_in, read_columns, to_a
 from kindler.serve.protocols.values import as_tensor, dumps, field_of, load_object, only, plain
 
 RAW = "application/octet-stream"
-_ALIAS = re.compile(r"/api/v1/model/.+/aliases/[^/]+")  # which may have the name of an action
+_TAG = re.compile(r"/api/v1/model/.+/tags/[^/]+")  # which may have the name of an action
 _DTYPES = (
     "bool",
     "float16",
@@ -36,7 +36,7 @@ class OmegaCodec(Codec):
 
     def target(self, method: str, path: str) -> Target | None:
         match = self.path.fullmatch(path)
-        if match is None or (method in ("PUT", "DELETE") and _ALIAS.fullmatch(path)):
+        if match is None or (method in ("PUT", "DELETE") and _TAG.fullmatch(path)):
             return None
         if method not in ("PUT", "POST"):
             raise Problem(405, f"{method} is not allowed; use PUT.", {"allow": "PUT, POST"})

@@ -49,7 +49,7 @@ export const about = (bucket, shelf, name, beside, facts) => [
   h("dl.facts", facts.map(([term, value, kind]) => h("div", { class: kind }, h("dt", term), h("dd", value)))),
 ];
 
-export const chip = (alias) => h("span.chip", alias);
+export const chip = (tag) => h("span.chip", tag);
 
 /** Says something that happened, also to screen readers. */
 export function toast(text) {

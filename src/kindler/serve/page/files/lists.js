@@ -26,11 +26,11 @@ function listed(title, things, noun, columns, row, top, none) {
 
 export async function models({ bucket, signal, failed }) {
   const told = await api("models", { query: { bucket }, signal });
-  const columns = ["Name", ["Newest", "right"], "Aliases", "Kind", ["Size", "right"], ["Stored", "wide"]];
+  const columns = ["Name", ["Newest", "right"], "Tags", "Kind", ["Size", "right"], ["Stored", "wide"]];
   const row = (one) => [
     h("a.name", { href: `#/b/${bucket}/models/${part(one.name)}` }, one.name),
     String(one.version),
-    Object.entries(one.tags).sort().map(([alias, version]) => [chip(`${alias} → ${version}`), " "]),
+    Object.entries(one.tags).sort().map(([tag, version]) => [chip(`${tag} → ${version}`), " "]),
     h("span.quiet", one.kind), size(one.size), when(one.created),
   ];
   const words = "Store a model and it is served immediately: Keras, PyTorch, scikit-learn, ONNX, or an Estimator.";

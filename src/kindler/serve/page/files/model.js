@@ -1,4 +1,4 @@
-// A model: its versions, aliases, signature and training history, and a form to try it.
+// A model: its versions, tags, signature and training history, and a form to try it.
 
 import { ApiError, api, part } from "./api.js";
 import { lineChart } from "./chart.js";
@@ -42,11 +42,12 @@ export async function model({ bucket, name, version, may, signal, again }) {
   const curves = history(told.history);
   const said = [card("Signature", "", known), attributes(told)];
   const beside = curves && curves.querySelectorAll(".chart").length <= 2;
+  const own = Object.keys(told.tags).filter((tag) => told.tags[tag] === told.version).sort();
   return h("div",
-    about(bucket, "Models", name, [told.aliases.map(chip), told.version === told.newest ? "" : h("span.hint",
+    about(bucket, "Models", name, [own.map(chip), told.version === told.newest ? "" : h("span.hint",
       `version ${told.version}; `, h("a", { href: address(bucket, name) }, `the newest is ${told.newest}`))], facts),
     h("div.pair",
-      h("div", versions(place, told), aliases(place, told, may("admin")), beside ? said : ""),
+      h("div", versions(place, told), tags(place, told, may("admin")), beside ? said : ""),
       h("div", beside ? curves : said)),
     beside ? "" : curves,
     card("Try it", "", form));
@@ -55,13 +56,13 @@ export async function model({ bucket, name, version, may, signal, again }) {
 const address = (bucket, name, version) => `#/b/${bucket}/models/${part(name)}${version ? `/${version}` : ""}`;
 
 function versions({ bucket, name }, told) {
-  const columns = ["Version", "Aliases", ["Size", "right"], ["Kind", "wide"], "Stored"];
+  const columns = ["Version", "Tags", ["Size", "right"], ["Kind", "wide"], "Stored"];
   const body = h("div");
   const draw = (most) => {
     const rows = told.versions.slice(0, most).map((one) => [
       h("a", { href: address(bucket, name, one.version), "aria-current": String(one.version === told.version) },
         String(one.version)),
-      one.aliases.map((alias) => [chip(alias), " "]), size(one.size), h("span.quiet", one.kind), when(one.created)]);
+      one.tags.map((tag) => [chip(tag), " "]), size(one.size), h("span.quiet", one.kind), when(one.created)]);
     const more = told.versions.length - rows.length;
     body.replaceChildren(table("Versions", columns, rows),
       more ? h("button.plain.more", { onclick: () => draw(Infinity) }, `Show ${more} more`) : "");
@@ -70,8 +71,8 @@ function versions({ bucket, name }, told) {
   return card("Versions", ".flush", body);
 }
 
-function aliases({ bucket, name, again }, told, may) {
-  if (!may) return ""; // the table of versions lists the aliases
+function tags({ bucket, name, again }, told, may) {
+  if (!may) return ""; // the table of versions lists the tags
   const said = h("p.said", { role: "alert" });
   const act = async (doing, sentence) => {
     said.textContent = "";
@@ -79,35 +80,35 @@ function aliases({ bucket, name, again }, told, may) {
       await doing();
       toast(sentence);
       await again();
-      document.querySelector(".aliases select")?.focus();
+      document.querySelector(".tags select")?.focus();
     } catch (error) {
       said.textContent = error instanceof ApiError ? error.message : String(error);
     }
   };
-  const path = (alias) => `model/${part(name)}/aliases/${part(alias)}`;
-  const move = (event, alias, version) => {
+  const path = (tag) => `model/${part(name)}/tags/${part(tag)}`;
+  const move = (event, tag, version) => {
     event.preventDefault();
     const body = JSON.stringify({ version: Number(version) });
-    const sent = () => api(path(alias), { method: "PUT", query: { bucket }, body });
-    return act(sent, `${alias} now serves version ${version}.`);
+    const sent = () => api(path(tag), { method: "PUT", query: { bucket }, body });
+    return act(sent, `${tag} now serves version ${version}.`);
   };
   const choice = (label, chosen) => h("select", { "aria-label": label },
     told.versions.map(({ version }) => h("option", { value: version, selected: version === chosen }, `version ${version}`)));
-  const rows = Object.entries(told.tags).sort().map(([alias, at]) => {
-    const target = choice(`Version for ${alias}`, at);
+  const rows = Object.entries(told.tags).sort().map(([tag, at]) => {
+    const target = choice(`Version for ${tag}`, at);
     const remove = () => {
-      if (!confirm(`Remove the alias ${alias}? Requests for ${name}@${alias} will get 404.`)) return;
-      act(() => api(path(alias), { method: "DELETE", query: { bucket } }), `${alias} was removed.`);
+      if (!confirm(`Remove the tag ${tag}? Requests for ${name}@${tag} will get 404.`)) return;
+      act(() => api(path(tag), { method: "DELETE", query: { bucket } }), `${tag} was removed.`);
     };
-    return h("li", h("form.line", { onsubmit: (event) => move(event, alias, target.value) },
-      chip(alias), target, h("button", "Move"),
-      h("button.plain.bad", { type: "button", "aria-label": `Remove ${alias}`, title: "Remove", onclick: remove }, "✕")));
+    return h("li", h("form.line", { onsubmit: (event) => move(event, tag, target.value) },
+      chip(tag), target, h("button", "Move"),
+      h("button.plain.bad", { type: "button", "aria-label": `Remove ${tag}`, title: "Remove", onclick: remove }, "✕")));
   });
-  const fresh = h("input", { "aria-label": "New alias", placeholder: "new alias", required: true,
+  const fresh = h("input", { "aria-label": "New tag", placeholder: "new tag", required: true,
     pattern: "[A-Za-z][A-Za-z0-9._\\-]{0,99}",
     title: "A letter, then letters, digits, dots, dashes or underscores", autocomplete: "off", spellcheck: "false" });
-  const target = choice("Version for the new alias", told.version);
-  return card("Aliases", ".aliases", h("ul.plain", rows),
+  const target = choice("Version for the new tag", told.version);
+  return card("Tags", ".tags", h("ul.plain", rows),
     h("form.line", { onsubmit: (event) => move(event, fresh.value, target.value) }, fresh, target, h("button", "Add")), said);
 }
 

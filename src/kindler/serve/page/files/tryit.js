@@ -4,7 +4,7 @@ import { api, key, part } from "./api.js";
 import { cell, count, h, milliseconds, table } from "./dom.js";
 import { checked, example, isObject, lines, outputTable, shown } from "./tensors.js";
 
-const kept = new Map(); // what was typed for a model, so that it outlives a moved alias
+const kept = new Map(); // what was typed for a model, so that it outlives a moved tag
 const ROWS = 100; // of an answer that are shown
 const ALOUD = 300_000; // characters up to which the shape is checked while typing
 
@@ -13,8 +13,8 @@ export function tryIt({ bucket, name, version, signal }, told, signature, may) {
   const text = h("textarea", { id: "try-data", spellcheck: "false", rows: "8", "aria-describedby": "try-shape" });
   const shape = h("p", { id: "try-shape", class: "hint", role: "status" });
   const rows = h("input", { id: "try-rows", type: "number", min: "1", max: "1000", value: "2" });
-  const aliases = Object.entries(told.tags).sort();
-  const targets = [...aliases.map(([alias, at]) => [`@${alias}`, `${alias} (version ${at})`]),
+  const tags = Object.entries(told.tags).sort();
+  const targets = [...tags.map(([tag, at]) => [`@${tag}`, `${tag} (version ${at})`]),
     ["", "newest"], ...told.versions.map((one) => [`@${one.version}`, `version ${one.version}`])];
   const mine = kept.get(`${bucket}/${name}`) || {};
   kept.set(`${bucket}/${name}`, mine);
