@@ -93,7 +93,7 @@ def test_a_moved_alias_changes_which_version_answers(page: Watched, net: Trained
     httpx.put(f"{server.url}/api/v1/model/team/net/tags/prod", json={"version": 1}).raise_for_status()
 
 
-def test_an_alias_is_made_and_removed(page: Watched, server: Served) -> None:
+def test_a_tag_is_made_and_removed(page: Watched, server: Served) -> None:
     opened = page.go(NET)
     opened.get_by_label("New tag", exact=True).fill("canary")
     opened.get_by_role("button", name="Add", exact=True).click()

@@ -150,7 +150,7 @@ def test_health_needs_no_key_and_other_clients_send_theirs_in_their_own_way(
         assert client.post("/v1/models/net:predict", json=BODY, headers=headers).status_code == 200
 
 
-def test_an_alias_moves_over_http_and_the_next_answer_is_of_the_new_version(
+def test_a_tag_moves_over_http_and_the_next_answer_is_of_the_new_version(
     client: httpx.Client, tokens: dict[str, str]
 ) -> None:
     headers = {"authorization": f"Bearer {tokens['admin']}"}

@@ -69,7 +69,7 @@ def test_many_who_ask_at_once_wait_for_one_load(om: Omega) -> None:
     assert play(om, scenario) == {"loaded": 1}
 
 
-def test_an_alias_that_moved_is_served_by_the_old_version_until_the_new_one_is_there(om: Omega) -> None:
+def test_a_tag_that_moved_is_served_by_the_old_version_until_the_new_one_is_there(om: Omega) -> None:
     om.models.put(constant(1), "net", tag="prod")
     om.models.put(constant(2), "net")
 

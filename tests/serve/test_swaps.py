@@ -18,7 +18,7 @@ ROWS = [[0.0, 0.0, 0.0]] * 3
 
 
 @pytest.mark.timeout(120)
-def test_rolling_an_alias_twenty_times_under_load_fails_no_request(tmp_path: Path) -> None:
+def test_rolling_a_tag_twenty_times_under_load_fails_no_request(tmp_path: Path) -> None:
     om = Omega(tmp_path / "store")
     for number in (1, 2, 3):
         om.models.put(constant(number), "net")
