@@ -16,7 +16,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError, first_line
-from kindler.models.arrow_columns import as_table
+from kindler.models.arrow_columns import as_column, as_table
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Rows: TypeAlias = pa.Table | dict[str, Array]  # arrays by name; "" if there is only one, without a name
@@ -47,7 +47,10 @@ def read_rows(path: str, kind: str | None) -> Rows:
 
 def as_columns(arrays: Mapping[str, Array]) -> pa.Table:
     """A table of arrays: rows of several numbers as tensors of fixed shape."""
-    return pa.table({name: _column(array, name) for name, array in arrays.items()})
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise DataError(f"{name or 'the array'} is a single value; expected an array of rows.")
+    return pa.table({name: as_column(array) for name, array in arrays.items()})
 
 
 def write(value: Any, path: Path | None) -> None:
@@ -91,14 +94,6 @@ def _from_json(value: Any) -> Rows:
     if not isinstance(value, list) or not value or array.dtype.kind not in "biufU":
         raise ValueError("it does not hold rows")
     return {"": array}
-
-
-def _column(array: Array, name: str) -> Any:
-    if not array.ndim:
-        raise DataError(f"{name or 'the array'} is a single value; expected an array of rows.")
-    if array.ndim == 1 or array.dtype.kind in "ObUS" or 0 in array.shape:
-        return pa.array(array.tolist() if array.ndim > 1 or array.dtype.kind in "OUS" else array)
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
 
 
 def _content(value: Any, kind: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as the arrays that models take."""
+"""Columns of Arrow tables as the arrays that models take, and back."""
 
 from __future__ import annotations
 
@@ -30,14 +30,21 @@ def as_table(data: Any) -> pa.Table:
 
 def columns_of(table: pa.Table) -> Arrays:
     """The columns of a table, by name."""
-    if len(set(table.column_names)) != table.num_columns:
-        raise DataError("the table has duplicate column names.")
     try:
+        if len(set(table.column_names)) != table.num_columns:
+            raise DataError("the table has duplicate column names.")
         return {name: _values(table.column(name).combine_chunks(), name) for name in table.column_names}
     except (DataError, MemoryError):  # Arrow's own too little memory is one of its exceptions
         raise
     except (pa.ArrowException, ValueError) as exc:
         raise DataError(f"the table cannot be read: {first_line(exc)}.") from exc
+
+
+def as_column(array: Array) -> pa.Array:
+    """An array of rows as a column: rows of several numbers as tensors of fixed shape."""
+    if array.ndim == 1 or array.dtype.kind in "ObUS" or 0 in array.shape:
+        return pa.array(array.tolist() if array.ndim > 1 or array.dtype.kind in "OUS" else array)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
 
 
 def _values(column: Any, name: str) -> Array:

@@ -118,15 +118,7 @@ def _check_columns(count: int) -> None:
 def to_arrow(answer: Answer) -> bytes:
     """The outputs as columns of an Arrow stream; what has several dimensions as tensors of fixed shape."""
     answer.check_rows()
-    return stream(pa.table({name: _arrow(array) for name, array in answer.outputs.items()}))
-
-
-def _arrow(array: Array) -> pa.Array:
-    if array.ndim == 1:
-        return pa.array(array.tolist() if array.dtype.kind == "O" else array)
-    if array.dtype.kind in "Ob" or 0 in array.shape:
-        return pa.array(array.tolist())
-    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
+    return stream(pa.table({name: arrow_columns.as_column(array) for name, array in answer.outputs.items()}))
 
 
 def table_columns(table: pa.Table) -> dict[str, Array]:
@@ -135,8 +127,6 @@ def table_columns(table: pa.Table) -> dict[str, Array]:
         return arrow_columns.columns_of(table)
     except DataError as exc:
         raise Problem(400, str(exc)) from exc
-    except UnicodeDecodeError as exc:
-        raise Problem(400, "the table has names or texts that are not valid UTF-8.") from exc
 
 
 def read_arrow(body: bytes) -> pa.Table:
