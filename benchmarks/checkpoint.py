@@ -82,7 +82,7 @@ def waiting(folder: Path) -> float:
     import torch
 
     from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-    from kindler.train.checkpoints import Checkpoints, Header
+    from kindler.train.checkpoints import CheckpointFolder, Header
 
     torch.set_num_threads(1)
     model = wide()
@@ -91,7 +91,7 @@ def waiting(folder: Path) -> float:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     replica = TorchReplica(TorchSpec(model=model, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss()))
-    kept = Checkpoints(folder)
+    kept = CheckpointFolder(folder)
 
     def once() -> None:
         kept.save(Header(framework="torch", epoch=1, step=1), replica.freeze())

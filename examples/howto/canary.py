@@ -60,7 +60,7 @@ def send(client, requests):
 
 
 def main(folder):
-    om = kindler.Omega(folder)
+    om = kindler.Store(folder)
     om.models.put(train([nn.Linear(64, 10)], epochs=2), "digits", tag="prod")
     with serving(folder) as url, httpx.Client(base_url=url, timeout=120) as client:
         answers, right = send(client, 100)

@@ -106,7 +106,7 @@ def main(folder):
     estimator.fit(train, epochs=6, batch_size=64, feature_cols="image", label_cols="label", verbose=0)
     print(f"test accuracy: {estimator.evaluate(test, verbose=0)['accuracy']:.3f}")
 
-    om = kindler.Omega(folder / "store")
+    om = kindler.Store(folder / "store")
     version = om.models.put(estimator, "digits", tag="prod", attributes={"classes": classes})
     om.close()
     print(f"stored: {version}")

@@ -79,7 +79,7 @@ def train(om):
 
 def main(folder):
     spark = kindler.init(cores=2)
-    om = kindler.Omega(folder / "store")  # or postgresql://... for several machines
+    om = kindler.Store(folder / "store")  # or postgresql://... for several machines
     train(om)
     for seed, day in ((2, "2026-11-16"), (3, "2026-11-17")):
         frame = spark.createDataFrame(make_customers(900, seed).drop(columns="left"))

@@ -45,7 +45,7 @@ estimator = kindler.Estimator.from_torch(
 )
 history = estimator.fit((x[:cut], y[:cut]), epochs=8, batch_size=64, validation_data=(x[cut:], y[cut:]))
 history.plot(sys.argv[2])
-om = kindler.Omega(sys.argv[1])
+om = kindler.Store(sys.argv[1])
 for tags in ([], ["prod"]):
     om.models.put(estimator, "digits", tag=tags or None)
 om.datasets.put(x[cut:], "digits/test")

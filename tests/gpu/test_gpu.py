@@ -391,9 +391,9 @@ _SERVED = """
     import json, os, subprocess, sys, urllib.request
     import numpy as np
     import torch
-    from kindler import Omega
+    from kindler import Store
 
-    om = Omega(FOLDER + "/store")
+    om = Store(FOLDER + "/store")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     om.models.put(model, "net")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, Omega, RunSettings
+from kindler import Callback, Estimator, Store, RunSettings
 from kindler.errors import ConfigError
 from kindler.models.loaded import load
 
@@ -191,7 +191,7 @@ def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.Warni
 
 
 def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     trained = estimator(workers=1)
     trained.fit((X, Y), batch_size=16, verbose=0)
     model = trained.get_model()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.data.columns import Column, Columns, complaint, conform, to_numpy
+from kindler.data.columns import Column, ColumnPlan, complaint, conform, to_numpy
 from kindler.errors import DataError
 
 VECTOR = pa.struct(
@@ -48,7 +48,7 @@ def sparse(size: int, entries: dict[int, float]) -> dict[str, Any]:
 
 
 def test_columns_lists_a_column_that_is_both_feature_and_label_once() -> None:
-    columns = Columns(features=(feature(),), labels=(label(), Column(name="d", role="label")))
+    columns = ColumnPlan(features=(feature(),), labels=(label(), Column(name="d", role="label")))
 
     assert columns.names == ("c", "d")
     assert [column.role for column in columns.all] == ["feature", "label"]
@@ -325,7 +325,7 @@ def test_whole_floats_become_integers_when_asked() -> None:
     ],
 )
 def test_other_types_are_answered_with_those_that_work(array: pa.Array) -> None:
-    with pytest.raises(DataError, match=r"column 'c': .* cannot feed a model. Columns of integers, floats"):
+    with pytest.raises(DataError, match=r"column 'c': .* cannot feed a model. ColumnPlan of integers, floats"):
         read(array)
     assert complaint(array.type)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
-from kindler.store import Store, Swept, Verified
+from kindler.store import Swept, Verified, VersionStore
 from kindler.store.names import check_bucket
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ class _Opened:
     def __init__(self, url: str | None, broker: str | None = None) -> None:
         self._url = url
         self._broker = broker
-        self._store: Store | None = None
+        self._store: VersionStore | None = None
         self._engine: Engine | None = None
         self._lock = threading.RLock()
 
-    def store(self) -> Store:
+    def store(self) -> VersionStore:
         with self._lock:
             if self._store is None:
-                self._store = Store.open(self._url)
+                self._store = VersionStore.open(self._url)
             return self._store
 
     def engine(self) -> Engine:
@@ -58,7 +58,7 @@ class _Opened:
             engine.close()
 
 
-class Omega:
+class Store:
     """The shelves of one bucket of a store.
 
     Args:
@@ -79,17 +79,17 @@ class Omega:
         self.bucket = check_bucket(bucket)
         self._opened = _Opened(None if url is None else os.fspath(url), broker)
 
-    def __getitem__(self, bucket: str) -> Omega:
+    def __getitem__(self, bucket: str) -> Store:
         """The same store's shelves in another bucket, which need not exist."""
-        other = Omega(bucket=bucket)
+        other = Store(bucket=bucket)
         other._opened = self._opened
         return other
 
     def __repr__(self) -> str:
-        return f"Omega(bucket={self.bucket!r})"
+        return f"Store(bucket={self.bucket!r})"
 
     @property
-    def store(self) -> Store:
+    def store(self) -> VersionStore:
         """The store, opened on first use."""
         return self._opened.store()
 
@@ -124,7 +124,7 @@ class Omega:
         """The buckets that are not empty."""
         return self.store.buckets()
 
-    def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Omega:
+    def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Store:
         """Use another store and broker from now on, in all buckets; None is the default."""
         self._opened.change(None if url is None else os.fspath(url), broker)
         return self
@@ -142,5 +142,5 @@ class Omega:
         self._opened.close()
 
 
-om = Omega()
-"""The default store: `KINDLER_STORE`, or a folder among the user's data; see `Omega`."""
+om = Store()
+"""The default store: `KINDLER_STORE`, or a folder among the user's data; see `Store`."""
