@@ -19,6 +19,8 @@ from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, seconds
 
+from kindler import Device
+
 MLP_BATCH, MLP_STEPS = 256, 300
 SEQUENCE_BATCH, SEQUENCE_STEPS, TOKENS, WORDS = 32, 60, 128, 1_000
 EPOCHS = 4
@@ -35,11 +37,13 @@ def main() -> None:
     measured = rounds(
         {
             "MLP by hand": lambda: by_hand(mlp, *small, MLP_BATCH),
-            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device_cache=False),
+            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device=Device(cache=False)),
             "MLP, rows on the GPU": lambda: kindler(mlp, *small, MLP_BATCH),
-            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, compile="graphs"),
+            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, device=Device(compile="graphs")),
             "transformer by hand": lambda: by_hand(transformer, *large, SEQUENCE_BATCH, bf16=True),
-            "transformer": lambda: kindler(transformer, *large, SEQUENCE_BATCH, precision="bf16"),
+            "transformer": lambda: kindler(
+                transformer, *large, SEQUENCE_BATCH, device=Device(precision="bf16")
+            ),
         },
         repeats=given.repeats,
         warm_up=False,
@@ -110,7 +114,8 @@ def first_step() -> float:
 
     import torch
 
-    from kindler import Callback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import Callback
 
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "first"

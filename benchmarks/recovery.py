@@ -15,7 +15,7 @@ from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, workplace
 
-from kindler import Callback
+from kindler.callbacks import Callback
 
 ROWS, BATCH = 8_192, 256
 

@@ -16,7 +16,7 @@ import kindler
 
 
 # --8<-- [start:callback]
-class StopEarly(kindler.Callback):
+class StopEarly(kindler.callbacks.Callback):
     """Ends the run after `patience` epochs without a better `val_loss`."""
 
     def __init__(self, path, patience=2):

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import kindler
+from kindler import Prepare
 
 GOOD, BAD = ("fine", "lovely", "great"), ("awful", "dull", "poor")
 OTHERS = ("the", "film", "was", "and", "its", "music", "quite", "very", "a", "story")
@@ -78,7 +79,7 @@ def main(rows=400, epochs=4, master=None):
         loss="model",
         inputs="kwargs",
         metrics="accuracy",
-        collate=tokenize,
+        prepare=Prepare(collate=tokenize),
         workers=2,
     )
     estimator.fit(train, epochs=epochs, batch_size=32, feature_cols="text", label_cols="label")

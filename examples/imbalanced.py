@@ -11,7 +11,7 @@ from sklearn.datasets import make_classification
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 
 
 # --8<-- [start:data]
@@ -54,7 +54,9 @@ def main(rows=20_000, epochs=5):
     balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # each class weighs as much as the other
     for title, weights in (("plain", None), ("weighted", balanced)):
         estimator = new_estimator()
-        estimator.fit(train, epochs=epochs, batch_size=256, class_weight=weights, verbose=0, **columns)
+        estimator.fit(
+            train, epochs=epochs, batch_size=256, columns=Columns(class_weight=weights), verbose=0, **columns
+        )
         result = estimator.evaluate(test, verbose=0)
         print(title, {name: round(result[name], 3) for name in ("auc", "precision", "recall", "f1")})
     # --8<-- [end:weights]

@@ -17,7 +17,7 @@ from torch import nn
 import kindler
 
 
-class Accident(kindler.Callback):
+class Accident(kindler.callbacks.Callback):
     """Ends the second worker once, in the middle of the third epoch."""
 
     def __init__(self, marker: Path) -> None:
@@ -29,7 +29,7 @@ class Accident(kindler.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, callbacks: list[kindler.Callback]) -> nn.Module:
+def train(folder: Path, callbacks: list[kindler.callbacks.Callback]) -> nn.Module:
     digits = load_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))

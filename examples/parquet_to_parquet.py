@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from torch import nn, optim
 
 import kindler
+from kindler import Columns
 
 
 def write_houses(path, rows, seed):
@@ -46,7 +47,7 @@ def main(folder, rows=4000, epochs=20):
         batch_size=128,
         feature_cols=["size", "rooms", "age"],
         label_cols="price",
-        stack_features=True,
+        columns=Columns(stack_features=True),
     )
     written = estimator.predict(folder / "new.parquet", output_cols="estimate", output_path=folder / "scored")
     # --8<-- [end:paths]

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 import kindler
+from kindler import Prepare
 from kindler.data import images
 
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
@@ -62,8 +63,10 @@ def main(data, epochs=10, rows=None, master=None):
         metrics=["accuracy"],
         workers=2,
         # Trained on: cut out anywhere and mirrored by chance. Evaluated and scored: as they are.
-        transform=images.from_bytes(
-            "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+        prepare=Prepare(
+            transform=images.from_bytes(
+                "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+            )
         ),
     )
     estimator.fit(train, epochs=epochs, batch_size=64, feature_cols="png", label_cols="label")

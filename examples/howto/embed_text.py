@@ -20,6 +20,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import kindler
+from kindler import Prepare
 
 
 def paragraphs():
@@ -75,7 +76,9 @@ def main(name, folder):
         return tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
 
     # A model that only scores needs neither a loss nor an optimizer.
-    estimator = kindler.Estimator.from_torch(model=Embedder(encoder), inputs="kwargs", collate=tokenize)
+    estimator = kindler.Estimator.from_torch(
+        model=Embedder(encoder), inputs="kwargs", prepare=Prepare(collate=tokenize)
+    )
     frame = spark.createDataFrame(table).repartition(4)
     vectors = estimator.predict(frame, batch_size=128, feature_cols="text")  # lazy
     vectors.write.mode("overwrite").parquet(f"{folder}/embeddings")

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 import kindler
+from kindler import Prepare
 
 CHAPTERS = ("compound", "debugger", "string-methods")
 
@@ -78,7 +79,7 @@ def main(name, lr, epochs):
         optimizer=torch.optim.AdamW(model.parameters(), lr=lr),
         loss="model",  # the model computes its own loss from `labels`
         inputs="kwargs",  # model(input_ids=..., attention_mask=..., labels=...)
-        collate=tokenize,
+        prepare=Prepare(collate=tokenize),
         metrics="accuracy",
         workers=2,
     )

@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import kindler
+from kindler import Prepare
 from kindler.data import images
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -98,8 +99,10 @@ def main(folder):
         loss=nn.CrossEntropyLoss(),
         metrics=["accuracy"],
         # Decoded in the workers, while they train: grey, 16 x 16, moved by up to a pixel, scaled to -1 .. 1.
-        transform=images.from_bytes(
-            "image", mode="L", size=16, crop=16, padding=1, mean=0.5, std=0.5, channels="first"
+        prepare=Prepare(
+            transform=images.from_bytes(
+                "image", mode="L", size=16, crop=16, padding=1, mean=0.5, std=0.5, channels="first"
+            )
         ),
         workers=2,
     )

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import kindler
+from kindler import Columns
 
 COLUMNS = ["orders", "days_since", "complaints"]
 
@@ -70,7 +71,7 @@ def train(om):
         batch_size=64,
         feature_cols=COLUMNS,
         label_cols="left",
-        stack_features=True,
+        columns=Columns(stack_features=True),
         verbose=0,
     )
     auc = round(history[-1]["auc"], 3)

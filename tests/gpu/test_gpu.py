@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler import Device, Optimization
 from kindler.strategies import Zero1
 
 try:
@@ -87,7 +88,7 @@ def test_a_second_fit_in_the_same_process_finds_the_gpu_too() -> None:
 def test_workers_compute_on_the_gpu() -> None:
     import torch
 
-    from kindler import Callback
+    from kindler.callbacks import Callback
 
     class Look(Callback):
         def on_step_end(self, run: Any) -> None:
@@ -99,7 +100,7 @@ def test_workers_compute_on_the_gpu() -> None:
 
 def test_two_workers_share_one_gpu_and_end_with_the_weights_of_two_on_the_cpu() -> None:
     _, expected = trained(device="cpu", workers=2)
-    _, found = trained(device="cuda", workers=2, share_gpus=True)
+    _, found = trained(device=Device("cuda", share=True), workers=2)
     _assert_close(found, expected)
 
 
@@ -148,8 +149,8 @@ def classifier(**options: Any) -> tuple[Any, Any, list[np.ndarray]]:
 
 
 def _assert_same_training(**options: Any) -> None:
-    _, eager, expected = classifier(device_cache=False, **options)
-    _, graphs, found = classifier(compile="graphs", **options)
+    _, eager, expected = classifier(device=Device(cache=False), **options)
+    _, graphs, found = classifier(device=Device(compile="graphs"), **options)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     for name in ("loss", "accuracy", "num_samples", "steps"):
@@ -161,7 +162,9 @@ def test_steps_as_graphs_end_with_the_weights_of_eager_steps() -> None:
 
     _assert_same_training()
     _assert_same_training(label=-100)  # some steps have labels that do not count
-    _assert_same_training(clip_norm=0.1, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    _assert_same_training(
+        optimization=Optimization(clip_norm=0.1), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    )
     _assert_same_training(weight=torch.tensor([0.2, 0.8]))
 
 
@@ -175,10 +178,12 @@ def test_a_layer_that_draws_in_python_is_not_recorded() -> None:
             return x if random.random() < 0.5 else x * 2
 
     _, eager, expected = classifier(layer=Skips)
-    _, auto, found = classifier(layer=Skips, compile="auto")
+    _, auto, found = classifier(layer=Skips, device=Device(compile="auto"))
     _assert_close(found, expected)
     assert list(auto["num_samples"]) == list(eager["num_samples"])
-    _assert_refused(lambda: classifier(layer=Skips, compile="graphs"), "random numbers in Python")
+    _assert_refused(
+        lambda: classifier(layer=Skips, device=Device(compile="graphs")), "random numbers in Python"
+    )
 
 
 def test_a_layer_that_reads_a_value_back_is_not_recorded() -> None:
@@ -189,10 +194,10 @@ def test_a_layer_that_reads_a_value_back_is_not_recorded() -> None:
             return x if x.sum().item() > 0 else x * 2
 
     _, eager, expected = classifier(layer=Looks)
-    _, auto, found = classifier(layer=Looks, compile="auto")
+    _, auto, found = classifier(layer=Looks, device=Device(compile="auto"))
     _assert_close(found, expected)
     assert list(auto["num_samples"]) == list(eager["num_samples"])
-    _assert_refused(lambda: classifier(layer=Looks, compile="graphs"), "reads a value back")
+    _assert_refused(lambda: classifier(layer=Looks, device=Device(compile="graphs")), "reads a value back")
 
 
 def _assert_refused(fit: Callable[[], Any], message: str) -> None:
@@ -217,7 +222,7 @@ def test_two_workers_that_were_not_told_to_share_are_refused_and_the_default_is_
 
 def test_two_workers_that_share_a_gpu_end_with_the_weights_of_one() -> None:
     _, one = trained(device="cuda")
-    _, two = trained(device="cuda", workers=2, share_gpus=True)
+    _, two = trained(device=Device("cuda", share=True), workers=2)
     for found, expected in zip(two, one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -304,8 +309,7 @@ def test_workers_know_their_device_and_a_model_may_call_torch_distributed() -> N
             model=lambda: Asks(4, 1),
             optimizer=torch.optim.SGD,
             loss=nn.MSELoss(),
-            device="cuda",
-            process_group=True,
+            device=Device("cuda", process_group=True),
             **options,
         ).fit((X, Y), batch_size=32, verbose=0)
 
@@ -328,7 +332,7 @@ def test_synchronised_batch_norm_on_two_workers_sees_the_rows_of_both() -> None:
         return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
     one = fit(nn.BatchNorm1d, workers=1)
-    two = fit(nn.SyncBatchNorm, workers=2, share_gpus=True, process_group=True)
+    two = fit(nn.SyncBatchNorm, workers=2, device=Device(share=True, process_group=True))
     for found, expected in zip(two, one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -433,7 +437,7 @@ _SERVED = """
 
 def test_sharded_optimizers_of_two_workers_on_one_gpu_end_with_the_weights_of_all_reduce() -> None:
     def weights(**fit: Any) -> list[np.ndarray]:
-        est = estimator(device="cuda", workers=2, share_gpus=True)
+        est = estimator(device=Device("cuda", share=True), workers=2)
         est.fit((X, Y), epochs=2, batch_size=32, verbose=0, **fit)
         return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 

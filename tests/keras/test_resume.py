@@ -11,7 +11,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
 
-from kindler import Estimator, History, RunSettings
+from kindler import Epochs, Estimator, History, RunSettings
 from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -182,7 +182,7 @@ def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: P
     def steps(est: Estimator, trigger: Any, **options: Any) -> list[int]:
         columns = {"feature_cols": "x", "label_cols": "y"}
         history = est.fit(
-            DATA, epochs=None, batch_size=12, verbose=0, end_trigger=trigger, **columns, **options
+            DATA, epochs=Epochs(None, stop_when=trigger), batch_size=12, verbose=0, **columns, **options
         )
         return [row["steps"] for row in history]
 

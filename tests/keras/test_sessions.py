@@ -12,7 +12,8 @@ import problems
 import pytest
 from flavour import one_is_enough, two_unless_whole
 
-from kindler import DriverCallback, Estimator
+from kindler import Estimator
+from kindler.callbacks import DriverCallback
 from kindler.errors import NonFiniteLossError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]

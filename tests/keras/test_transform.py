@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flavour import FLAVOUR, KERAS, one_unless_whole, tensorflow_only, two_unless_whole
 
-from kindler import Estimator
+from kindler import Estimator, Prepare
 from kindler.errors import DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -104,7 +104,7 @@ def trained(
     workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **options: Any
 ) -> Estimator:
     est = Estimator.from_keras(
-        model=reader, workers=workers, engine="local", pad="batch", masks=False, **options
+        model=reader, workers=workers, engine="local", prepare=Prepare(pad="batch", masks=False), **options
     )
     columns: dict[str, Any] = {"feature_cols": ["tokens", "x"], "label_cols": "y"}
     est.fit(TOKENS, epochs, 12, validation_data=validation_data, shuffle=shuffle, verbose=0, **columns)
@@ -117,7 +117,13 @@ def test_one_worker_and_two_augment_pad_and_bucket_each_row_alike(tmp_path: Path
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()
         noisy = Noisy(tmp_path / str(workers))
-        both.append(trained(workers, transform=noisy, eval_transform=dict, length_col="tokens"))
+        both.append(
+            trained(
+                workers,
+                prepare=Prepare(transform=noisy, eval_transform=dict, length_col="tokens"),
+                prepare=Prepare(length_col="tokens"),
+            )
+        )
     one, two = both
 
     alike = Counter(str(json.loads(line)[0]) for line in filed(tmp_path / "1") & filed(tmp_path / "2"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 from tests import exact
 from tests.whole import WHOLE
 
@@ -109,7 +109,13 @@ def test_direct_and_inline_ingest_see_the_same_rows(tmp_path: Path, spark: Any) 
         notes.mkdir()
         est = exact.estimator(workers=2)
         est.fit(
-            frame, epochs=2, batch_size=20, callbacks=[exact.Note(notes)], ingest=ingest, verbose=0, **COLUMNS
+            frame,
+            epochs=2,
+            batch_size=20,
+            callbacks=[exact.Note(notes)],
+            columns=Columns(ingest=ingest),
+            verbose=0,
+            **COLUMNS,
         )
         exact.assert_each_row_once_per_epoch(notes, ROWS, epochs=2)
         exact.assert_same_weights(est.get_model(), exact.reference(notes, data))

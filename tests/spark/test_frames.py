@@ -15,7 +15,7 @@ from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as F
 from torch import nn
 
-from kindler import Estimator, XShards
+from kindler import Columns, Estimator, XShards
 from kindler.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -105,7 +105,12 @@ def test_a_name_that_two_columns_have_is_refused(spark: Any, other: str) -> None
 def test_training_and_validation_frames_may_have_different_types(spark: Any) -> None:
     def losses(data: Any, validation: Any) -> list[float]:
         rows = regression().fit(
-            data, batch_size=8, epochs=2, validation_data=validation, verbose=0, ingest="inline"
+            data,
+            batch_size=8,
+            epochs=2,
+            validation_data=validation,
+            verbose=0,
+            columns=Columns(ingest="inline"),
         )
         return [*rows["loss"], *rows["val_loss"]]
 

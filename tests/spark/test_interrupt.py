@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import DriverCallback, Estimator
+from kindler import Estimator
+from kindler.callbacks import DriverCallback
 
 pytestmark = [pytest.mark.spark, pytest.mark.torch]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from tests.listening import listeners, wildcards
 from tests.whole import WHOLE

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Estimator, Optimization
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -22,7 +22,7 @@ def _estimator(folder: Path | None = None) -> Estimator:
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.05),
         loss=nn.MSELoss(),
-        clip_norm=1.0,
+        optimization=Optimization(clip_norm=1.0),
         workers=3,
         engine="spark",
         model_dir=folder,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kindler import Store
-from kindler.store import VersionStore, Version
+from kindler.store import Version, VersionStore
 from tests.store import jobs
 
 KILLS = 50

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Estimator, Optimization, RunSettings
+from kindler.callbacks import Callback
 from tests.exact import CLASSES, WIDTH, Note, await_file, problem
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
@@ -59,7 +60,7 @@ def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
         loss=nn.CrossEntropyLoss(),
         metrics={"accuracy": "accuracy", "auc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES)},
         scheduler=decay,
-        scheduler_step="step",
+        optimization=Optimization(scheduler_step="step"),
         model_dir=model_dir,
         **{"workers": 2, "settings": AT_ONCE, **options},
     )

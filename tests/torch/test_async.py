@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator, Optimization
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, WorkerError, WorkerLostError
 from kindler.strategies import AllReduce, Async, LocalSGD, Strategy
 
@@ -195,7 +196,7 @@ class Rates(Callback):
 
 
 def test_workers_without_rows_in_a_step_keep_up_with_the_schedule_in_rounds(tmp_path: Path) -> None:
-    est = counter(2, scheduler=halves_by_step, scheduler_step="step")
+    est = counter(2, scheduler=halves_by_step, optimization=Optimization(scheduler_step="step"))
     est.fit(
         rows(7), batch_size=1, shuffle=False, strategy="local_sgd", callbacks=[Rates(tmp_path)], verbose=0
     )
@@ -408,7 +409,7 @@ def test_what_does_not_go_together_is_refused_on_the_driver() -> None:
     with pytest.raises(ConfigError, match="every_steps is a whole number of at least 1"):
         counter(2).fit(rows(4), strategy=LocalSGD(every_steps=0), verbose=0)
     with pytest.raises(ConfigError, match="clip_norm needs the gradients of all parameters"):
-        counter(2, clip_norm=1.0).fit(rows(4), strategy=Async(shards=2), verbose=0)
+        counter(2, optimization=Optimization(clip_norm=1.0)).fit(rows(4), strategy=Async(shards=2), verbose=0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(4))))
     with pytest.raises(ConfigError, match="max_staleness is for data that has columns"):
         counter(2).fit(loader, strategy=Async(max_staleness=1), verbose=0)

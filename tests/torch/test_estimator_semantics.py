@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Columns, Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import (
     ConfigError,
     DataError,
@@ -203,7 +204,7 @@ def test_nan_and_null_and_ragged_rows_name_column_and_row() -> None:
 
 def test_all_wrong_arguments_are_named_at_once_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="(?s)epochs.*received 0.*batch_size.*received -1.*ingest"):
-        regression().fit((X, Y), epochs=0, batch_size=-1, ingest="fast")  # type: ignore[arg-type]
+        regression().fit((X, Y), epochs=0, batch_size=-1, columns=Columns(ingest="fast"))  # type: ignore[arg-type]
     for nothing, kind in ((3, "int"), (None, "NoneType")):
         with pytest.raises(ConfigError, match=f"data is a builtins.{kind}"):
             regression().fit(nothing)
@@ -239,7 +240,8 @@ def test_a_missing_framework_is_named_with_the_extra_that_brings_it(tmp_path: Pa
 PROGRAM = """
     import numpy as np, torch, os, time
     from torch import nn
-    from kindler import Callback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import Callback
 
     class Long(Callback):
         def on_step_end(self, run):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from kindler import Estimator, Store
+from kindler import Estimator, Prepare, Store
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.registry import MODEL_KINDS
@@ -42,7 +42,7 @@ def estimator(workers: int, model: Any = None, **options: Any) -> Estimator:
         loss="model",
         metrics="accuracy",
         inputs="kwargs",
-        collate=Tokenize(tokenizer()),
+        prepare=Prepare(collate=Tokenize(tokenizer())),
         workers=workers,
         **options,
     )

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import DriverCallback, Estimator
+from kindler import Estimator
+from kindler.callbacks import DriverCallback
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -100,7 +101,8 @@ def test_workers_that_do_not_meet_in_steps_keep_what_they_have_learned_too() -> 
 PROGRAM = """
     import numpy as np
     import torch
-    from kindler import DriverCallback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import DriverCallback
 
     class Told(DriverCallback):
         told = False

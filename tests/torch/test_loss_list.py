@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Estimator, Optimization
 from kindler.errors import ConfigError
 from tests.exact import assert_close
 
@@ -63,7 +63,7 @@ def test_two_workers_sum_losses_of_their_own_divisors_as_one_process_does(named:
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.3),
         loss=losses if named else list(losses.values()),
-        loss_weights=WEIGHTS if named else list(WEIGHTS.values()),
+        optimization=Optimization(loss_weights=WEIGHTS if named else list(WEIGHTS.values())),
         workers=2,
     )
     columns = {"feature_cols": "x", "label_cols": ["size", "kind"]}

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, MissingExtraError, NotFittedError
 from tests.events import scalars
 

@@ -13,7 +13,8 @@ from interrupted import AT_ONCE
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Callback, Estimator
+from kindler import Estimator, Optimization
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, KindlerError
 from tests.exact import assert_close, await_file
 
@@ -70,7 +71,7 @@ def gan(workers: int, step: Any = play, **options: Any) -> Estimator:
         model=Gan(),
         optimizer={"g": of_generator, "d": of_discriminator},
         scheduler={"d": decay},
-        scheduler_step="step",
+        optimization=Optimization(scheduler_step="step"),
         train_step=step,
         **{"workers": workers, "settings": AT_ONCE, **options},
     )
@@ -195,11 +196,11 @@ def test_a_function_that_returns_the_loss_trains_as_the_loss_itself_does_with_cl
         model=nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
         optimizer=torch.optim.SGD,
         loss=nn.MSELoss(),
-        clip_norm=0.1,
+        optimization=Optimization(clip_norm=0.1),
         workers=1,
     )
     expected = fit(known, few, batch_size=1, shuffle=False)
-    est = linear(2, clip_norm=0.1)
+    est = linear(2, optimization=Optimization(clip_norm=0.1))
     history = fit(est, few, batch_size=1, shuffle=False, validation_data=DATA)
 
     assert_close(weights(est), weights(known))

@@ -12,7 +12,8 @@ import torch
 from gang import PRELOAD
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.strategies import Strategy

@@ -22,7 +22,7 @@ from interrupted import (
     weights,
 )
 
-from kindler import RunSettings
+from kindler import Epochs, RunSettings
 from kindler.errors import WorkerLostError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -69,10 +69,12 @@ def test_another_runs_checkpoints_in_the_folder_are_never_taken_up_by_itself(tmp
     folder = tmp_path / "run"
     fit(shaky(folder, seed=5), epochs=6)
     alone = shaky()
-    expected = figures(fit(alone, steps_per_epoch=2 * STEPS, epochs=1))
+    expected = figures(fit(alone, epochs=Epochs(1, steps_per_epoch=2 * STEPS)))
     est = shaky(folder)
 
-    history = fit(est, Falls(tmp_path, "die"), checkpoint_trigger=None, steps_per_epoch=2 * STEPS, epochs=1)
+    history = fit(
+        est, Falls(tmp_path, "die"), checkpoint_trigger=None, epochs=Epochs(1, steps_per_epoch=2 * STEPS)
+    )
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected

@@ -29,7 +29,8 @@ from interrupted import (
     weights,
 )
 
-from kindler import Callback, Estimator
+from kindler import Epochs, Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from tests.exact import assert_each_row_once_per_epoch, steps
 
@@ -281,7 +282,7 @@ def test_the_best_checkpoint_is_kept_besides_the_last(tmp_path: Path) -> None:
 def test_an_epoch_of_fewer_steps_goes_on_with_the_rows_where_the_last_one_ended(tmp_path: Path) -> None:
     est = shaky()
 
-    history = fit(est, notes(tmp_path), epochs=7, steps_per_epoch=2)
+    history = fit(est, notes(tmp_path), epochs=Epochs(7, steps_per_epoch=2))
 
     assert history["steps"] == [2] * 7
     ids = [i for step in steps(tmp_path).values() for i in step]
@@ -320,16 +321,16 @@ def test_a_run_ends_when_its_trigger_fires_or_its_epochs_are_over(
 ) -> None:
     est = shaky(workers=1)
 
-    assert fit(est, end_trigger=trigger, **options)["steps"] == steps_made
+    assert fit(est, epochs=Epochs(stop_when=trigger), **options)["steps"] == steps_made
 
 
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
     est = shaky(tmp_path, workers=1)
-    assert fit(est, epochs=None, end_trigger=after_steps(7))["steps"] == [7]
+    assert fit(est, epochs=Epochs(None, stop_when=after_steps(7)))["steps"] == [7]
 
-    assert len(fit(est, epochs=None, end_trigger=after_steps(7))) == 0
-    assert fit(est, epochs=None, end_trigger=after_epochs(2))["epoch"] == [2]
-    assert fit(shaky(tmp_path, workers=1), epochs=None, end_trigger=after_epochs(2), resume=True)[
+    assert len(fit(est, epochs=Epochs(None, stop_when=after_steps(7)))) == 0
+    assert fit(est, epochs=Epochs(None, stop_when=after_epochs(2)))["epoch"] == [2]
+    assert fit(shaky(tmp_path, workers=1), epochs=Epochs(None, stop_when=after_epochs(2)), resume=True)[
         "epoch"
     ] == [2]
 

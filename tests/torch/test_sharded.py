@@ -12,7 +12,8 @@ from gang import PRELOAD
 from interrupted import DATA, Falls, assert_same, attempts, figures, fit, shaky, weights
 from torch import nn
 
-from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint
+from kindler import Estimator, Optimization
+from kindler.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.strategies import FSDP, Strategy
@@ -191,7 +192,7 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
             optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
             loss=nn.MSELoss(),
             workers=2,
-            clip_norm=0.5,
+            optimization=Optimization(clip_norm=0.5),
             model_dir=folder,
         )
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 
 lightning: Any = pytest.importorskip("lightning")

@@ -12,7 +12,7 @@ import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 from kindler.errors import ConfigError, NonFiniteLossError
 from tests.exact import assert_close, weights
 from tests.unit.with_torch.rows import Array
@@ -173,14 +173,14 @@ def test_weights_that_would_have_no_effect_are_refused() -> None:
     x, y = _data(0)
     data = {"x": x, "y": y, "w": np.ones(ROWS, np.float32)}
     with pytest.raises(ConfigError, match=r"train_step has not read run.sample_weight"):
-        own(workers=1).fit(data, sample_weight_col="w", verbose=0)
+        own(workers=1).fit(data, columns=Columns(weight_col="w"), verbose=0)
     for module in (Module(), Module):
         est = Estimator.from_lightning(module, workers=1)
         with pytest.raises(
             ConfigError, match=r"(?s)^class_weight and sample_weight_col: a LightningModule.*label_cols"
         ):
-            est.fit(data, class_weight={0: 2.0}, sample_weight_col="w", verbose=0)
+            est.fit(data, columns=Columns(class_weight={0: 2.0}, weight_col="w"), verbose=0)
     with pytest.raises(ConfigError, match="class_weight needs one label column; received"):
-        own(workers=1).fit(data, label_cols=["y", "w"], class_weight={0: 2.0})
+        own(workers=1).fit(data, label_cols=["y", "w"], columns=Columns(class_weight={0: 2.0}))
     with pytest.raises(ConfigError, match="sample_weight_col: the loss AdaptiveLogSoftmax.* no reduction"):
-        own(loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit(data, sample_weight_col="w")
+        own(loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit(data, columns=Columns(weight_col="w"))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Callback, Estimator, ModelCheckpoint
+from kindler import Epochs, Estimator
+from kindler.callbacks import Callback, ModelCheckpoint
 from kindler.errors import ConfigError, DiskFullError, UntrustedError, WorkerError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -51,9 +52,8 @@ def test_the_best_epoch_is_chosen_among_those_that_were_validated(tmp_path: Path
 
     history = est.fit(
         DATA,
-        epochs=5,
+        epochs=Epochs(5, validation_freq=2),
         validation_data=DATA,
-        validation_freq=2,
         best_metric="max:val_loss",
         keep_checkpoints=1,
         **OPTIONS,

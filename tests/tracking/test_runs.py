@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import Callback, DriverCallback, Estimator, MLflowLogger, RunSettings
+from kindler import Estimator, RunSettings
+from kindler.callbacks import Callback, DriverCallback, MLflowLogger
 from kindler.errors import TrackingError
 
 mlflow = pytest.importorskip("mlflow")

@@ -41,7 +41,7 @@ class Shaky(nn.Module):
         return self.layers(x)
 
 
-class Note(kindler.Callback):
+class Note(kindler.callbacks.Callback):
     """Writes down which rows each rank has had, and how many ranks there were."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Note(kindler.Callback):
         run.model.seen = []
 
 
-class Await(kindler.Callback):
+class Await(kindler.callbacks.Callback):
     """A rank that is alone ends its epoch when the cluster has room for two again, and makes no other."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ def await_file(path: Path) -> None:
         time.sleep(0.05)
 
 
-class Kill(kindler.Callback):
+class Kill(kindler.callbacks.Callback):
     """Once, when the checkpoint of step 9 is there, ends an executor of the application."""
 
     def __init__(self, folder: Path, driver_port: str, *, worker_too: bool) -> None:
@@ -117,7 +117,9 @@ class Kill(kindler.Callback):
         return sorted(found, key=lambda process: process.pid)
 
 
-def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float = 60.0) -> dict[str, Any]:
+def train(
+    spark: Any, folder: Path, *callbacks: kindler.callbacks.Callback, wait_s: float = 60.0
+) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     said = Said()
     logging.getLogger("kindler.estimator.run").addHandler(said)

@@ -14,7 +14,9 @@ from kindler.data.columns import ColumnPlan
 from kindler.errors import ConfigError, DataError
 
 
-def column_plan(available: Any, feature_cols: Any = None, label_cols: Any = None, **options: Any) -> ColumnPlan:
+def column_plan(
+    available: Any, feature_cols: Any = None, label_cols: Any = None, **options: Any
+) -> ColumnPlan:
     return ColumnOptions(feature_cols=feature_cols, label_cols=label_cols, **options).plan(available)
 
 

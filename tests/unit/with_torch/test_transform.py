@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Estimator, Store
+from kindler import Estimator, Prepare, Store
 from kindler.errors import DataError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.signature import fit as fit_inputs
@@ -57,7 +57,9 @@ def _as_they_are(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) -> None:
     est = Estimator.from_torch(
-        model=torch.nn.Linear(2, 1), transform=_doubled, eval_transform=_as_they_are, workers=1
+        model=torch.nn.Linear(2, 1),
+        prepare=Prepare(transform=_doubled, eval_transform=_as_they_are),
+        workers=1,
     )
     layout = {"x": ["float32", [2]]}
     est._restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])

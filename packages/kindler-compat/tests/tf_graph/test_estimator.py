@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import tensorflow.compat.v1 as tf
 
-from kindler import Callback, Estimator, XShards
+from kindler import Estimator, XShards
+from kindler.callbacks import Callback
 from tests.tf_graph.graphs import CLASSES, WIDTH, Classifier, rows, values
 from tests.whole import whole_only
 

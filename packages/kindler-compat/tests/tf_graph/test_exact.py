@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.compat.bigdl.optim.triggers import SeveralIteration
 from tests.tf_graph.graphs import Classifier, plain, rows, values
 

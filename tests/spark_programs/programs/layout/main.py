@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 import kindler
-from kindler import Estimator, XShards, om
+from kindler import Columns, Estimator, Prepare, XShards, om
 
 if __package__:
     from layout import helper
@@ -35,7 +35,7 @@ def estimator(**options: Any) -> Estimator:
 
 
 def prepared(**options: Any) -> Estimator:
-    return estimator(transform=helper.ten_times, collate=rows.stacked, **options)
+    return estimator(prepare=Prepare(transform=helper.ten_times, collate=rows.stacked), **options)
 
 
 def numbers(frame: Any) -> list[float]:
@@ -46,11 +46,11 @@ def scored_by_spark(spark: Any, frame: Any) -> dict[str, Any]:
     first = prepared().predict(frame, feature_cols="x")  # before any worker has imported anything
     seen: dict[str, Any] = {"predict": numbers(first)}
     try:
-        estimator(transform=helper.picky).predict(frame, feature_cols="x").collect()
+        estimator(prepare=Prepare(transform=helper.picky)).predict(frame, feature_cols="x").collect()
     except Exception as exc:
         seen["error"] = str(exc)
     plain = estimator()
-    plain.register_udf(spark, "total", feature_cols="x", shapes={"x": (2,)})
+    plain.register_udf(spark, "total", feature_cols="x", columns=Columns(shapes={"x": (2,)}))
     seen["udf"] = numbers(frame.selectExpr("total(x) AS prediction"))
     shards = XShards.partition({"x": X}, 2, engine="spark").transform_shard(helper.ten_times_in_shard)
     scored = plain.predict(shards, verbose=0).collect()
@@ -73,7 +73,9 @@ def on_this_machine(work: str) -> dict[str, Any]:
     data = pd.DataFrame({"x": list(X), "y": TENS})
     est = prepared(engine="local")
     seen: dict[str, Any] = {
-        "fit": est.fit(data, feature_cols="x", label_cols="y", shapes={"y": (1,)}, verbose=0)["loss"],
+        "fit": est.fit(
+            data, feature_cols="x", label_cols="y", columns=Columns(shapes={"y": (1,)}), verbose=0
+        )["loss"],
         "evaluate": est.evaluate(data, verbose=0)["loss"],
         "predict": [float(v) for v in np.ravel(np.stack(est.predict(data, verbose=0)["prediction"]))],
     }
