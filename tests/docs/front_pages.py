@@ -29,7 +29,7 @@ from kindler.sync.registry import SYNCS
 from tests.docs.support import FRAMEWORKS_IN_WORDS, SOURCES_IN_WORDS
 from tests.wheels.smoke import VERSIONS
 
-__all__ = ["INSTALL", "README", "ROOT", "install", "pages_of", "readme"]
+__all__ = ["FRAMEWORKS_IN_WORDS", "INSTALL", "README", "install", "navigation", "pages_of", "readme"]
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -40,7 +40,8 @@ _WIDTH = 120
 _FOR = {
     "spark": "Spark DataFrames and the `spark` engine",
     "java": "Spark on a machine without Java",
-    "ship": '[`kindler.init(ship="venv")`](guides/spark-clusters.md#bring-your-environment) of conda environments',
+    "ship": '[`kindler.init(ship="venv")`](guides/spark-clusters.md#bring-your-environment)'
+    " of conda environments",
     "torch": "PyTorch models",
     "keras": "Keras on an installed backend, such as PyTorch",
     "tensorflow": "Keras on TensorFlow",
@@ -219,7 +220,7 @@ def _parts(makefile: str) -> list[str]:
     text = makefile.replace("\\\n", " ")
     lists = {name: re.findall(rf"^{name} :?= (.*)$", text, re.MULTILINE)[0] for name in _LISTS}
     flavours = {name: lists[name].split() for name in ("KERAS_FLAVOURS", "COMPAT_KERAS")}
-    assert re.search(r"^gate:.*\n\t\$\(MAKE\) \$\(IN_TURN\) \$\(CHECKS\) \$\(PARTS\)$", text, re.MULTILINE)
+    assert re.search(r"^gate:.*\n\t\$\(MAKE\) \$\(IN_TURN\) \$\(CHECKS\) \$\(PARTS\)", text, re.MULTILINE)
     plain = [
         word
         for name in ("CORE_PARTS", "COMPAT_PARTS")
@@ -236,10 +237,11 @@ _LISTS = ("CORE_PARTS", "COMPAT_PARTS", "KERAS_FLAVOURS", "COMPAT_KERAS")
 def _guides() -> list[str]:
     """Each section of the navigation by its first page, and each page that is in none."""
     links = []
-    for tab, entries in _navigation().items():
+    for tab, entries in navigation().items():
         if tab == "Migrate":  # the README names each of these systems
             continue
         found = [(title, next(pages_of(target))) for entry in entries for title, target in entry.items()]
+        found = [("Architecture" if path == "architecture.md" else title, path) for title, path in found]
         # An index stands for its tab.
         index = [(tab, path) for _, path in found if path == f"{tab.lower()}/index.md"]
         links += [f"[{title}](docs/{path})" for title, path in index or found if path != "index.md"]
@@ -256,7 +258,8 @@ def pages_of(entries: Any) -> Iterator[str]:
             yield from pages_of(entry)
 
 
-def _navigation() -> dict[str, list[dict[str, Any]]]:
+def navigation() -> dict[str, list[dict[str, Any]]]:
+    """The tabs of the documentation."""
     import yaml
 
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]

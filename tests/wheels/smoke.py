@@ -1,19 +1,20 @@
 """Build the distributions and try them in environments that do not know of the repository.
 
-`python tests/wheels/smoke.py [PYTHON...]` (`make wheels`) builds the wheels, each once more from its source
-distribution, and installs them for every Python from 3.10 to 3.13 that is on PATH or of pyenv, with the smallest
-set of packages. Each environment moves some data and runs the command; then kindler-compat is added.
+`python tests/wheels/smoke.py [PYTHON...]` (`make wheels`) builds the source distributions, and the wheels
+from them. Every Python from 3.10 to 3.13 that is on PATH or of pyenv installs them with the smallest set of
+packages, moves some data and runs the command; then kindler-compat is added.
 
 `python tests/wheels/smoke.py --readme` (`make readme`) does what the README says, block by block, in an empty
-environment and an empty folder: its pip lines, its programs, its commands. What they print is what the README
-shows. Until the distributions are on an index, pip finds the wheels through PIP_FIND_LINKS, and PyTorch is
-installed first, by the Makefile's exact version, so that a build for CPUs is taken.
+environment and an empty folder: its pip line, its programs, its commands. What they print is what the README
+shows, but for "..." and the decimals after the fourth, which other processors may compute otherwise. Until
+the distributions are on an index, pip finds the wheels through PIP_FIND_LINKS, and PyTorch is installed
+first, by the Makefile's exact version, so that a build for CPUs is taken.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import doctest
 import glob
 import os
 import re
@@ -68,7 +69,6 @@ assert {"tf_graph", "mxnet"} <= set(FRAMEWORKS.names)
 assert Estimator.from_graph.__doc__ and FRAMEWORKS.spec("tf_graph").gpus
 """
 _FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-# Decimals after the fourth, which other processors may compute otherwise, and which row comes first among equals.
 _LAST_DIGITS = re.compile(r"(?<=\.\d{4})\d+")
 
 
@@ -98,11 +98,12 @@ def steps(text: str) -> list[Step]:
     return found
 
 
-def readme() -> tuple[str, str]:
-    """The first pip line's words, and the first example."""
+def readme() -> tuple[list[str], list[str]]:
+    """What its pip lines install, and its programs."""
     found = steps((ROOT / "README.md").read_text())
-    line = next(step.text for step in found if step.text.startswith("pip install "))
-    return line.removeprefix("pip install "), next(step.text for step in found if step.kind == "python")
+    commands = [step.text for step in found if step.kind == "command"]
+    lines = [line.removeprefix("pip install ") for line in commands if line.startswith("pip install ")]
+    return lines, [step.text for step in found if step.kind == "python"]
 
 
 def pythons() -> list[str]:
@@ -137,7 +138,7 @@ def run(*words: object, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 def built(folder: Path) -> list[Path]:
-    """The wheels of the three distributions, each built from its source distribution, which is built first."""
+    """The wheels of the three distributions, each built from its source distribution."""
     run(sys.executable, "-m", "venv", folder / "hatch", cwd=folder)
     run(folder / "hatch/bin/pip", "install", "--quiet", "hatchling", cwd=folder)
     for source in DISTRIBUTIONS.values():
@@ -207,7 +208,8 @@ def follow(wheels: Path, folder: Path, python: str = sys.executable) -> None:
             began = time.monotonic()
             printed = _do(step, work, environment, home, port, servers)
             title = step.text.strip().splitlines()[0]
-            print(f"{time.monotonic() - began:6.1f} s  {title}", flush=True)
+            sys.stdout.write(f"{time.monotonic() - began:6.1f} s  {title}\n")
+            sys.stdout.flush()
             _compare(step, printed)
     finally:
         for server in servers:
@@ -235,10 +237,9 @@ def _do(
 
 
 def _compare(step: Step, printed: str) -> None:
-    shown, was = (_LAST_DIGITS.sub("", text).strip().splitlines() for text in (step.shown, printed))
-    if step.shown and shown != was:
-        difference = "\n".join(difflib.unified_diff(shown, was, "README.md", "printed", lineterm=""))
-        raise SystemExit(f"{step.text}\ndoes not print what README.md shows:\n{difference}")
+    shown, was = (_LAST_DIGITS.sub("", text).strip() for text in (step.shown, printed))
+    if shown and not doctest.OutputChecker().check_output(shown, was, doctest.ELLIPSIS):
+        raise SystemExit(f"{step.text}\nshould print\n{step.shown}\nbut prints\n{printed}")
 
 
 def _free_port() -> int:
