@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels readme check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -99,7 +99,7 @@ test: install build/java/options ## run every test
 	$(MAKE) $(IN_TURN) $(PARTS)
 
 gate: install build/java/options ## check and test, what `.ci/run` does
-	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS)
+	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS) readme
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark
 	$(PYTEST) tests/unit tests/architecture
@@ -213,8 +213,11 @@ check-layers: $(VENV)/.dev
 check-docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict --quiet
 
-wheels: $(BIN)/python ## build the wheels, try them in a fresh environment of each Python from 3.10 to 3.13
+wheels: $(BIN)/python ## build the distributions, try them in a fresh environment of each Python from 3.10 to 3.13
 	$(BIN)/python tests/wheels/smoke.py
+
+readme: $(BIN)/python ## build the wheels, do all that README.md says in an empty environment, compare what is printed
+	$(BIN)/python tests/wheels/smoke.py --readme
 
 bench: $(VENV)/.dev ## run every benchmark (one question a file), print the ratios
 	@failed=""; \

@@ -20,7 +20,7 @@ estimator = kindler.Estimator.from_torch(
     metrics=["accuracy"],
     workers=2,
 )
-estimator.fit(train, epochs=8, batch_size=64)
+estimator.fit(train, epochs=8, batch_size=64, validation_data=test).plot("history.png")
 print(estimator.evaluate(test))
 
 scored = estimator.predict(test)  # lazy: `test` and one more column, "prediction", with ten scores

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kindler.xshards import SharedValue as SharedValue
     from kindler.xshards import XShards as XShards
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _by_name(modules: dict[str, str]) -> dict[str, str]:

@@ -14,12 +14,12 @@ from kindler.estimator.inputs.recognise import KINDS
 from kindler.frameworks.registry import FRAMEWORKS, FrameworkSpec
 from kindler.sync.registry import SYNCS, SyncSpec
 
-__all__ = ["PAGE", "text"]
+__all__ = ["FRAMEWORKS_IN_WORDS", "PAGE", "SOURCES_IN_WORDS", "text"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
 # What users call the rows of the tables, those of kindler-compat included.
-_FRAMEWORKS = {
+FRAMEWORKS_IN_WORDS = {
     "torch": ("PyTorch", "`from_torch`"),
     "torch_step": ("PyTorch, with a step of your own", "`from_torch(train_step=...)`"),
     "lightning": ("LightningModules", "`from_lightning`"),
@@ -30,7 +30,7 @@ _FRAMEWORKS = {
 }
 # Where an extra alone is not enough.
 _INSTALL = {"tf_graph": "`kindler[compat,tensorflow]`", "mxnet": "see [MXNet](guides/mxnet.md)"}
-_SOURCES = {
+SOURCES_IN_WORDS = {
     "FrameInput": "Spark DataFrame",
     "ShardsInput": "XShards",
     "ParquetInput": "Parquet files",
@@ -58,7 +58,7 @@ def _of_frameworks() -> str:
     verbs = ("train", "evaluate", "predict", "export")
     lines = [
         _row(
-            *_FRAMEWORKS[spec.name],
+            *FRAMEWORKS_IN_WORDS[spec.name],
             _INSTALL.get(spec.name, f"`kindler[{spec.extra}]`"),
             *(_yes(verb in spec.can) for verb in verbs),
         )
@@ -73,7 +73,7 @@ def _of_frameworks() -> str:
 
 def _of_combinations() -> str:
     lines = [
-        _row(_FRAMEWORKS[spec.name][0], *(_yes(_trains(spec, sync)) for sync in _syncs()))
+        _row(FRAMEWORKS_IN_WORDS[spec.name][0], *(_yes(_trains(spec, sync)) for sync in _syncs()))
         for spec in _frameworks()
         if "train" in spec.can
     ]
@@ -94,7 +94,10 @@ def _trains(spec: FrameworkSpec, sync: SyncSpec) -> bool:
 def _of_sources() -> str:
     lines = [
         _row(
-            _SOURCES[kind.__name__], _engines(kind), _yes(kind.has_columns), _yes(not _refuses_scoring(kind))
+            SOURCES_IN_WORDS[kind.__name__],
+            _engines(kind),
+            _yes(kind.has_columns),
+            _yes(not _refuses_scoring(kind)),
         )
         for kind in KINDS
     ]
@@ -135,7 +138,7 @@ def _divided(sync: SyncSpec) -> str:
 
 
 def _frameworks() -> list[FrameworkSpec]:
-    return [FRAMEWORKS.spec(name) for name in _FRAMEWORKS]
+    return [FRAMEWORKS.spec(name) for name in FRAMEWORKS_IN_WORDS]
 
 
 def _syncs() -> list[SyncSpec]:

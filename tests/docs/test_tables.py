@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs import cli_page
+from kindler.frameworks.registry import FRAMEWORKS
+from tests.docs import cli_page, front_pages
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,24 @@ def test_the_tables_of_the_benchmarks_are_made_of_recorded_figures(benchmarks: d
 
 def test_the_page_of_the_command_line_is_made_of_its_parser() -> None:
     assert cli_page.PAGE.read_text() == cli_page.text(), "run: python -m tests.docs.cli_page"
+
+
+def test_the_lists_of_the_readme_and_of_install_are_made_of_the_repository() -> None:
+    page = front_pages.README.read_text()
+    assert page == front_pages.readme(page), "run: python -m tests.docs.front_pages"
+    page = front_pages.INSTALL.read_text()
+    assert page == front_pages.install(page), "run: python -m tests.docs.front_pages"
+    assert {row.name for row in FRAMEWORKS.built_in} <= set(front_pages.FRAMEWORKS_IN_WORDS)
+
+
+def test_every_page_is_in_the_navigation_and_every_old_system_in_the_readme() -> None:
+    tabs = front_pages.navigation()
+    listed = list(front_pages.pages_of(tabs))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted(pages)
+    readme = front_pages.README.read_text()
+    systems = [page for page in front_pages.pages_of(tabs["Migrate"]) if "moving-from" in page]
+    assert [page for page in systems if f"](docs/{page})" not in readme] == []
 
 
 TABLE = re.compile(r"^(\|.*\|)\n\|(?:\s*:?-+:?\s*\|)+$", re.MULTILINE)

@@ -8,7 +8,7 @@ from kindler_tfrecord.encode import encode
 from kindler_tfrecord.framing import Block, TFRecordError, blocks, decompressed, framed, records
 from kindler_tfrecord.schema import SchemaLike, as_schema, check_types
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Block",
