@@ -142,7 +142,7 @@ def _unusable(arrow_type: pa.DataType) -> str:
     if is_any(arrow_type, TEXT):
         hint = (
             "Hint: turn strings into numbers first, for example with kindler.features.StringIndexer, or in"
-            " the workers with a transform: Estimator.from_torch(..., transform=...)."
+            " the workers with a transform: Prepare(transform=...)."
         )
     elif types.is_struct(arrow_type) and {field.name for field in arrow_type} == _FILE_FIELDS:
         hint = (
