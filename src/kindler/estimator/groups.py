@@ -29,11 +29,13 @@ _FLAT = {
     "share_gpus": ("device", "share"),
     "device_cache": ("device", "cache"),
     "sample_weight_col": ("columns", "weight_col"),
+    "weight_col": ("columns", "weight_col"),
     "model_dir": ("checkpoint", "folder"),
     "checkpoint_trigger": ("checkpoint", "every"),
     "keep_checkpoints": ("checkpoint", "keep"),
     "best_metric": ("checkpoint", "best"),
     "end_trigger": ("epochs", "stop_when"),
+    "stop_when": ("epochs", "stop_when"),
 }
 _FIELDS = {field.name: (group, field.name) for group, kind in GROUPS.items() for field in fields(kind)}
 _PLACES = {name: place for name, place in _FIELDS.items() if place not in _FLAT.values()} | _FLAT

@@ -19,6 +19,7 @@ import cloudpickle
 import numpy as np
 
 from kindler import sandbox
+from kindler.config import RunSettings
 from kindler.data.preparation import Prepare
 from kindler.data.ragged import Ragged
 from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
@@ -39,11 +40,12 @@ from kindler.models.kind import (
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
+from kindler.train.callbacks import TensorBoard
 
 _MODEL, _PREPARATION = "model", "preparation.pickle"
 # What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
 _MAKING = (
-    *("workers", "engine", "device", "seed"),
+    *("workers", "engine", "device", "seed", "optimization", "prepare", "settings"),
     *("metrics", "config", "keras_backend", "optimizer", "loss"),
 )
 
@@ -86,8 +88,13 @@ class FrameworkKind(ModelKind):
 
 def _fitted(make: Callable[..., Estimator], data: Data, options: Mapping[str, Any]) -> tuple[Estimator, Any]:
     """Make an estimator with its share of the options and fit it. One process, unless more are asked for."""
-    making = {name: value for name, value in options.items() if name in _MAKING}
-    rest = grouped({name: value for name, value in options.items() if name not in _MAKING})
+    arguments = grouped(options)
+    if "nan_loss" in arguments:
+        arguments["settings"] = RunSettings(nan_loss=arguments.pop("nan_loss"))
+    if "log_dir" in arguments:
+        arguments["callbacks"] = [TensorBoard(arguments.pop("log_dir"))]
+    making = {name: value for name, value in arguments.items() if name in _MAKING}
+    rest = {name: value for name, value in arguments.items() if name not in _MAKING}
     estimator = make(**{"workers": 1, "engine": "local", **making})
     return estimator, estimator.fit(data[0] if len(data) == 1 else data, **{"verbose": 0, **rest})
 

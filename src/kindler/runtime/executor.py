@@ -51,7 +51,10 @@ _NUMBERS = frozenset(
 )
 # The same, and names of columns and classes of data, which may be any text: nothing but data has them.
 _COLUMNS = frozenset(
-    ("allow_nan", "classes", "dtypes", "feature_cols", "label_cols", "output_cols", "sample_weight_col")
+    (
+        *("allow_nan", "classes", "dtypes", "feature_cols", "label_cols", "output_cols"),
+        *("sample_weight_col", "weight_col"),
+    )
 )
 # The same, and names of devices and of a framework's classes.
 _NAMES = frozenset(("device", "keras_backend", "loss", "metrics", "optimizer", "precision"))
