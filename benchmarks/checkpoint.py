@@ -54,7 +54,7 @@ def training(folder: Path, epochs: int) -> float:
     import numpy as np
     import torch
 
-    from kindler import Estimator, RunSettings
+    from kindler import Checkpoints, Estimator, RunSettings
 
     model = wide()
     estimator = Estimator.from_torch(
@@ -63,16 +63,14 @@ def training(folder: Path, epochs: int) -> float:
         loss=torch.nn.CrossEntropyLoss(),
         workers=1,
         engine="local",
-        model_dir=folder,
         settings=RunSettings(threads=1),
     )
     random = np.random.default_rng(0)
     rows = BATCH * STEPS
     data = {"x": random.random((rows, WIDTH), np.float32), "y": random.integers(0, CLASSES, rows)}
-    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0)  # warm
-    history = estimator.fit(
-        data, epochs=epochs, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0
-    )
+    checkpoints = Checkpoints(folder, every=in_odd_epochs)
+    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint=checkpoints, verbose=0)  # warm
+    history = estimator.fit(data, epochs=epochs, batch_size=BATCH, checkpoint=checkpoints, verbose=0)
     took = history["seconds"]
     return median((odd - even) / PER_EPOCH for odd, even in zip(took[::2], took[1::2], strict=True))
 

@@ -37,12 +37,12 @@ def main() -> None:
     measured = rounds(
         {
             "MLP by hand": lambda: by_hand(mlp, *small, MLP_BATCH),
-            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device=Device(cache=False)),
+            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", cache=False)),
             "MLP, rows on the GPU": lambda: kindler(mlp, *small, MLP_BATCH),
-            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, device=Device(compile="graphs")),
+            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", compile="graphs")),
             "transformer by hand": lambda: by_hand(transformer, *large, SEQUENCE_BATCH, bf16=True),
             "transformer": lambda: kindler(
-                transformer, *large, SEQUENCE_BATCH, device=Device(precision="bf16")
+                transformer, *large, SEQUENCE_BATCH, device=Device("cuda", precision="bf16")
             ),
         },
         repeats=given.repeats,
@@ -291,7 +291,7 @@ def sequences() -> tuple[Any, Any]:
     return random.integers(0, WORDS, (count, TOKENS)), random.integers(0, CLASSES, count)
 
 
-def kindler(model: Any, x: Any, y: Any, batch: int, **options: Any) -> float:
+def kindler(model: Any, x: Any, y: Any, batch: int, device: str | Device = "cuda") -> float:
     """Steps/s of an Estimator with one worker."""
     import torch
 
@@ -304,8 +304,7 @@ def kindler(model: Any, x: Any, y: Any, batch: int, **options: Any) -> float:
         metrics="accuracy",
         workers=1,
         engine="local",
-        device="cuda",
-        **options,
+        device=device,
     )
     history = estimator.fit((x, y), epochs=EPOCHS, batch_size=batch, verbose=0)
     return median(rows / batch for rows in history["rows_per_s"][1:])

@@ -44,18 +44,20 @@ def new_estimator():
 
 def main(rows=20_000, epochs=5):
     train, test = frames(rows)
-    columns = {
-        "feature_cols": [name for name in train if name != "rare"],
-        "label_cols": "rare",
-        "stack_features": True,
-    }
+    features = [name for name in train if name != "rare"]
     # --8<-- [start:weights]
     share = train["rare"].mean()
     balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # each class weighs as much as the other
     for title, weights in (("plain", None), ("weighted", balanced)):
         estimator = new_estimator()
         estimator.fit(
-            train, epochs=epochs, batch_size=256, columns=Columns(class_weight=weights), verbose=0, **columns
+            train,
+            epochs=epochs,
+            batch_size=256,
+            feature_cols=features,
+            label_cols="rare",
+            columns=Columns(stack_features=True, class_weight=weights),
+            verbose=0,
         )
         result = estimator.evaluate(test, verbose=0)
         print(title, {name: round(result[name], 3) for name in ("auc", "precision", "recall", "f1")})

@@ -47,15 +47,14 @@ def main(backend: str, epochs: int, folder: Path) -> None:
     frame = spark.createDataFrame(pd.DataFrame({"features": list(images), "label": digits.target}))
     train, held_out, test = frame.randomSplit([0.7, 0.15, 0.15], seed=7)
 
-    estimator = kindler.Estimator.from_keras(
-        model=make_model, config={"filters": 16}, workers=2, model_dir=folder / "checkpoints"
-    )
+    estimator = kindler.Estimator.from_keras(model=make_model, config={"filters": 16}, workers=2)
     history = estimator.fit(
         train,
         epochs=epochs,
         batch_size=64,
         validation_data=held_out,
         callbacks=[keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)],
+        checkpoint=folder / "checkpoints",
     )
     print(f"epochs: {len(history)}")
     print(f"test accuracy: {estimator.evaluate(test, verbose=0)['accuracy']:.4f}")

@@ -23,7 +23,7 @@ class Accident(kindler.callbacks.Callback):
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
-    def on_step_end(self, run: kindler.train.callbacks.Run) -> None:
+    def on_step_end(self, run: kindler.callbacks.Run) -> None:
         if run.rank == 1 and run.epoch == 3 and run.step % run.steps == 13 and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -40,10 +40,10 @@ def train(folder: Path, callbacks: list[kindler.callbacks.Callback]) -> nn.Modul
         metrics=["accuracy"],
         workers=2,
         engine="local",
-        model_dir=folder,
     )
     data = {"features": (digits.data / 16).astype("float32"), "label": digits.target}
-    history = estimator.fit(data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint_trigger=10)
+    checkpoints = kindler.Checkpoints(folder, every=10)
+    history = estimator.fit(data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint=checkpoints)
     print(f"accuracy by epoch: {[round(value, 4) for value in history['accuracy']]}")
     return estimator.get_model()
 

@@ -60,14 +60,14 @@ def send(client, requests):
 
 
 def main(folder):
-    om = kindler.Store(folder)
-    om.models.put(train([nn.Linear(64, 10)], epochs=2), "digits", tag="prod")
+    store = kindler.Store(folder)
+    store.models.put(train([nn.Linear(64, 10)], epochs=2), "digits", tag="prod")
     with serving(folder) as url, httpx.Client(base_url=url, timeout=120) as client:
         answers, right = send(client, 100)
         print(f"before: version 1 right {right[1] / answers[1]:.2f}")
 
         candidate = train([nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)], epochs=12)
-        version = om.models.put(candidate, "digits")  # has no tag: nobody is answered by it
+        version = store.models.put(candidate, "digits")  # has no tag: nobody is answered by it
         shares = {"canary": {version.number: 0.3}}
         client.put("/api/v1/model/digits/tags/prod/split", json=shares).raise_for_status()
         while not send(client, 1)[0][version.number]:
@@ -81,11 +81,11 @@ def main(folder):
         if new > old and not counted[str(version.number)]["failures"]:
             moved = {"version": version.number}  # answers once the new version is served
             client.put("/api/v1/model/digits/tags/prod", json=moved).raise_for_status()
-        om.models.split("digits@prod")  # no split any more
-        print(f"production is version {om.models.metadata('digits@prod').number}")
+        store.models.split("digits@prod")  # no split any more
+        print(f"production is version {store.models.metadata('digits@prod').number}")
         answers, _ = send(client, 50)
         print(f"answers now: {dict(answers)}")
-    om.close()
+    store.close()
 
 
 digits = load_digits()

@@ -109,9 +109,9 @@ def main(folder):
     estimator.fit(train, epochs=6, batch_size=64, feature_cols="image", label_cols="label", verbose=0)
     print(f"test accuracy: {estimator.evaluate(test, verbose=0)['accuracy']:.3f}")
 
-    om = kindler.Store(folder / "store")
-    version = om.models.put(estimator, "digits", tag="prod", attributes={"classes": classes})
-    om.close()
+    store = kindler.Store(folder / "store")
+    version = store.models.put(estimator, "digits", tag="prod", attributes={"classes": classes})
+    store.close()
     print(f"stored: {version}")
 
     with serving(folder / "store") as url:  # trusted: the transform is code

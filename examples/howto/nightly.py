@@ -21,10 +21,10 @@ from kindler import Columns
 COLUMNS = ["orders", "days_since", "complaints"]
 
 
-def score_day(spark, om, folder, day):
+def score_day(spark, store, folder, day):
     """Write `scores/day=DAY`, anew if it is there already, and return how many customers it has."""
-    version = om.models.metadata("churn@prod")
-    estimator = om.models.get(version.name, version=version.number)  # this version, even if the tag moves
+    version = store.models.metadata("churn@prod")
+    estimator = store.models.get(version.name, version=version.number)  # this version, even if the tag moves
     customers = spark.read.parquet(f"{folder}/customers/day={day}")
 
     scored = estimator.predict(customers, output_cols="risk", batch_size=4096)
@@ -53,7 +53,7 @@ def make_customers(rows, seed):
     return table
 
 
-def train(om):
+def train(store):
     """The weekly job: train, and tag the version for production."""
     torch.manual_seed(0)
     layers = (nn.BatchNorm1d(3), nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid(), nn.Flatten(0))
@@ -75,22 +75,22 @@ def train(om):
         verbose=0,
     )
     auc = round(history[-1]["auc"], 3)
-    print("stored:", om.models.put(estimator, "churn", tag="prod", attributes={"auc": auc}), "AUC", auc)
+    print("stored:", store.models.put(estimator, "churn", tag="prod", attributes={"auc": auc}), "AUC", auc)
 
 
 def main(folder):
     spark = kindler.init(cores=2)
-    om = kindler.Store(folder / "store")  # or postgresql://... for several machines
-    train(om)
+    store = kindler.Store(folder / "store")  # or postgresql://... for several machines
+    train(store)
     for seed, day in ((2, "2026-11-16"), (3, "2026-11-17")):
         frame = spark.createDataFrame(make_customers(900, seed).drop(columns="left"))
         frame.write.mode("overwrite").parquet(f"{folder}/customers/day={day}")
-        print(f"{day}: {score_day(spark, om, folder, day)} customers scored")
-    print(f"2026-11-17 again: {score_day(spark, om, folder, '2026-11-17')} customers scored")
+        print(f"{day}: {score_day(spark, store, folder, day)} customers scored")
+    print(f"2026-11-17 again: {score_day(spark, store, folder, '2026-11-17')} customers scored")
     spark.read.parquet(f"{folder}/scores").groupBy("day", "model").agg(
         F.count("*").alias("customers"), F.round(F.avg("risk"), 3).alias("mean_risk")
     ).orderBy("day").show()
-    om.close()
+    store.close()
     kindler.stop()
 
 

@@ -59,7 +59,10 @@ def test_a_column_may_have_any_name(tmp_path: Path, spark: Any, ingest: str) -> 
     est = Estimator.from_torch(
         model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0), loss=nn.MSELoss(), workers=2
     )
-    options = {"feature_cols": names, "stack_features": True, "ingest": ingest}
+    options: dict[str, Any] = {
+        "feature_cols": names,
+        "columns": Columns(stack_features=True, ingest=ingest),
+    }
 
     est.fit(frame, label_cols="a`b", verbose=0, **options)
     assert est.evaluate(frame, label_cols="a`b", verbose=0, **options)["num_samples"] == 4

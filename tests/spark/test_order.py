@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kindler import Columns
+from kindler import Checkpoints, Columns
 from tests import exact
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -33,15 +33,13 @@ def test_one_two_and_three_workers_train_the_same_weights(tmp_path: Path, frame:
 
 def test_another_number_of_workers_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, frame: Any) -> None:
     options = {"epochs": 3, "batch_size": 20, "verbose": 0, **exact.COLUMNS}
-    saved = {"checkpoint_trigger": 4, **options}
+    saved = {"checkpoint": Checkpoints(tmp_path, every=4), **options}
     whole = exact.estimator(workers=2)
     whole.fit(frame, **options)
     with pytest.raises(RuntimeError, match="the power is gone"):
-        exact.estimator(workers=2, model_dir=tmp_path).fit(
-            frame, callbacks=[exact.Breaks(9, tmp_path, 8)], **saved
-        )
+        exact.estimator(workers=2).fit(frame, callbacks=[exact.Breaks(9, tmp_path, 8)], **saved)
     (tmp_path / "notes").mkdir()
-    again = exact.estimator(workers=3, model_dir=tmp_path)
+    again = exact.estimator(workers=3)
 
     again.fit(frame, callbacks=[exact.Note(tmp_path / "notes")], resume=True, **saved)
 

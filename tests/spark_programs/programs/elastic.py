@@ -75,7 +75,6 @@ def train(spark: Any, folder: Path, *, strategy: str, kill: bool) -> dict[str, A
         optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=str(folder / "checkpoints") if strategy == "allreduce" else None,
     )
     history = est.fit(
         frame,
@@ -86,6 +85,7 @@ def train(spark: Any, folder: Path, *, strategy: str, kill: bool) -> dict[str, A
         columns=Columns(shapes={"y": (1,)}),
         callbacks=[Kill(folder)] if kill else [],
         strategy=LocalSGD(every_steps=3) if strategy == "local_sgd" else strategy,
+        checkpoint=str(folder / "checkpoints") if strategy == "allreduce" else None,
         verbose=0,
     )
     log.removeHandler(said)

@@ -22,7 +22,7 @@ if FLAVOUR == "tf_keras":
 keras: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
 import kindler  # noqa: E402
-from kindler import Columns, Estimator
+from kindler import Columns, Estimator  # noqa: E402
 
 SIZES = (3, 70, 0, 24)  # four uneven partitions, one of them empty
 SCHEMA = "id long, name string, x array<float>, y long"

@@ -131,7 +131,6 @@ def train(
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=folder / "run",
         settings=kindler.RunSettings(start_timeout_s=60.0, retry_backoff_s=0.1, executor_wait_s=wait_s),
     )
     history = est.fit(
@@ -141,7 +140,7 @@ def train(
         feature_cols=["id", "x"],
         label_cols="y",
         callbacks=[Note(folder), *callbacks],
-        checkpoint_trigger=3,
+        checkpoint=kindler.Checkpoints(folder / "run", every=3),
         verbose=0,
     )
     noted = [

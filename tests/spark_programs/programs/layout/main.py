@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 import kindler
-from kindler import Columns, Estimator, Prepare, XShards, om
+from kindler import Columns, Estimator, Prepare, Store, XShards
 
 if __package__:
     from layout import helper
@@ -60,8 +60,9 @@ def scored_by_spark(spark: Any, frame: Any) -> dict[str, Any]:
 
 def trained_by_spark(frame: Any, work: str) -> dict[str, Any]:
     est = prepared()
-    columns: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "shapes": {"y": (1,)}}
-    seen: dict[str, Any] = {"fit": est.fit(frame, **columns, verbose=0)["loss"]}
+    columns = Columns(shapes={"y": (1,)})
+    history = est.fit(frame, feature_cols="x", label_cols="y", columns=columns, verbose=0)
+    seen: dict[str, Any] = {"fit": history["loss"]}
     seen["evaluate"] = est.evaluate(frame, verbose=0)["loss"]
     stage = prepared().as_stage(inputCol="x", labelCol="y", predictionType="array").fit(frame)
     seen["stage"] = numbers(stage.transform(frame))
@@ -84,12 +85,13 @@ def on_this_machine(work: str) -> dict[str, Any]:
     seen["files"] = [float(np.ravel(v)[0]) for v in pd.read_parquet(written)["prediction"]]
     shards = XShards.partition({"x": X}, 2, engine="local").transform_shard(helper.ten_times_in_shard)
     seen["shards"] = [float(v) for shard in shards.collect() for v in shard["x"].sum(1)]
-    om.setup(f"{work}/store")
-    om.scripts.put(helper.total, "total")
-    om.models.put(helper.Sum(), "sum", trusted=True)
-    trusting = om.runtime.options(trusted=True)
+    store = Store(f"{work}/store")
+    store.scripts.put(helper.total, "total")
+    store.models.put(helper.Sum(), "sum", trusted=True)
+    trusting = store.runtime.options(trusted=True)
     seen["script"] = trusting.script("total").run([1, 2]).get(120)
     seen["model"] = [float(v) for v in np.ravel(trusting.model("sum").predict(X * 10).get(120))]
+    store.close()
     return seen
 
 
