@@ -86,7 +86,7 @@ def names_groups(function: Callable[P, T]) -> Callable[P, T]:
                 others = "fit" if group in ("epochs", "checkpoint", "columns") else "the constructor"
                 where = "" if group in names else f" to {others}"
                 raise TypeError(f"{what}\nHint: pass {group}={GROUPS[group].__name__}({field}=...){where}.")
-            raise TypeError(f"{what}{did_you_mean(name, names)}")
+            raise TypeError(f"{what}{did_you_mean(name, [*names, *_PLACES])}")
         return function(*args, **kwargs)
 
     return checked
