@@ -103,6 +103,8 @@ TITLES = (
 )
 TABLES = (FRAMEWORKS.built_in, SYNCS.built_in, MODEL_KINDS.rows)
 NAMES = re.compile("|".join([*TITLES, *(rf'["`]{row.name}["`]' for table in TABLES for row in table)]))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_denies_nothing_that_the_tables_have(page: Path) -> None:
     """Frameworks, strategies and kinds of models by name, beside "not yet", "not supported" and the like."""

@@ -165,13 +165,13 @@ def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
 
 
 def test_options_of_devices_are_checked_before_anything_starts() -> None:
-    for options, message in (
-        ({"precision": "fp8"}, "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
-        ({"tf32": "yes"}, "tf32 must be True or False; received 'yes'"),
-        ({"process_group": 1}, "process_group must be True or False; received 1"),
+    for device, message in (
+        (Device(precision="fp8"), "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
+        (Device(tf32="yes"), "tf32 must be True or False; received 'yes'"),
+        (Device(process_group=1), "process_group must be True or False; received 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            estimator(**options)
+            estimator(device=device)
 
 
 def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.WarningsRecorder) -> None:

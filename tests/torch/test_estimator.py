@@ -233,10 +233,10 @@ def test_training_from_a_checkpoint_equals_training_that_never_stopped(tmp_path:
     assert weights(second) == weights(whole)
 
 
-def test_a_model_dir_gets_a_whole_checkpoint_per_epoch(tmp_path: Path) -> None:
-    est = estimator(model_dir=tmp_path / "run")
+def test_a_folder_gets_a_whole_checkpoint_per_epoch(tmp_path: Path) -> None:
+    est = estimator()
 
-    est.fit((X, Y), epochs=2, **WHOLE)
+    est.fit((X, Y), epochs=2, checkpoint=tmp_path / "run", **WHOLE)
 
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "checkpoint-000001-epoch-00001-step-000000001.kindler",
@@ -266,8 +266,8 @@ def test_shapes_and_dtypes_of_labels_are_not_asked_of_rows_that_are_scored() -> 
         model=nn.Linear(4, 2), optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1, engine="local"
     )
     rows = {"x": np.ones((8, 4), "float32"), "goal": np.zeros((8, 2), "float32")}
-    told = {"shapes": {"goal": (2,)}, "dtypes": {"goal": "float32"}}
-    est.fit(rows, feature_cols="x", label_cols="goal", epochs=1, batch_size=8, verbose=0, **told)
+    told = Columns(shapes={"goal": (2,)}, dtypes={"goal": "float32"})
+    est.fit(rows, 1, 8, feature_cols="x", label_cols="goal", columns=told, verbose=0)
 
     assert est.predict(rows["x"]).shape == (8, 2)
     with pytest.raises(ConfigError, match="shapes: there is no column 'goal'"):
@@ -311,6 +311,8 @@ def test_a_model_that_takes_one_input_gets_no_several_columns() -> None:
 
 
 def test_a_misspelt_argument_is_answered_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match="'label_col'. Did you mean 'label_cols'"):
+        estimator().fit(X, label_col="y")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'stack_feature'. Did you mean 'stack_features'"):
         estimator().fit(X, stack_feature=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'optimiser'. Did you mean 'optimizer'"):

@@ -169,10 +169,10 @@ def test_ranks_that_never_come_to_an_exchange_are_named_and_the_run_is_not_tried
     tmp_path: Path,
 ) -> None:
     settings = RunSettings(sync_timeout_s=6.0, retry_backoff_s=0.01)
-    est = regression(settings=settings, model_dir=tmp_path / "run")
+    est, waits = regression(settings=settings), [Waits(tmp_path, stopped=False)]
 
     with pytest.raises(SyncTimeoutError, match=r"1 of 2 workers: \[1\] did not arrive") as caught:
-        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=False)], verbose=0)
+        est.fit((X, Y), 2, 4, callbacks=waits, checkpoint=tmp_path / "run", verbose=0)
 
     assert caught.value.missing == (1,)
     assert (tmp_path / "attempts").read_text() == "1"
@@ -180,9 +180,9 @@ def test_ranks_that_never_come_to_an_exchange_are_named_and_the_run_is_not_tried
 
 def test_an_exchange_that_waited_in_vain_for_a_stopped_worker_is_tried_again(tmp_path: Path) -> None:
     settings = RunSettings(sync_timeout_s=6.0, retry_backoff_s=0.01)
-    est = regression(settings=settings, model_dir=tmp_path / "run")
+    est, waits = regression(settings=settings), [Waits(tmp_path, stopped=True)]
 
-    history = est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=True)], verbose=0)
+    history = est.fit((X, Y), 2, 4, callbacks=waits, checkpoint=tmp_path / "run", verbose=0)
 
     assert history["steps"] == [8, 8]
     assert (tmp_path / "attempts").read_text() == "11"

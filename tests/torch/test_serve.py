@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import torch
 
-from kindler import Estimator, Store
+from kindler import Columns, Estimator, Store
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
 from tests.serve.served import serving
@@ -46,9 +46,8 @@ def test_metadata_of_a_stored_estimator_has_its_columns_its_outputs_and_all_vers
             engine="local",
         )
         rows = columns if stacked else {"rows": data, "y": columns["y"]}
-        features = names if stacked else "rows"
-        options = {"feature_cols": features, "label_cols": "y", "stack_features": stacked}
-        estimator.fit(rows, epochs=1, batch_size=5, verbose=0, **options)
+        features, read = names if stacked else "rows", Columns(stack_features=stacked)
+        estimator.fit(rows, 1, 5, feature_cols=features, label_cols="y", columns=read, verbose=0)
         om.models.put(estimator, "est")
     om.close()
     with serving(tmp_path / "store") as served, httpx.Client(base_url=served.url, timeout=120) as client:

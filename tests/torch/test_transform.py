@@ -117,13 +117,13 @@ def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoc
     assert judged["loss"] == pytest.approx(expected, abs=1e-5), "without noise"
 
 
-AUGMENTED: dict[str, Any] = {"transform": noisy, "eval_transform": plain}
+AUGMENTED = Prepare(transform=noisy, eval_transform=plain)
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Any, dict[str, np.ndarray]]:
     """Figures and weights of the run that nobody interrupts."""
-    est = shaky(**AUGMENTED)
+    est = shaky(prepare=AUGMENTED)
     return figures(fit(est)), weights(est)
 
 
@@ -131,9 +131,9 @@ def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(
     tmp_path: Path, whole: Any
 ) -> None:
     folder = tmp_path / "run"
-    again = shaky(folder, **AUGMENTED)
+    again = shaky(prepare=AUGMENTED)
 
-    history = fit(again, Falls(tmp_path, "die", model_dir=folder))
+    history = fit(again, Falls(tmp_path, "die", checkpoints=folder), folder=folder)
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == whole[0]
@@ -145,11 +145,11 @@ def test_a_run_that_is_resumed_by_hand_in_mid_epoch_augments_rows_as_it_would_ha
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match="boom"):
-        fit(shaky(folder, **AUGMENTED), Falls(tmp_path, "fail", model_dir=folder))
+        fit(shaky(prepare=AUGMENTED), Falls(tmp_path, "fail", checkpoints=folder), folder=folder)
     noted = notes(tmp_path / "notes")
-    again = shaky(folder, **AUGMENTED)
+    again = shaky(prepare=AUGMENTED)
 
-    history = fit(again, noted, resume=True)
+    history = fit(again, noted, folder=folder, resume=True)
 
     assert min(times_trained(tmp_path / "notes")) == KEPT + 1, "in the middle of the second epoch"
     assert figures(history) == whole[0]

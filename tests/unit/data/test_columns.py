@@ -325,9 +325,7 @@ def test_whole_floats_become_integers_when_asked() -> None:
     ],
 )
 def test_other_types_are_answered_with_those_that_work(array: pa.Array) -> None:
-    with pytest.raises(
-        DataError, match=r"column 'c': .* cannot feed a model. Columns of integers, floats"
-    ):
+    with pytest.raises(DataError, match=r"column 'c': .* cannot feed a model. Columns of integers, floats"):
         read(array)
     assert complaint(array.type)
 

@@ -171,9 +171,11 @@ def test_the_best_of_an_earlier_run_in_the_folder_counts(folder: str) -> None:
 
 def test_a_best_metric_that_no_epoch_has_is_named(tmp_path: Path) -> None:
     write(str(tmp_path), header(1, loss=0.5), best="val_auc")  # an epoch that was not validated
-    with pytest.raises(ConfigError, match=r"best_metric='val_auc' .*available: \['loss', 'val_loss'\]"):
+    with pytest.raises(
+        ConfigError, match=r"Checkpoints\(best=\'val_auc\'\).*available: \['loss', 'val_loss'\]"
+    ):
         write(str(tmp_path), header(1, loss=0.5, val_loss=0.6), best="val_auc")
-    with pytest.raises(ConfigError, match=r"best_metric='accuracy' .*available: \['loss'\]"):
+    with pytest.raises(ConfigError, match=r"Checkpoints\(best=\'accuracy\'\).*available: \['loss'\]"):
         write(str(tmp_path), header(1, loss=0.5), best="accuracy")
     with pytest.raises(ConfigError, match="max:val_gain"):
         CheckpointFolder(tmp_path, best="val_gain")

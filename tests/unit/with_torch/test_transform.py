@@ -34,7 +34,7 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError, match="(?s)its transform, collate or padding is code.*trusted=True"):
         om.models.get("images")
     again = om.models.get("images", trusted=True, workers=1)
-    assert again._preparation.transform == est._preparation.transform
+    assert again._prepare.transform == est._prepare.transform
     assert again.predict(table, verbose=0).column("prediction").to_pylist() == expected
 
     served = load(om.store, version, trusted=True).predictor
@@ -66,7 +66,7 @@ def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) ->
     om = Store(tmp_path / "store")
     om.models.put(est, "net")
 
-    again = om.models.get("net", trusted=True, workers=1)._preparation
+    again = om.models.get("net", trusted=True, workers=1)._prepare
     assert again.transform({"x": 3.0}) == {"x": 6.0}
     assert again.eval_transform({"x": 3.0}) == {"x": 3.0}
     om.close()
