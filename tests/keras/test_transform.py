@@ -101,11 +101,10 @@ def cross_entropy(outputs: np.ndarray) -> float:
 
 
 def trained(
-    workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **options: Any
+    workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **more: Any
 ) -> Estimator:
-    est = Estimator.from_keras(
-        model=reader, workers=workers, engine="local", prepare=Prepare(pad="batch", masks=False), **options
-    )
+    prepare = Prepare(pad="batch", masks=False, **more)
+    est = Estimator.from_keras(model=reader, workers=workers, engine="local", prepare=prepare)
     columns: dict[str, Any] = {"feature_cols": ["tokens", "x"], "label_cols": "y"}
     est.fit(TOKENS, epochs, 12, validation_data=validation_data, shuffle=shuffle, verbose=0, **columns)
     return est
@@ -117,13 +116,7 @@ def test_one_worker_and_two_augment_pad_and_bucket_each_row_alike(tmp_path: Path
     for workers in (1, 2):
         (tmp_path / str(workers)).mkdir()
         noisy = Noisy(tmp_path / str(workers))
-        both.append(
-            trained(
-                workers,
-                prepare=Prepare(transform=noisy, eval_transform=dict, length_col="tokens"),
-                prepare=Prepare(length_col="tokens"),
-            )
-        )
+        both.append(trained(workers, transform=noisy, eval_transform=dict, length_col="tokens"))
     one, two = both
 
     alike = Counter(str(json.loads(line)[0]) for line in filed(tmp_path / "1") & filed(tmp_path / "2"))
