@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from kindler import Estimator
@@ -44,8 +45,8 @@ class FlatEstimator(Estimator):
         return made
 
     def fit(self, data: Any, *args: Any, **options: Any) -> History:
-        for name, value in zip(("epochs", "batch_size"), args, strict=False):
-            options[name] = value
+        given = inspect.signature(Estimator.fit).bind_partial(self, data, *args).arguments
+        options |= {name: value for name, value in given.items() if name not in ("self", "data")}
         if self._folder is not None:
             options["model_dir"] = self._folder
         if self._log_dir is not None:
