@@ -67,7 +67,9 @@ images = np.tile((digits.data / 16).astype("float32"), (40, 1))
 labels = np.tile(digits.target, 40)""",
     """\
 estimator = kindler.Estimator.from_torch(
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)),
+    model=lambda: torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+    ),
     optimizer=lambda model: torch.optim.Adam(model.parameters()),
     loss=torch.nn.CrossEntropyLoss(),
     metrics=["accuracy"],
@@ -81,7 +83,7 @@ background:#1e2129;color:#e4e7eb;font:14px/1.45 'DejaVu Sans Mono',monospace">{}
 """
 _NOTEBOOK = """\
 <style>
-  body{margin:0} #picture{display:inline-block;width:1000px;padding:10px 14px;background:#fff;color:#1f2328}
+  body{margin:0} #picture{display:inline-block;width:800px;padding:10px 14px;background:#fff;color:#1f2328}
   .cell{display:grid;grid-template-columns:64px 1fr;margin:6px 0;font:13px/1.45 'DejaVu Sans Mono',monospace}
   .mark{color:#307fc1} pre{margin:0;padding:6px 8px;background:#f6f8fa;border:1px solid #d8dee4;font:inherit}
   .out{grid-column:2;padding:3px 8px} .out code{font:inherit} progress{accent-color:#307fc1;width:110px}
