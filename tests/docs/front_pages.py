@@ -87,7 +87,7 @@ _KINDS = {
     "onnx": "ONNX",
     "openvino": "OpenVINO",
     "function": "functions",
-    "pickle": "pickles",
+    "pickle": "pickles (with `trusted=True`)",
 }
 # What the gate's parts run that a reader asks for; "" for parts of Kindler itself.
 _PARTS = {
@@ -96,8 +96,8 @@ _PARTS = {
     "test-tracking": "an MLflow server",
     "test-spark-cluster": "a standalone cluster on one machine",
     "test-compat-mxnet": "MXNet 1.9.1",
-    "test-compat-orca": "programs of Orca, BigDL and omega\\|ml",
-    "test-compat-tensorflow1": "TFPark and SparkFlow",
+    "test-compat-orca": "programs of Orca, BigDL, omega\\|ml",
+    "test-compat-tensorflow1": "TFPark, SparkFlow",
     "test-compat-tensorflowonspark": "TensorFlowOnSpark",
     **dict.fromkeys(
         [
@@ -314,7 +314,7 @@ def _limits(requirement: Requirement) -> str:
     if "==" in limits:
         return f" {limits['==']}"
     return (f" {limits['>=']}+" if ">=" in limits else "") + (
-        f", below {limits['<']}" if "<" in limits else ""
+        f" (below {limits['<']})" if "<" in limits else ""
     )
 
 

@@ -63,11 +63,13 @@ from sklearn.datasets import load_digits
 import kindler
 
 digits = load_digits()
-images = np.tile((digits.data / 16).astype("float32"), (50, 1))
-labels = np.tile(digits.target, 50)""",
+images = np.tile((digits.data / 16).astype("float32"), (40, 1))
+labels = np.tile(digits.target, 40)""",
     """\
 estimator = kindler.Estimator.from_torch(
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)),
+    model=lambda: torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+    ),
     optimizer=lambda model: torch.optim.Adam(model.parameters()),
     loss=torch.nn.CrossEntropyLoss(),
     metrics=["accuracy"],
@@ -81,14 +83,14 @@ background:#1e2129;color:#e4e7eb;font:14px/1.45 'DejaVu Sans Mono',monospace">{}
 """
 _NOTEBOOK = """\
 <style>
-  body{margin:0} #picture{display:inline-block;width:920px;padding:10px 14px;background:#fff;color:#1f2328}
+  body{margin:0} #picture{display:inline-block;width:800px;padding:10px 14px;background:#fff;color:#1f2328}
   .cell{display:grid;grid-template-columns:64px 1fr;margin:6px 0;font:13px/1.45 'DejaVu Sans Mono',monospace}
   .mark{color:#307fc1} pre{margin:0;padding:6px 8px;background:#f6f8fa;border:1px solid #d8dee4;font:inherit}
   .out{grid-column:2;padding:3px 8px} .out code{font:inherit} progress{accent-color:#307fc1;width:110px}
 </style>
 <div id="picture">%s</div>
 """
-_COLUMNS = 118
+_COLUMNS = 126
 
 
 def main() -> int:
@@ -99,7 +101,8 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         printed = _in_a_terminal(Path(folder))
         shutil.copy(Path(folder) / "history.png", IMAGES)
-        shown = html.escape(f"$ python {EXAMPLE.name}\n{printed}")
+        before_the_table = printed.partition("\n+--")[0]
+        shown = html.escape(f"$ python {EXAMPLE.name}\n{before_the_table}")
         _picture(browser, _TERMINAL.format(shown), IMAGES / "progress.png")
         _picture(browser, _NOTEBOOK % _in_a_notebook(), IMAGES / "progress-notebook.png")
         store = Path(folder) / "store"

@@ -82,7 +82,7 @@ class ProgressBar:
 
     def result(self, row: Mapping[str, Any]) -> None:
         if self._bar is not None:
-            self._bar.set_postfix_str(" · ".join(figures(row)), refresh=False)
+            self._describe(figures(row))
 
     def _draw(self, fields: dict[str, Any]) -> None:
         if not self._last or fields.get("epoch") != self._last.get("epoch"):
@@ -94,8 +94,18 @@ class ProgressBar:
         if self._unit == "rows":
             fields.setdefault("rows", fields["step"])
         parts = _running(fields, self._first_step, self._epoch_s)
-        self._bar.set_postfix_str(" · ".join(parts), refresh=False)
+        self._describe(parts)
         self._bar.update(fields["step"] - self._bar.n)
+
+    def _describe(self, parts: list[str]) -> None:
+        """Write the parts behind the bar: in a terminal those that fit, so that no number is cut in two."""
+        bar = self._bar
+        columns = None if isinstance(bar, _NotebookBar) else bar.format_dict["ncols"]
+        if columns:
+            before = f"{bar.desc}: 100%|{'':12}| {bar.total}/{bar.total} {bar.unit}, "
+            while len(parts) > 1 and len(before) + len(" · ".join(parts)) > columns:
+                parts = parts[:-1]
+        bar.set_postfix_str(" · ".join(parts), refresh=False)
 
     def _begin(self, fields: dict[str, Any]) -> None:
         self._close()
@@ -123,7 +133,7 @@ class ProgressBar:
         if self._began is not None:
             self._epoch_s, self._began = now - self._began, now
         if self._bar is not None:
-            self._bar.set_postfix_str(" · ".join(_done(row, self._last)), refresh=False)
+            self._describe(_done(row, self._last))
             steps = row.get("steps", 0)
             self._bar.update((self._bar.total or steps if whole else steps) - self._bar.n)
         elif not _in_notebook() and not _is_terminal(stream := self._stream or sys.stderr):

@@ -54,6 +54,20 @@ def test_a_terminal_shows_figures_speed_shares_and_what_is_left(monkeypatch: pyt
         )
 
 
+@pytest.mark.parametrize("columns", [40, 61, 80, 92, 119, 120])
+def test_a_narrow_terminal_shows_whole_parts(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "20")
+    stream = Terminal()
+    with ProgressBar(verbose=1, stream=stream, clock=lambda: 0.0) as line:
+        line.report(progress(0))
+        line.report({"name": "epoch", "row": ROW})
+
+    parts = shown(stream)[-1].partition("steps, ")[2].split(" · ")
+    whole = ["00:20", "loss 0.5", "accuracy 0.875", "val_loss 0.625", "200 rows/s"]
+    assert parts == whole[: len(parts)] or columns == 40  # too narrow even for the first part
+
+
 def test_the_last_line_of_an_epoch_has_the_figures_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
