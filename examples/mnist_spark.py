@@ -61,7 +61,11 @@ def main(data, epochs=5, rows=None, master=None):
         metrics=["accuracy"],
         workers=2,
     )
-    columns = {"feature_cols": "image", "label_cols": "label", "dtypes": {"image": "uint8"}}
+    columns = {
+        "feature_cols": "image",
+        "label_cols": "label",
+        "columns": kindler.Columns(dtypes={"image": "uint8"}),
+    }
     estimator.fit(train, epochs=epochs, batch_size=256, **columns)
     accuracy = estimator.evaluate(test, **columns)["accuracy"]
     print(f"test accuracy: {accuracy:.4f}")
