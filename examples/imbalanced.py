@@ -1,4 +1,4 @@
-"""A rare class in a table: class weights make the model look for it, and AUC says how well it ranks rows.
+"""A rare class in a table: class weights make the model find it, and AUC measures how well it ranks rows.
 
 python examples/imbalanced.py
 """
@@ -16,7 +16,7 @@ from kindler import Columns, Estimator
 
 # --8<-- [start:data]
 def frames(rows):
-    """Rows to train and to test on, of which 3% are of the class that matters."""
+    """Training and test rows, 3% of which belong to the class of interest."""
     x, y = make_classification(
         rows, n_features=12, n_informative=6, weights=[0.97], class_sep=1.2, flip_y=0.002, random_state=0
     )
@@ -47,7 +47,7 @@ def main(rows=20_000, epochs=5):
     features = [name for name in train if name != "rare"]
     # --8<-- [start:weights]
     share = train["rare"].mean()
-    balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # each class weighs as much as the other
+    balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # both classes weigh the same
     for title, weights in (("plain", None), ("weighted", balanced)):
         estimator = new_estimator()
         estimator.fit(

@@ -1,6 +1,6 @@
 """A Keras model on a Spark DataFrame, with Keras's own callbacks: `python keras_digits.py --backend jax`.
 
-Two workers train on scikit-learn's digits and stop when the validation loss no longer falls. The saved model
+Two workers train on scikit-learn's digits and stop when the validation loss stops falling. The saved model
 is an ordinary `.keras` file.
 """
 
@@ -61,7 +61,7 @@ def main(backend: str, epochs: int, folder: Path) -> None:
 
     saved = folder / "digits.keras"
     estimator.save(saved)
-    plain = keras.saving.load_model(saved)  # nothing of Kindler is needed to use it
+    plain = keras.saving.load_model(saved)  # using it does not need Kindler
     ours = estimator.predict({"features": images[:5]}, verbose=0)["prediction"]
     same = np.allclose(plain.predict(images[:5], verbose=0), ours, atol=1e-5)
     print(f"plain Keras predicts the same: {same}")

@@ -1,7 +1,7 @@
-"""A worker is lost in the middle of training, and the run goes on: `python examples/lost_worker.py`.
+"""A worker is lost during training, and the run continues: `python examples/lost_worker.py`.
 
-Two workers train twice on scikit-learn's digits. The second time one of them is ended by SIGKILL in the third
-epoch; the run goes on from its newest checkpoint, and ends with the very same weights.
+Two workers train twice on scikit-learn's digits. The second time, SIGKILL ends one of them in the third
+epoch; the run continues from its newest checkpoint, and ends with exactly the same weights.
 """
 
 import logging

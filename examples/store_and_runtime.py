@@ -1,4 +1,4 @@
-"""Keep a trained model in a store, and let a resident worker predict with it."""
+"""Put a trained model into a store, and predict with it in a resident worker."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     )
     estimator.fit({"x": images, "y": digits.target}, epochs=8, batch_size=64)
 
-    store = Store("models")  # a folder; or a database and an object store, by their URL
+    store = Store("models")  # a folder, or the URL of a database and an object store
     store.models.put(estimator, "digits", tag="prod")  # version 1
     store.datasets.put(images[:5], "five-digits")
     scores = store.runtime.model("digits@prod").predict("five-digits").get()

@@ -4,7 +4,7 @@
     python examples/howto/embed_text.py --model sentence-transformers/all-MiniLM-L6-v2
 
 The texts are the paragraphs of Python's own manual. Without `--model`, a small encoder with random weights is
-created here: its vectors are similar where texts share words, which is enough to try the program.
+created here: its vectors are similar if texts share words, which is enough to try the program.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def main(name, folder):
     stored = pd.read_parquet(f"{folder}/embeddings").sort_values("text", ignore_index=True)
     matrix = np.stack(stored["embedding"])
     print(f"{len(stored)} paragraphs, {matrix.shape[1]} numbers each, columns {list(stored.columns)}")
-    matrix -= matrix.mean(axis=0)  # without what all texts have in common
+    matrix -= matrix.mean(axis=0)  # remove what all texts have in common
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
 
     similar = matrix @ matrix.T

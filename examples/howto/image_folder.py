@@ -2,8 +2,8 @@
 
     python examples/howto/image_folder.py
 
-The folder has a subfolder for each class: `images/seven/0042.png`. Here it is written first, from
-scikit-learn's digits.
+The folder has a subfolder for each class: `images/seven/0042.png`. This program first writes it,
+from scikit-learn's digits.
 """
 
 import base64
@@ -29,7 +29,7 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def write_folder(folder):
-    """Your images are there already; these are written for the example."""
+    """You already have images; this writes some for the example."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         path = folder / NAMES[label] / f"{number:04d}.png"
@@ -98,7 +98,7 @@ def main(folder):
         optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
         loss=nn.CrossEntropyLoss(),
         metrics=["accuracy"],
-        # Decoded in the workers, while they train: grey, 16 x 16, moved by up to a pixel, scaled to -1 .. 1.
+        # Decoded in the workers during training: grey, 16 x 16, shifted by up to a pixel, scaled to -1 .. 1.
         prepare=Prepare(
             transform=images.from_bytes(
                 "image", mode="L", size=16, crop=16, padding=1, mean=0.5, std=0.5, channels="first"

@@ -1,9 +1,9 @@
-"""A nightly job: score one day's customers with the production model, so that it can run again at any time.
+"""A nightly job: score one day's customers with the production model. It can be rerun at any time.
 
     python examples/howto/nightly.py
 
-Here the model and two days of data are made first, and the job runs for both days. In your cluster the job
-is `score_day` with the date of its scheduler.
+This program first creates the model and two days of data, and then runs the job for both days. On your
+cluster, the job is `score_day` with the scheduler's date.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ COLUMNS = ["orders", "days_since", "complaints"]
 
 
 def score_day(spark, store, folder, day):
-    """Write `scores/day=DAY`, anew if it is there already, and return how many customers it has."""
+    """Write or replace `scores/day=DAY`, and return the number of its customers."""
     version = store.models.metadata("churn@prod")
     estimator = store.models.get(version.name, version=version.number)  # this version, even if the tag moves
     customers = spark.read.parquet(f"{folder}/customers/day={day}")

@@ -1,8 +1,8 @@
-"""Find out why a run is slow: where the time of a step goes, and which operations take it.
+"""Find out why a run is slow: where the time of a step goes, and which operations use it.
 
     python examples/howto/slow_run.py
 
-The transform of the first run is slow on purpose: it computes row by row what numpy does for a whole batch.
+The transform of the first run is slow on purpose: it computes row by row what numpy can do for a whole batch.
 """
 
 import re
@@ -21,7 +21,7 @@ ROWS, LENGTH = 32_000, 64
 
 
 class Shares(kindler.callbacks.DriverCallback):
-    """Where the time of the first worker went: what the progress line shows, as numbers."""
+    """How the first worker spent its time: the shares of the progress line, as numbers."""
 
     data = sync = 0.0
 
