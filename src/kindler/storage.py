@@ -1,7 +1,4 @@
-"""One object with all shelves: `om.models`, `om.datasets`, `om.scripts`; `om[bucket]` has those of a bucket.
-
-The store is opened, and the runtime (`om.runtime`) started, on first use.
-"""
+"""`kindler.Store`: models, datasets and functions of one bucket, and the runtime that executes on them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
-from kindler.store import Swept, Verified, VersionStore
+from kindler.store import Swept, Verified, VersionStore, urls
 from kindler.store.names import check_bucket
 
 if TYPE_CHECKING:
@@ -35,6 +32,10 @@ class _Opened:
             if self._store is None:
                 self._store = VersionStore.open(self._url)
             return self._store
+
+    @property
+    def url(self) -> str:
+        return urls.default_url(os.environ) if self._url is None else self._url
 
     def engine(self) -> Engine:
         with self._lock:
@@ -59,7 +60,11 @@ class _Opened:
 
 
 class Store:
-    """The shelves of one bucket of a store.
+    """A store of models, datasets and functions, and a runtime that executes on them elsewhere.
+
+    `store.models`, `store.datasets` and `store.scripts` are its shelves, `store[bucket]` has those of another
+    bucket. The store is opened, and `store.runtime` started, on first use; use `with kindler.Store(url) as
+    store`, or `close`, to end both.
 
     Args:
         url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or
@@ -86,11 +91,17 @@ class Store:
         return other
 
     def __repr__(self) -> str:
-        return f"Store(bucket={self.bucket!r})"
+        return f"Store({urls.shown(self._opened.url)!r}, bucket={self.bucket!r})"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def store(self) -> VersionStore:
-        """The store, opened on first use."""
+        """Names, versions and files of all shelves and buckets, opened on first use."""
         return self._opened.store()
 
     @property

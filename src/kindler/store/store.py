@@ -121,11 +121,7 @@ class VersionStore:
         return VersionStore.open, (self.url,)
 
     def __repr__(self) -> str:
-        shown = self.url.partition("?")[0]  # what follows may be keys
-        place, at, host = shown.rpartition("@")
-        return (
-            f"VersionStore('{place.partition('://')[0]}://...@{host}')" if at else f"VersionStore({shown!r})"
-        )
+        return f"VersionStore({urls.shown(self.url)!r})"
 
     def close(self) -> None:
         """Close the connections to the catalog; they are opened again when needed."""
