@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,16 @@ def received(frame: Any, folder: Path, features: list[str], **options: Any) -> l
     return [column[order] for column in columns[1:]]
 
 
-def both_ways(spark: Any, frame: Any, folder: Path, features: list[str], **options: Any) -> list[np.ndarray]:
+def both_ways(
+    spark: Any, frame: Any, folder: Path, features: list[str], columns: Columns | None = None
+) -> list[np.ndarray]:
     """Through Spark, and from the files of the same frame; both must agree."""
     frame.write.parquet(str(folder / "frame"))
     scan = spark.read.parquet(str(folder / "frame"))
-    inline = received(frame, folder / "inline", features, columns=Columns(ingest="inline"), **options)
-    direct = received(scan, folder / "direct", features, columns=Columns(ingest="direct"), **options)
+    inline, direct = (
+        received(data, folder / ingest, features, columns=replace(columns or Columns(), ingest=ingest))
+        for data, ingest in ((frame, "inline"), (scan, "direct"))
+    )
     for one, other in zip(inline, direct, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
