@@ -176,7 +176,7 @@ def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted:
 @one_is_enough
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
     def steps(est: Estimator, trigger: Any, **options: Any) -> list[int]:
-        columns = {"feature_cols": "x", "label_cols": "y", "checkpoint": tmp_path}
+        columns: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "checkpoint": tmp_path}
         length = Epochs(None, stop_when=trigger)
         history = est.fit(DATA, epochs=length, batch_size=12, verbose=0, **columns, **options)
         return [row["steps"] for row in history]
