@@ -20,8 +20,8 @@ _HEAD = """\
 
 These are all code blocks of five pages about the systems that Kindler replaces. Each is quoted in
 `tests/seeds/blocks/` of packages/kindler-compat and run by a test there. Import lines change. The column
-"other changes" lists every other change word for word, with its reason; `<...>` is a path or an address in the
-test. The column "test adds" lists all that the test adds to the program because the page leaves it to the
+"other changes" lists every other change word for word, with its reason; `<...>` is a path or an address in
+the test. The column "test adds" lists all that the test adds to the program because the page leaves it to the
 reader. The tests allow no other changes or additions. Import lines in parentheses are not in the block, which
 uses their names. No block is omitted.
 
