@@ -22,6 +22,7 @@ from torch import nn
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
+from kindler.estimator.groups import grouped
 from kindler.frameworks.torch.spec import TorchSpec
 
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
@@ -255,7 +256,7 @@ def training_options(recipe: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(others.keys() - known)
     if unknown or not _is_json(others):
         raise ConfigError(f"the stage was saved with {unknown or others}, which nothing is trained with.")
-    return {"optimizer": functools.partial(cls, **keywords), "loss": loss, **others}
+    return {"optimizer": functools.partial(cls, **keywords), "loss": loss, **grouped(others)}
 
 
 def _optimizer(given: Any) -> tuple[str, dict[str, Any]] | None:
