@@ -75,6 +75,7 @@ print(json.dumps([sorted(names) == sorted(public), public == sorted(public), len
 
 def test_the_parts_that_pages_name_are_attributes_of_kindler() -> None:
     parts = [
+        "callbacks",
         "ml",
         "tune",
         "cluster",
