@@ -110,7 +110,7 @@ def test_without_a_shared_folder_a_state_that_could_not_return_is_refused_before
     frame: Any, creates: bool
 ) -> None:
     est = grown(one_wide_layer if creates else one_wide_layer({}))
-    with pytest.raises(ConfigError, match=r"will have 10\d,.* bytes.*can come back.*\nHint:.*model_dir"):
+    with pytest.raises(ConfigError, match=r"will have 10\d,.* bytes.*can come back.*\nHint:.*checkpoint="):
         fit(est, frame, callbacks=[NotTrained()])
 
 
