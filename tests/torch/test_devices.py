@@ -15,6 +15,7 @@ from torch import nn
 import kindler
 from kindler import Device, Estimator, Optimization, RunSettings, Store
 from kindler.callbacks import Callback
+from kindler.engine.placement import usable_cores
 from kindler.errors import ConfigError
 from kindler.models.loaded import load
 
@@ -98,6 +99,25 @@ def test_as_many_workers_start_as_there_are_gpus_to_compute_on(
         estimator(device="cuda:1").fit((X, Y), batch_size=16, verbose=0)
     with pytest.raises(ConfigError, match="'cuda' was asked for; this machine has 0 CUDA devices"):
         estimator(device="cuda:1", workers=None).fit((X, Y), batch_size=16, verbose=0)
+
+
+class Threads(Callback):
+    """Writes down how many cores each worker computes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_run_begin(self, run: Any) -> None:
+        (self.folder / f"{run.rank} of {run.size}").write_text(str(torch.get_num_threads()))
+
+
+def test_without_a_gpu_one_worker_computes_on_all_cores_unless_more_are_asked_for(tmp_path: Path) -> None:
+    for folder, workers, threads in (("none", None, usable_cores()), ("two", 2, max(usable_cores() // 2, 1))):
+        (tmp_path / folder).mkdir()
+        est = estimator(workers=workers, settings=None)
+        est.fit((X, Y), batch_size=16, verbose=0, callbacks=[Threads(tmp_path / folder)])
+        told = {path.name: int(path.read_text()) for path in (tmp_path / folder).iterdir()}
+        assert told == {f"{rank} of {workers or 1}": threads for rank in range(workers or 1)}
 
 
 def test_the_history_says_how_steps_were_made_and_why(tmp_path: Path) -> None:
