@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from _bench import Report, arguments, mlp, rounds
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.job import Job, RankSpec, equal_ranks

@@ -54,7 +54,7 @@ def training(folder: Path, epochs: int) -> float:
     import numpy as np
     import torch
 
-    from kindler import Estimator, RunSettings
+    from kindler import Checkpoints, Estimator, RunSettings
 
     model = wide()
     estimator = Estimator.from_torch(
@@ -63,16 +63,14 @@ def training(folder: Path, epochs: int) -> float:
         loss=torch.nn.CrossEntropyLoss(),
         workers=1,
         engine="local",
-        model_dir=folder,
         settings=RunSettings(threads=1),
     )
     random = np.random.default_rng(0)
     rows = BATCH * STEPS
     data = {"x": random.random((rows, WIDTH), np.float32), "y": random.integers(0, CLASSES, rows)}
-    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0)  # warm
-    history = estimator.fit(
-        data, epochs=epochs, batch_size=BATCH, checkpoint_trigger=in_odd_epochs, verbose=0
-    )
+    checkpoints = Checkpoints(folder, every=in_odd_epochs)
+    estimator.fit(data, epochs=2, batch_size=BATCH, checkpoint=checkpoints, verbose=0)  # warm
+    history = estimator.fit(data, epochs=epochs, batch_size=BATCH, checkpoint=checkpoints, verbose=0)
     took = history["seconds"]
     return median((odd - even) / PER_EPOCH for odd, even in zip(took[::2], took[1::2], strict=True))
 
@@ -82,7 +80,7 @@ def waiting(folder: Path) -> float:
     import torch
 
     from kindler.frameworks.torch.replica import TorchReplica, TorchSpec
-    from kindler.train.checkpoints import Checkpoints, Header
+    from kindler.train.checkpoints import CheckpointFolder, Header
 
     torch.set_num_threads(1)
     model = wide()
@@ -91,7 +89,7 @@ def waiting(folder: Path) -> float:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     replica = TorchReplica(TorchSpec(model=model, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss()))
-    kept = Checkpoints(folder)
+    kept = CheckpointFolder(folder)
 
     def once() -> None:
         kept.save(Header(framework="torch", epoch=1, step=1), replica.freeze())

@@ -19,6 +19,8 @@ from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, seconds
 
+from kindler import Device
+
 MLP_BATCH, MLP_STEPS = 256, 300
 SEQUENCE_BATCH, SEQUENCE_STEPS, TOKENS, WORDS = 32, 60, 128, 1_000
 EPOCHS = 4
@@ -35,11 +37,13 @@ def main() -> None:
     measured = rounds(
         {
             "MLP by hand": lambda: by_hand(mlp, *small, MLP_BATCH),
-            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device_cache=False),
+            "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", cache=False)),
             "MLP, rows on the GPU": lambda: kindler(mlp, *small, MLP_BATCH),
-            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, compile="graphs"),
+            "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", compile="graphs")),
             "transformer by hand": lambda: by_hand(transformer, *large, SEQUENCE_BATCH, bf16=True),
-            "transformer": lambda: kindler(transformer, *large, SEQUENCE_BATCH, precision="bf16"),
+            "transformer": lambda: kindler(
+                transformer, *large, SEQUENCE_BATCH, device=Device("cuda", precision="bf16")
+            ),
         },
         repeats=given.repeats,
         warm_up=False,
@@ -110,7 +114,8 @@ def first_step() -> float:
 
     import torch
 
-    from kindler import Callback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import Callback
 
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "first"
@@ -286,7 +291,7 @@ def sequences() -> tuple[Any, Any]:
     return random.integers(0, WORDS, (count, TOKENS)), random.integers(0, CLASSES, count)
 
 
-def kindler(model: Any, x: Any, y: Any, batch: int, **options: Any) -> float:
+def kindler(model: Any, x: Any, y: Any, batch: int, device: str | Device = "cuda") -> float:
     """Steps/s of an Estimator with one worker."""
     import torch
 
@@ -299,8 +304,7 @@ def kindler(model: Any, x: Any, y: Any, batch: int, **options: Any) -> float:
         metrics="accuracy",
         workers=1,
         engine="local",
-        device="cuda",
-        **options,
+        device=device,
     )
     history = estimator.fit((x, y), epochs=EPOCHS, batch_size=batch, verbose=0)
     return median(rows / batch for rows in history["rows_per_s"][1:])

@@ -13,6 +13,8 @@ from typing import Any
 from _bench import ROWS, WIDTH, Report, arguments, rounds, seconds, spark_session, workplace, write_rows
 from graph_train import _dense
 
+from kindler import Columns
+
 BATCH = 1024
 
 
@@ -62,7 +64,7 @@ def _estimator() -> tuple[Any, tuple[bytes, str, str]]:
 
 def _scored(estimator: Any, frame: Any) -> None:
     scored = estimator.predict(
-        frame, BATCH, feature_cols="features", shapes={"features": (WIDTH,)}, verbose=0
+        frame, BATCH, feature_cols="features", columns=Columns(shapes={"features": (WIDTH,)}), verbose=0
     )
     scored.select("prediction").write.format("noop").mode("overwrite").save()
 

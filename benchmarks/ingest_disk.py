@@ -14,6 +14,8 @@ from typing import Any
 
 from _bench import Report, arguments, workplace
 
+from kindler import Columns
+
 COLUMNS = 20
 BYTES = {"double": 8, "float": 4}
 
@@ -91,8 +93,7 @@ def _measured(rows: int, kind: str, folder: Path) -> tuple[int, int, int]:
             batch_size=8192,
             feature_cols=names,
             label_cols="y",
-            stack_features=True,
-            shapes={"y": (1,)},
+            columns=Columns(stack_features=True, shapes={"y": (1,)}),
         )
     left = [path for found in folder.rglob("kindler-*") for path in (found, *found.rglob("*"))]
     shuffle = sum(path.stat().st_size for path in folder.rglob("shuffle_*"))

@@ -12,6 +12,8 @@ from typing import Any
 
 from _bench import ROWS, WIDTH, Report, arguments, mlp, rounds, seconds, spark_session, workplace, write_rows
 
+from kindler import Columns
+
 BATCH = 256
 
 
@@ -72,7 +74,12 @@ def _estimator(model: Any) -> Any:
 
 def _predict(estimator: Any, frame: Any, runtime: str | None) -> Any:
     return estimator.predict(
-        frame, BATCH, feature_cols="features", shapes={"features": (WIDTH,)}, verbose=0, accelerator=runtime
+        frame,
+        BATCH,
+        feature_cols="features",
+        columns=Columns(shapes={"features": (WIDTH,)}),
+        verbose=0,
+        accelerator=runtime,
     ).select("prediction")
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from _bench import ROWS, WIDTH, Report, arguments, mlp, rounds, seconds, spark_session, workplace, write_rows
 
+from kindler import Columns
+
 BATCH = 1024
 PREDICT_ROWS = 2 * ROWS  # so that the second or less that a Spark job takes anyway does not decide
 
@@ -69,7 +71,11 @@ def _estimator(model: Any) -> Any:
 
 def _predict(estimator: Any, frame: Any, ingest: str) -> Any:
     return estimator.predict(
-        frame, BATCH, feature_cols="features", shapes={"features": (WIDTH,)}, verbose=0, ingest=ingest
+        frame,
+        BATCH,
+        feature_cols="features",
+        columns=Columns(shapes={"features": (WIDTH,)}, ingest=ingest),
+        verbose=0,
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from _bench import Report, arguments, rounds, workplace
 
+from kindler import Prepare
+
 BATCH, LEAST, MOST, WORDS = 64, 8, 512, 1_000
 
 
@@ -24,8 +26,8 @@ def main() -> None:
     with workplace() as folder:
         path, tokens = _written(folder / "rows.parquet", count)
         ways = {
-            "padded to the longest": _estimator(pad=MOST),
-            "bucketed": _estimator(pad="batch", length_col="tokens"),
+            "padded to the longest": _estimator(prepare=Prepare(pad=MOST)),
+            "bucketed": _estimator(prepare=Prepare(pad="batch", length_col="tokens")),
         }
         spent = rounds(
             {name: lambda estimator=estimator: _epoch(estimator, path) for name, estimator in ways.items()},

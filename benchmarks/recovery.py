@@ -15,7 +15,7 @@ from typing import Any
 
 from _bench import CLASSES, WIDTH, Report, arguments, rounds, workplace
 
-from kindler import Callback
+from kindler.callbacks import Callback
 
 ROWS, BATCH = 8_192, 256
 
@@ -43,7 +43,7 @@ def lost(folder: Path, make: Any) -> float:
     """Seconds between the two marks that the workers leave."""
     import numpy as np
 
-    from kindler import RunSettings
+    from kindler import Checkpoints, RunSettings
 
     place = folder / f"run-{time.monotonic_ns()}"
     place.mkdir()
@@ -52,7 +52,6 @@ def lost(folder: Path, make: Any) -> float:
     options = {
         "workers": 2,
         "engine": "local",
-        "model_dir": place / "checkpoints",
         "settings": RunSettings(threads=1),
     }
     estimator, callback = make(str(place), options)
@@ -61,7 +60,7 @@ def lost(folder: Path, make: Any) -> float:
         epochs=2,
         batch_size=BATCH,
         callbacks=[callback],
-        checkpoint_trigger=10,
+        checkpoint=Checkpoints(place / "checkpoints", every=10),
         verbose=0,
     )
     return float((place / "again").read_text()) - float((place / "killed").read_text())

@@ -33,10 +33,10 @@ def main() -> None:
     import keras
     import numpy as np
 
-    from kindler import Omega
+    from kindler import Store
 
     with workplace() as folder:
-        om = Omega(folder / "store", broker="local://?workers=1")
+        om = Store(folder / "store", broker="local://?workers=1")
         layers = keras.layers
         model = keras.Sequential(
             [layers.Input((WIDTH,)), layers.Dense(256, activation="relu"), layers.Dense(CLASSES)]

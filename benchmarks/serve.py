@@ -152,9 +152,9 @@ def a_mobilenet(folder: Path) -> Path:
 
 
 def _store(folder: Path, model: Any) -> None:
-    from kindler import Omega
+    from kindler import Store
 
-    om = Omega(folder / "store")
+    om = Store(folder / "store")
     om.models.put(model, "net")
     om.close()
 

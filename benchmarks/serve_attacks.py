@@ -132,11 +132,11 @@ def server(folder: Path) -> Iterator[tuple[int, int, str, psutil.Process]]:
     """The ports of a server, a key that may predict, and its process."""
     from sklearn.linear_model import LinearRegression
 
-    from kindler import Omega
+    from kindler import Store
     from kindler.store.keys import Keys
 
     x = np.random.default_rng(0).normal(size=(20, 3))
-    om = Omega(folder / "store")
+    om = Store(folder / "store")
     om.models.put(LinearRegression(fit_intercept=False).fit(x, x @ [1.0, 2.0, 3.0]), "fine")
     om.models.put(LinearRegression(fit_intercept=False).fit(x, np.repeat(x[:, :1], WIDE, axis=1)), "wide")
     om.close()

@@ -66,11 +66,11 @@ def stored(folder: Path) -> dict[tuple[str, str], Path]:
     """Store the networks; a body for each of them and each protocol."""
     from sklearn.neural_network import MLPRegressor
 
-    from kindler import Omega
+    from kindler import Store
 
     random = np.random.default_rng(0)
     warnings.simplefilter("ignore")  # that they are not trained to the end
-    om = Omega(folder / "store")
+    om = Store(folder / "store")
     bodies = {}
     for model, (width, hidden) in WIDTHS.items():
         x = random.random((64, width))

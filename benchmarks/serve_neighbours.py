@@ -224,10 +224,10 @@ def _arrow(columns: dict[str, Any]) -> bytes:
 def _server(folder: Path) -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     from sklearn.linear_model import LinearRegression
 
-    from kindler import Omega
+    from kindler import Store
 
     x = np.random.default_rng(0).normal(size=(20, 3))
-    om = Omega(folder / "store")
+    om = Store(folder / "store")
     om.models.put(LinearRegression(fit_intercept=False).fit(x, x @ [1.0, 2.0, 3.0]), "fine")
     for name in BAD:
         om.models.put(getattr(_bad_models, name), name, kind="function", trusted=True)

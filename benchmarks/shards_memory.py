@@ -21,6 +21,8 @@ from typing import Any
 
 from _bench import Report, arguments, spark_session, workplace
 
+from kindler import Columns
+
 COLUMNS = 64
 FILES = 16
 BATCH = 8192
@@ -81,7 +83,7 @@ def train(way: Way, folder: Path) -> int:
             batch_size=BATCH,
             feature_cols=names,
             label_cols="label",
-            stack_features=True,
+            columns=Columns(stack_features=True),
             verbose=0,
         )
     return peak[0]

@@ -40,9 +40,9 @@ def main() -> None:
 
 
 def _publishes(url: str, count: int) -> float:
-    from kindler import Omega
+    from kindler import Store
 
-    om = Omega(url)
+    om = Store(url)
     mark = os.urandom(8).hex()
     om.datasets.put(mark, "net", mode="replace")
     start = time.perf_counter()
@@ -54,9 +54,9 @@ def _publishes(url: str, count: int) -> float:
 
 
 def _lookups(url: str, count: int) -> float:
-    from kindler import Omega
+    from kindler import Store
 
-    om = Omega(url)
+    om = Store(url)
     shelf = om.datasets
     shelf.metadata("net")
     start = time.perf_counter()

@@ -30,13 +30,13 @@ EVERY_S = 0.005
 
 def main() -> None:
     """Measure, and print."""
-    from kindler import Omega
+    from kindler import Store
 
     given = bench.arguments(__doc__ or "", repeats=3)
     names, appends, lookups = (2_000, 50, 100) if given.quick else (NAMES, APPENDS, LOOKUPS)
     report = bench.Report("store_large", f"a store with {names} names", quick=given.quick)
     with bench.workplace() as folder:
-        om = Omega(folder / "store")
+        om = Store(folder / "store")
         fill(om, names)
         pages, over_http, alone, beside = [], [], [], []
         for _ in range(given.repeats):

@@ -14,6 +14,8 @@ from typing import Any
 
 from _bench import ROOT, Report, arguments, rounds, seconds, workplace
 
+from kindler import Prepare
+
 BATCH = 256
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
 
@@ -101,8 +103,10 @@ def _estimator() -> Any:
         loss=nn.CrossEntropyLoss(),
         workers=2,
         settings=RunSettings(threads=1),
-        transform=images.from_bytes(
-            "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+        prepare=Prepare(
+            transform=images.from_bytes(
+                "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+            )
         ),
     )
 

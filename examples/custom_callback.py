@@ -1,7 +1,7 @@
-"""A callback of one's own: stop when validation no longer gets better, and keep the best weights.
+"""A custom callback: stop when validation no longer improves, and keep the best weights.
 
-Callbacks run on every worker, with figures that are already merged over all of them, so all workers decide
-alike. What must happen once, as writing a file, is done where `run.rank` is 0.
+Callbacks run on every worker, with metrics that are already merged over all workers, so all of them make the
+same decision. Anything that must happen once, such as writing a file, is done where `run.rank` is 0.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ import kindler
 
 
 # --8<-- [start:callback]
-class StopEarly(kindler.Callback):
+class StopEarly(kindler.callbacks.Callback):
     """Ends the run after `patience` epochs without a better `val_loss`."""
 
     def __init__(self, path, patience=2):

@@ -23,7 +23,7 @@ estimator = kindler.Estimator.from_torch(
 estimator.fit(train, epochs=8, batch_size=64, validation_data=test).plot("history.png")
 print(estimator.evaluate(test))
 
-scored = estimator.predict(test)  # lazy: `test` and one more column, "prediction", with ten scores
+scored = estimator.predict(test)  # lazy: `test` with an additional column, "prediction", with ten scores
 scored.selectExpr("label", "array_position(prediction, array_max(prediction)) - 1 AS predicted").show(3)
 
 kindler.stop()

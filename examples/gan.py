@@ -1,4 +1,4 @@
-"""A GAN that learns a ring of points: a step of your own, with an optimizer for each of two networks.
+"""A GAN that learns a ring of points: a custom training step, with an optimizer for each of two networks.
 
 python examples/gan.py
 """
@@ -14,7 +14,7 @@ import kindler
 
 
 class Gan(nn.Module):
-    """Called, it generates."""
+    """Calling it generates points."""
 
     def __init__(self):
         super().__init__()
@@ -44,14 +44,14 @@ def train_step(run, batch):
 
 
 def ring(rows):
-    """Points at a distance of about 1 from the middle."""
+    """Points at a distance of about 1 from the centre."""
     random = np.random.default_rng(0)
     angle, radius = random.uniform(0, 2 * np.pi, rows), random.normal(1, 0.05, rows)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).astype(np.float32)
 
 
 def main(rows=2000, epochs=60):
-    """Train on points of a ring; returns how far generated points are from it, in the mean."""
+    """Train on points of a ring; returns the mean distance of generated points from it."""
     estimator = kindler.Estimator.from_torch(
         model=Gan,
         optimizer={"generator": make_optimizer("generator", 1e-3), "critic": make_optimizer("critic", 2e-3)},

@@ -1,8 +1,8 @@
-"""A classifier of Hugging Face on a string column of a Spark DataFrame: tokenised and padded in the workers.
+"""A Hugging Face classifier on a string column of a Spark DataFrame, tokenized and padded in the workers.
 
     python examples/huggingface_text.py
 
-The model and its vocabulary are tiny and made here, so that nothing is downloaded. Any other is loaded with
+The model and its vocabulary are tiny and created here, so nothing is downloaded. Load any other model with
 `AutoModelForSequenceClassification.from_pretrained(...)` and `AutoTokenizer.from_pretrained(...)`.
 """
 
@@ -17,13 +17,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 import kindler
+from kindler import Prepare
 
 GOOD, BAD = ("fine", "lovely", "great"), ("awful", "dull", "poor")
 OTHERS = ("the", "film", "was", "and", "its", "music", "quite", "very", "a", "story")
 
 
 def reviews(rows, seed):
-    """Sentences of different lengths with one telling word each."""
+    """Sentences of different lengths with one decisive word each."""
     random = np.random.default_rng(seed)
     label = random.integers(0, 2, rows)
     texts = []
@@ -55,7 +56,7 @@ def make_model():
 
 
 def make_optimizer(model):
-    """Groups of parameters, as is usual: no decay of biases and norms."""
+    """The usual parameter groups: no weight decay for biases and norms."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
@@ -63,13 +64,13 @@ def make_optimizer(model):
 
 
 def main(rows=400, epochs=4, master=None):
-    """Train on so many sentences; returns the accuracy on 100 others."""
+    """Train on that many sentences; returns the accuracy on 100 others."""
     spark = kindler.init(master, cores=None if master else 2)
     train, test = (spark.createDataFrame(reviews(*each)) for each in ((rows, 0), (100, 1)))
     tokenizer = make_tokenizer()
 
     def tokenize(batch):
-        """The texts of a batch, padded to the longest of them."""
+        """The texts of a batch, padded to the longest one."""
         return tokenizer([row["text"] for row in batch], padding=True, return_tensors="np")
 
     estimator = kindler.Estimator.from_torch(
@@ -78,7 +79,7 @@ def main(rows=400, epochs=4, master=None):
         loss="model",
         inputs="kwargs",
         metrics="accuracy",
-        collate=tokenize,
+        prepare=Prepare(collate=tokenize),
         workers=2,
     )
     estimator.fit(train, epochs=epochs, batch_size=32, feature_cols="text", label_cols="label")

@@ -1,4 +1,4 @@
-"""A rare class in a table: class weights make the model look for it, and AUC says how well it ranks rows.
+"""A rare class in a table: class weights make the model find it, and AUC measures how well it ranks rows.
 
 python examples/imbalanced.py
 """
@@ -11,12 +11,12 @@ from sklearn.datasets import make_classification
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 
 
 # --8<-- [start:data]
 def frames(rows):
-    """Rows to train and to test on, of which 3% are of the class that matters."""
+    """Training and test rows, 3% of which belong to the class of interest."""
     x, y = make_classification(
         rows, n_features=12, n_informative=6, weights=[0.97], class_sep=1.2, flip_y=0.002, random_state=0
     )
@@ -44,17 +44,21 @@ def new_estimator():
 
 def main(rows=20_000, epochs=5):
     train, test = frames(rows)
-    columns = {
-        "feature_cols": [name for name in train if name != "rare"],
-        "label_cols": "rare",
-        "stack_features": True,
-    }
+    features = [name for name in train if name != "rare"]
     # --8<-- [start:weights]
     share = train["rare"].mean()
-    balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # each class weighs as much as the other
+    balanced = {0: 0.5 / (1 - share), 1: 0.5 / share}  # both classes weigh the same
     for title, weights in (("plain", None), ("weighted", balanced)):
         estimator = new_estimator()
-        estimator.fit(train, epochs=epochs, batch_size=256, class_weight=weights, verbose=0, **columns)
+        estimator.fit(
+            train,
+            epochs=epochs,
+            batch_size=256,
+            feature_cols=features,
+            label_cols="rare",
+            columns=Columns(stack_features=True, class_weight=weights),
+            verbose=0,
+        )
         result = estimator.evaluate(test, verbose=0)
         print(title, {name: round(result[name], 3) for name in ("auc", "precision", "recall", "f1")})
     # --8<-- [end:weights]

@@ -1,6 +1,6 @@
 """A Keras model on a Spark DataFrame, with Keras's own callbacks: `python keras_digits.py --backend jax`.
 
-Two workers train on scikit-learn's digits and stop when the validation loss no longer falls. The saved model
+Two workers train on scikit-learn's digits and stop when the validation loss stops falling. The saved model
 is an ordinary `.keras` file.
 """
 
@@ -47,22 +47,21 @@ def main(backend: str, epochs: int, folder: Path) -> None:
     frame = spark.createDataFrame(pd.DataFrame({"features": list(images), "label": digits.target}))
     train, held_out, test = frame.randomSplit([0.7, 0.15, 0.15], seed=7)
 
-    estimator = kindler.Estimator.from_keras(
-        model=make_model, config={"filters": 16}, workers=2, model_dir=folder / "checkpoints"
-    )
+    estimator = kindler.Estimator.from_keras(model=make_model, config={"filters": 16}, workers=2)
     history = estimator.fit(
         train,
         epochs=epochs,
         batch_size=64,
         validation_data=held_out,
         callbacks=[keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)],
+        checkpoint=folder / "checkpoints",
     )
     print(f"epochs: {len(history)}")
     print(f"test accuracy: {estimator.evaluate(test, verbose=0)['accuracy']:.4f}")
 
     saved = folder / "digits.keras"
     estimator.save(saved)
-    plain = keras.saving.load_model(saved)  # nothing of Kindler is needed to use it
+    plain = keras.saving.load_model(saved)  # using it does not need Kindler
     ours = estimator.predict({"features": images[:5]}, verbose=0)["prediction"]
     same = np.allclose(plain.predict(images[:5], verbose=0), ours, atol=1e-5)
     print(f"plain Keras predicts the same: {same}")

@@ -1,4 +1,4 @@
-"""A Keras model that takes text: a column of strings, and words looked up inside of the model.
+"""A Keras model that takes text: a column of strings, with the word lookup inside the model.
 
 python examples/keras_text.py
 """

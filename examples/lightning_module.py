@@ -1,4 +1,4 @@
-"""A LightningModule, taken as it is: its steps, logs, metrics, optimizer and schedule.
+"""A LightningModule, used unchanged: its steps, logs, metrics, optimizer and schedule.
 
 python examples/lightning_module.py
 """
@@ -16,7 +16,7 @@ import kindler
 
 
 class Classifier(lightning.LightningModule):
-    """Nothing in it is for Kindler."""
+    """It contains nothing specific to Kindler."""
 
     def __init__(self, features=8, classes=3, lr=0.02):
         super().__init__()
@@ -54,7 +54,7 @@ def problem(rows, seed):
 
 
 def main(rows=2000, epochs=10):
-    """Train on so many rows; returns the accuracy on others."""
+    """Train on that many rows; returns the accuracy on others."""
     estimator = kindler.Estimator.from_lightning(Classifier(), workers=2)
     history = estimator.fit(problem(rows, 0), epochs=epochs, batch_size=100, validation_data=problem(500, 1))
     print(f"validation accuracy: {history[-1]['val_acc']:.4f}")

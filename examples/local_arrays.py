@@ -25,7 +25,7 @@ def main(epochs=10):
     )
     estimator.fit((x_train, y_train), epochs=epochs, batch_size=32)
     result = estimator.evaluate((x_test, y_test))
-    scores = estimator.predict(x_test)  # an array, as the data was one
+    scores = estimator.predict(x_test)  # an array, like the input
     # --8<-- [end:arrays]
 
     print(f"accuracy {result['accuracy']:.3f}, AUC {result['auc']:.3f}")

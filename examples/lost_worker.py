@@ -1,7 +1,7 @@
-"""A worker is lost in the middle of training, and the run goes on: `python examples/lost_worker.py`.
+"""A worker is lost during training, and the run continues: `python examples/lost_worker.py`.
 
-Two workers train twice on scikit-learn's digits. The second time one of them is ended by SIGKILL in the third
-epoch; the run goes on from its newest checkpoint, and ends with the very same weights.
+Two workers train twice on scikit-learn's digits. The second time, SIGKILL ends one of them in the third
+epoch; the run continues from its newest checkpoint, and ends with exactly the same weights.
 """
 
 import logging
@@ -17,19 +17,19 @@ from torch import nn
 import kindler
 
 
-class Accident(kindler.Callback):
+class Accident(kindler.callbacks.Callback):
     """Ends the second worker once, in the middle of the third epoch."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
-    def on_step_end(self, run: kindler.train.callbacks.Run) -> None:
+    def on_step_end(self, run: kindler.callbacks.Run) -> None:
         if run.rank == 1 and run.epoch == 3 and run.step % run.steps == 13 and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(folder: Path, callbacks: list[kindler.Callback]) -> nn.Module:
+def train(folder: Path, callbacks: list[kindler.callbacks.Callback]) -> nn.Module:
     digits = load_digits()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10))
@@ -40,10 +40,10 @@ def train(folder: Path, callbacks: list[kindler.Callback]) -> nn.Module:
         metrics=["accuracy"],
         workers=2,
         engine="local",
-        model_dir=folder,
     )
     data = {"features": (digits.data / 16).astype("float32"), "label": digits.target}
-    history = estimator.fit(data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint_trigger=10)
+    checkpoints = kindler.Checkpoints(folder, every=10)
+    history = estimator.fit(data, epochs=5, batch_size=64, callbacks=callbacks, checkpoint=checkpoints)
     print(f"accuracy by epoch: {[round(value, 4) for value in history['accuracy']]}")
     return estimator.get_model()
 

@@ -1,9 +1,9 @@
-"""MNIST from its own files, through a Spark DataFrame, to a classifier of 97.5 % and more.
+"""MNIST from its own files, through a Spark DataFrame, to a classifier with at least 97.5% accuracy.
 
     python examples/mnist_spark.py --data folder/with/idx/files
 
-The folder holds the four files of the data set, gzipped or not: train-images-idx3-ubyte and so on. Images
-stay bytes on their way through Spark: a binary column, which `dtypes` says how to read.
+The folder contains the four files of the dataset, gzipped or not: train-images-idx3-ubyte and so on. In
+Spark, images remain bytes: a binary column. `dtypes` defines how to read it.
 """
 
 import argparse
@@ -61,7 +61,11 @@ def main(data, epochs=5, rows=None, master=None):
         metrics=["accuracy"],
         workers=2,
     )
-    columns = {"feature_cols": "image", "label_cols": "label", "dtypes": {"image": "uint8"}}
+    columns = {
+        "feature_cols": "image",
+        "label_cols": "label",
+        "columns": kindler.Columns(dtypes={"image": "uint8"}),
+    }
     estimator.fit(train, epochs=epochs, batch_size=256, **columns)
     accuracy = estimator.evaluate(test, **columns)["accuracy"]
     print(f"test accuracy: {accuracy:.4f}")

@@ -1,7 +1,7 @@
 """Train on Parquet files and score them into Parquet files, without Spark.
 
-A path is read by the workers themselves, each its own range of rows. `predict` with an `output_path` writes
-a dataset with all columns of the input, in its order, and the prediction beside them.
+The workers read a path themselves, each its own range of rows. `predict` with an `output_path` writes a
+dataset with all columns and the row order of the input, and adds the prediction.
 """
 
 import argparse
@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from torch import nn, optim
 
 import kindler
+from kindler import Columns
 
 
 def write_houses(path, rows, seed):
-    """Made-up houses: a price from size, rooms and age."""
+    """Synthetic houses: a price computed from size, rooms and age."""
     draw = np.random.default_rng(seed)
     size, rooms, age = draw.uniform(0.3, 2.5, rows), draw.integers(1, 8, rows), draw.uniform(0, 1, rows)
     price = 3 * size + 0.4 * rooms - 1.5 * age + draw.normal(0, 0.05, rows)
@@ -39,14 +40,14 @@ def main(folder, rows=4000, epochs=20):
         metrics=["mae"],
         workers=2,
     )
-    # Three columns, joined to one matrix for the model's single input.
+    # Three columns, combined into one matrix for the model's single input.
     estimator.fit(
         folder / "houses.parquet",
         epochs=epochs,
         batch_size=128,
         feature_cols=["size", "rooms", "age"],
         label_cols="price",
-        stack_features=True,
+        columns=Columns(stack_features=True),
     )
     written = estimator.predict(folder / "new.parquet", output_cols="estimate", output_path=folder / "scored")
     # --8<-- [end:paths]

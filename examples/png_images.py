@@ -2,7 +2,7 @@
 
     python examples/png_images.py --data folder/with/data_batch_1.bin
 
-The folder holds the binary version of the data set: data_batch_1.bin and so on, and test_batch.bin.
+The folder contains the binary version of the dataset: data_batch_1.bin and so on, and test_batch.bin.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 import kindler
+from kindler import Prepare
 from kindler.data import images
 
 MEAN, STD = (0.491, 0.482, 0.447), (0.247, 0.243, 0.262)
@@ -28,7 +29,7 @@ def png(pixels):
 
 
 def cifar_frame(spark, folder, part, rows=None):
-    """A frame of `png` (bytes) and `label`: a record is a label and 3,072 bytes, all red ones first."""
+    """A DataFrame of `png` (bytes) and `label`. A record is a label and 3,072 bytes, red values first."""
     files = sorted(Path(folder).glob(f"{part}*.bin"))
     records = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in files])[:rows]
     pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -61,9 +62,11 @@ def main(data, epochs=10, rows=None, master=None):
         loss=nn.CrossEntropyLoss(),
         metrics=["accuracy"],
         workers=2,
-        # Trained on: cut out anywhere and mirrored by chance. Evaluated and scored: as they are.
-        transform=images.from_bytes(
-            "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+        # Training images are randomly cropped and flipped; evaluation and prediction use them unchanged.
+        prepare=Prepare(
+            transform=images.from_bytes(
+                "png", crop=32, padding=4, flip=True, mean=MEAN, std=STD, channels="first"
+            )
         ),
     )
     estimator.fit(train, epochs=epochs, batch_size=64, feature_cols="png", label_cols="label")

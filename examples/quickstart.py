@@ -1,7 +1,7 @@
 """From a Spark DataFrame to a trained digit classifier and back: run with `make quickstart`.
 
 Two workers train a small network on scikit-learn's digits, 1,797 images of 8 x 8 pixels. The program prints
-the accuracy on images that it has not trained on, scores them, and saves a plot of the training.
+the accuracy on images that were not used for training, scores them, and saves a plot of the training.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(epochs: int = 15, plot: str | Path = "quickstart.png") -> float:
     # --8<-- [end:evaluate]
 
     # --8<-- [start:predict]
-    # `prediction` holds the ten scores of a row; the place of the highest is the digit.
+    # `prediction` holds the ten scores of a row; the position of the highest is the digit.
     scored = estimator.predict(test)
     digit = F.expr("array_position(prediction, array_max(prediction)) - 1")
     scored.select("label", digit.alias("predicted"), "prediction").show(5, truncate=60)

@@ -1,9 +1,9 @@
-"""Keep a trained model in a store, and let a resident worker predict with it."""
+"""Put a trained model into a store, and predict with it in a resident worker."""
 
 import torch
 from sklearn.datasets import load_digits
 
-from kindler import Estimator, om
+from kindler import Estimator, Store
 
 if __name__ == "__main__":
     digits = load_digits()
@@ -15,8 +15,9 @@ if __name__ == "__main__":
     )
     estimator.fit({"x": images, "y": digits.target}, epochs=8, batch_size=64)
 
-    om.setup("models")  # a folder; or a database and an object store, by their URL
-    om.models.put(estimator, "digits", tag="prod")  # version 1
-    om.datasets.put(images[:5], "five-digits")
-    scores = om.runtime.model("digits@prod").predict("five-digits").get()
+    store = Store("models")  # a folder, or the URL of a database and an object store
+    store.models.put(estimator, "digits", tag="prod")  # version 1
+    store.datasets.put(images[:5], "five-digits")
+    scores = store.runtime.model("digits@prod").predict("five-digits").get()
     print(scores.argmax(1), digits.target[:5])
+    store.close()

@@ -32,18 +32,18 @@ def entries(
     make: Callable[..., Estimator], data: Any, feature: Any, folder: Path, *, suffix: str
 ) -> dict[str, Callable[[], Any]]:
     """A call of every public entry, in an order that works."""
-    est = make(model_dir=folder / "checkpoints")
+    est = make()
     saved, checkpoint = folder / f"model{suffix}", folder / "one.kindler"
     whole = folder / "whole.estimator"
     framework = "keras" if suffix == ".keras" else "torch"
     return {
         f"from_{framework}": make,
-        "fit": lambda: est.fit(data, epochs=1, batch_size=8, verbose=0),
+        "fit": lambda: est.fit(data, 1, 8, verbose=0, checkpoint=folder / "checkpoints"),
         "evaluate": lambda: est.evaluate(data, verbose=0),
         "predict": lambda: est.predict(feature),
         "copy": est.copy,
         "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
-        **{name: partial(getattr, est, name) for name in ("config", "model_dir", "settings", "workers")},
+        **{name: partial(getattr, est, name) for name in ("config", "settings", "workers")},
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 
 CLASSES = 3
 WIDTH = 4

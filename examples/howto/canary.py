@@ -1,4 +1,4 @@
-"""Train, store, try on a part of the traffic, promote: a new version goes live without a failed request.
+"""Train, store, try on a share of the traffic, promote: a new version goes live without a failed request.
 
 python examples/howto/canary.py
 """
@@ -47,7 +47,7 @@ def serving(store):
 
 
 def send(client, requests):
-    """Ask as clients do, one image a request; how many answers each version gave, and how many were right."""
+    """Send one image per request; returns each version's number of answers, and of right answers."""
     answers, right = Counter(), Counter()
     for number in range(requests):
         row = 1200 + number % 597  # images that no version was trained on
@@ -60,14 +60,14 @@ def send(client, requests):
 
 
 def main(folder):
-    om = kindler.Omega(folder)
-    om.models.put(train([nn.Linear(64, 10)], epochs=2), "digits", tag="prod")
+    store = kindler.Store(folder)
+    store.models.put(train([nn.Linear(64, 10)], epochs=2), "digits", tag="prod")
     with serving(folder) as url, httpx.Client(base_url=url, timeout=120) as client:
         answers, right = send(client, 100)
         print(f"before: version 1 right {right[1] / answers[1]:.2f}")
 
         candidate = train([nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)], epochs=12)
-        version = om.models.put(candidate, "digits")  # has no tag: nobody is answered by it
+        version = store.models.put(candidate, "digits")  # has no tag, so it answers no requests
         shares = {"canary": {version.number: 0.3}}
         client.put("/api/v1/model/digits/tags/prod/split", json=shares).raise_for_status()
         while not send(client, 1)[0][version.number]:
@@ -79,13 +79,13 @@ def main(folder):
         print("failures:", {number: figures["failures"] for number, figures in sorted(counted.items())})
 
         if new > old and not counted[str(version.number)]["failures"]:
-            moved = {"version": version.number}  # answers once the new version is served
+            moved = {"version": version.number}  # returns once the new version is served
             client.put("/api/v1/model/digits/tags/prod", json=moved).raise_for_status()
-        om.models.split("digits@prod")  # no split any more
-        print(f"production is version {om.models.metadata('digits@prod').number}")
+        store.models.split("digits@prod")  # removes the split
+        print(f"production is version {store.models.metadata('digits@prod').number}")
         answers, _ = send(client, 50)
         print(f"answers now: {dict(answers)}")
-    om.close()
+    store.close()
 
 
 digits = load_digits()

@@ -4,7 +4,7 @@
     python examples/howto/embed_text.py --model sentence-transformers/all-MiniLM-L6-v2
 
 The texts are the paragraphs of Python's own manual. Without `--model`, a small encoder with random weights is
-created here: its vectors are similar where texts share words, which is enough to try the program.
+created here: its vectors are similar if texts share words, which is enough to try the program.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import kindler
+from kindler import Prepare
 
 
 def paragraphs():
@@ -75,7 +76,9 @@ def main(name, folder):
         return tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
 
     # A model that only scores needs neither a loss nor an optimizer.
-    estimator = kindler.Estimator.from_torch(model=Embedder(encoder), inputs="kwargs", collate=tokenize)
+    estimator = kindler.Estimator.from_torch(
+        model=Embedder(encoder), inputs="kwargs", prepare=Prepare(collate=tokenize)
+    )
     frame = spark.createDataFrame(table).repartition(4)
     vectors = estimator.predict(frame, batch_size=128, feature_cols="text")  # lazy
     vectors.write.mode("overwrite").parquet(f"{folder}/embeddings")
@@ -83,7 +86,7 @@ def main(name, folder):
     stored = pd.read_parquet(f"{folder}/embeddings").sort_values("text", ignore_index=True)
     matrix = np.stack(stored["embedding"])
     print(f"{len(stored)} paragraphs, {matrix.shape[1]} numbers each, columns {list(stored.columns)}")
-    matrix -= matrix.mean(axis=0)  # without what all texts have in common
+    matrix -= matrix.mean(axis=0)  # remove what all texts have in common
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
 
     similar = matrix @ matrix.T

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 import kindler
+from kindler import Prepare
 
 CHAPTERS = ("compound", "debugger", "string-methods")
 
@@ -69,7 +70,7 @@ def main(name, lr, epochs):
         tokenizer, model = small_model(table["text"])
 
     def tokenize(rows):
-        """Called in the workers with the rows of a batch; pads to the longest of them."""
+        """Called in the workers with the rows of a batch; pads them to the longest."""
         texts = [row["text"] for row in rows]
         return tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="np")
 
@@ -78,7 +79,7 @@ def main(name, lr, epochs):
         optimizer=torch.optim.AdamW(model.parameters(), lr=lr),
         loss="model",  # the model computes its own loss from `labels`
         inputs="kwargs",  # model(input_ids=..., attention_mask=..., labels=...)
-        collate=tokenize,
+        prepare=Prepare(collate=tokenize),
         metrics="accuracy",
         workers=2,
     )
@@ -92,7 +93,7 @@ def main(name, lr, epochs):
         print(f"{CHAPTERS[row['label']]}: {row['right']:.2f} right")
 
     with tempfile.TemporaryDirectory() as folder:
-        estimator.get_model().save_pretrained(folder)  # an ordinary model of transformers
+        estimator.get_model().save_pretrained(folder)  # an ordinary transformers model
         tokenizer.save_pretrained(folder)
         again = AutoModelForSequenceClassification.from_pretrained(folder)
     print(f"saved and loaded: {type(again).__name__}")

@@ -2,8 +2,8 @@
 
     python examples/howto/image_folder.py
 
-The folder has a subfolder for each class: `images/seven/0042.png`. Here it is written first, from
-scikit-learn's digits.
+The folder has a subfolder for each class: `images/seven/0042.png`. This program first writes it,
+from scikit-learn's digits.
 """
 
 import base64
@@ -22,13 +22,14 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import kindler
+from kindler import Prepare
 from kindler.data import images
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def write_folder(folder):
-    """Your images are there already; these are written for the example."""
+    """You already have images; this writes some for the example."""
     digits = load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         path = folder / NAMES[label] / f"{number:04d}.png"
@@ -97,18 +98,20 @@ def main(folder):
         optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
         loss=nn.CrossEntropyLoss(),
         metrics=["accuracy"],
-        # Decoded in the workers, while they train: grey, 16 x 16, moved by up to a pixel, scaled to -1 .. 1.
-        transform=images.from_bytes(
-            "image", mode="L", size=16, crop=16, padding=1, mean=0.5, std=0.5, channels="first"
+        # Decoded in the workers during training: grey, 16 x 16, shifted by up to a pixel, scaled to -1 .. 1.
+        prepare=Prepare(
+            transform=images.from_bytes(
+                "image", mode="L", size=16, crop=16, padding=1, mean=0.5, std=0.5, channels="first"
+            )
         ),
         workers=2,
     )
     estimator.fit(train, epochs=6, batch_size=64, feature_cols="image", label_cols="label", verbose=0)
     print(f"test accuracy: {estimator.evaluate(test, verbose=0)['accuracy']:.3f}")
 
-    om = kindler.Omega(folder / "store")
-    version = om.models.put(estimator, "digits", tag="prod", attributes={"classes": classes})
-    om.close()
+    store = kindler.Store(folder / "store")
+    version = store.models.put(estimator, "digits", tag="prod", attributes={"classes": classes})
+    store.close()
     print(f"stored: {version}")
 
     with serving(folder / "store") as url:  # trusted: the transform is code

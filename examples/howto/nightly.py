@@ -1,9 +1,9 @@
-"""A nightly job: score one day's customers with the production model, so that it can run again at any time.
+"""A nightly job: score one day's customers with the production model. It can be rerun at any time.
 
     python examples/howto/nightly.py
 
-Here the model and two days of data are made first, and the job runs for both days. In your cluster the job
-is `score_day` with the date of its scheduler.
+This program first creates the model and two days of data, and then runs the job for both days. On your
+cluster, the job is `score_day` with the scheduler's date.
 """
 
 import tempfile
@@ -16,14 +16,15 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import kindler
+from kindler import Columns
 
 COLUMNS = ["orders", "days_since", "complaints"]
 
 
-def score_day(spark, om, folder, day):
-    """Write `scores/day=DAY`, anew if it is there already, and return how many customers it has."""
-    version = om.models.metadata("churn@prod")
-    estimator = om.models.get(version.name, version=version.number)  # this version, even if the tag moves
+def score_day(spark, store, folder, day):
+    """Write or replace `scores/day=DAY`, and return the number of its customers."""
+    version = store.models.metadata("churn@prod")
+    estimator = store.models.get(version.name, version=version.number)  # this version, even if the tag moves
     customers = spark.read.parquet(f"{folder}/customers/day={day}")
 
     scored = estimator.predict(customers, output_cols="risk", batch_size=4096)
@@ -52,7 +53,7 @@ def make_customers(rows, seed):
     return table
 
 
-def train(om):
+def train(store):
     """The weekly job: train, and tag the version for production."""
     torch.manual_seed(0)
     layers = (nn.BatchNorm1d(3), nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid(), nn.Flatten(0))
@@ -70,26 +71,26 @@ def train(om):
         batch_size=64,
         feature_cols=COLUMNS,
         label_cols="left",
-        stack_features=True,
+        columns=Columns(stack_features=True),
         verbose=0,
     )
     auc = round(history[-1]["auc"], 3)
-    print("stored:", om.models.put(estimator, "churn", tag="prod", attributes={"auc": auc}), "AUC", auc)
+    print("stored:", store.models.put(estimator, "churn", tag="prod", attributes={"auc": auc}), "AUC", auc)
 
 
 def main(folder):
     spark = kindler.init(cores=2)
-    om = kindler.Omega(folder / "store")  # or postgresql://... for several machines
-    train(om)
+    store = kindler.Store(folder / "store")  # or postgresql://... for several machines
+    train(store)
     for seed, day in ((2, "2026-11-16"), (3, "2026-11-17")):
         frame = spark.createDataFrame(make_customers(900, seed).drop(columns="left"))
         frame.write.mode("overwrite").parquet(f"{folder}/customers/day={day}")
-        print(f"{day}: {score_day(spark, om, folder, day)} customers scored")
-    print(f"2026-11-17 again: {score_day(spark, om, folder, '2026-11-17')} customers scored")
+        print(f"{day}: {score_day(spark, store, folder, day)} customers scored")
+    print(f"2026-11-17 again: {score_day(spark, store, folder, '2026-11-17')} customers scored")
     spark.read.parquet(f"{folder}/scores").groupBy("day", "model").agg(
         F.count("*").alias("customers"), F.round(F.avg("risk"), 3).alias("mean_risk")
     ).orderBy("day").show()
-    om.close()
+    store.close()
     kindler.stop()
 
 

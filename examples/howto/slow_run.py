@@ -1,8 +1,8 @@
-"""Find out why a run is slow: where the time of a step goes, and which operations take it.
+"""Find out why a run is slow: where the time of a step goes, and which operations use it.
 
     python examples/howto/slow_run.py
 
-The transform of the first run is slow on purpose: it computes row by row what numpy does for a whole batch.
+The transform of the first run is slow on purpose: it computes row by row what numpy can do for a whole batch.
 """
 
 import re
@@ -15,12 +15,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import kindler
+from kindler import Prepare
 
 ROWS, LENGTH = 32_000, 64
 
 
-class Shares(kindler.DriverCallback):
-    """Where the time of the first worker went: what the progress line shows, as numbers."""
+class Shares(kindler.callbacks.DriverCallback):
+    """How the first worker spent its time: the shares of the progress line, as numbers."""
 
     data = sync = 0.0
 
@@ -34,7 +35,7 @@ class Shares(kindler.DriverCallback):
         return f"transform {self.data:.0%}, compute {1 - self.data - self.sync:.0%}, sync {self.sync:.0%}"
 
 
-class Profile(kindler.Callback):
+class Profile(kindler.callbacks.Callback):
     """Records some steps of the first worker with PyTorch's profiler."""
 
     def __init__(self, path, first=20, steps=10):
@@ -77,7 +78,7 @@ def run(transform, callbacks, steps):
         model=model,
         optimizer=torch.optim.Adam(model.parameters()),
         loss=nn.CrossEntropyLoss(),
-        transform=transform,
+        prepare=Prepare(transform=transform),
         workers=2,
     )
     data = {"signal": signal, "label": (signal.mean(axis=1) > 0).astype(int)}

@@ -1,9 +1,9 @@
-"""Score a stream: files that arrive in a folder are scored once each, and nothing is lost in between.
+"""Score a stream: each file that arrives in a folder is scored once, and none is lost.
 
     python examples/howto/streaming.py
 
-Spark remembers in its checkpoint which files it has read. Here the query runs twice until it has caught up;
-with `trigger(processingTime="10 seconds")` it runs until it is stopped.
+Spark's checkpoint records which files it has read. Here the query runs twice until it has caught up; with
+`trigger(processingTime="10 seconds")`, it runs until it is stopped.
 """
 
 import tempfile
@@ -36,7 +36,7 @@ def trained():
 
 
 def arrive(folder, part):
-    """What another system does: write a file under a hidden name, and rename it when it is complete."""
+    """Simulates another system: writes a file under a hidden name, and renames it when it is complete."""
     x, y = load_wine(return_X_y=True)
     rows = slice(part, None, 2)
     table = pd.DataFrame({"features": list(x[rows].astype("float32")), "grower": y[rows]})

@@ -2,7 +2,7 @@
 
     python examples/howto/tabular_categories.py
 
-The bookings are made up: whether one is cancelled depends on its city, its channel, the price and how far
+The bookings are synthetic: whether one is cancelled depends on its city, its channel, the price and how far
 ahead it was made.
 """
 
@@ -22,7 +22,7 @@ NUMBERS = ["price", "days_ahead"]
 
 def bookings(rows, seed):
     draw = np.random.default_rng(seed)
-    effect = np.random.default_rng(99).normal(0, 1.5, 50)  # of each city, the same in all tables
+    effect = np.random.default_rng(99).normal(0, 1.5, 50)  # per city, the same in all tables
     city, channel = draw.integers(0, 50, rows), draw.integers(0, 3, rows)
     price, days = draw.lognormal(4, 0.5, rows), draw.integers(0, 180, rows)
     score = effect[city] + np.array([0.0, 1.0, -1.0])[channel] + days / 60 - price / 60 - 0.5
@@ -42,7 +42,7 @@ class Tabular(nn.Module):
 
     def __init__(self, sizes, numbers):
         super().__init__()
-        # One index more than there are values: those that were not seen in training share it.
+        # One extra index, which all values share that were not seen in training.
         self.embed = nn.ModuleList(nn.Embedding(size + 1, min(16, 1 + size // 2)) for size in sizes)
         width = sum(one.embedding_dim for one in self.embed) + numbers
         self.layers = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
@@ -56,7 +56,7 @@ def main():
     spark = kindler.init(cores=2)
     train, test = (spark.createDataFrame(bookings(*each)) for each in ((8000, 0), (2000, 1)))
 
-    # Learned from the training rows, by Spark; `transform` is plain SQL.
+    # Spark learns these from the training rows; `transform` is plain SQL.
     indexer = StringIndexer(CATEGORIES, ["city_id", "channel_id"], handle_invalid="keep").fit(train)
     scaler = StandardScaler(True, True, NUMBERS, "numbers").fit(train)
     train, test = (scaler.transform(indexer.transform(frame)) for frame in (train, test))
@@ -83,7 +83,7 @@ def main():
     print(f"categories {dict(zip(CATEGORIES, sizes, strict=True))}")
     print(f"test AUC {result['auc']:.3f}, accuracy {result['accuracy']:.3f}")
 
-    # What a scoring job needs besides the model, as JSON.
+    # What a scoring job needs in addition to the model, as JSON.
     state = json.dumps({"indexer": indexer.to_dict(), "scaler": scaler.to_dict()})
     read = json.loads(state)
     indexer = StringIndexer.from_dict(read["indexer"])

@@ -1,8 +1,8 @@
-"""Forecast many time series from windows that Spark cuts: the next hour from the last two days.
+"""Forecast many time series from windows that Spark creates: the next hour from the last two days.
 
     python examples/howto/time_series_windows.py
 
-The series are made up: twelve sensors, hourly, with days, weeks, levels of their own and noise.
+The series are synthetic: twelve hourly sensors with daily and weekly patterns, different levels, and noise.
 """
 
 import numpy as np
@@ -32,13 +32,13 @@ def readings(sensors=12, hours=24 * 35):
 
 
 def windows(frame):
-    """A row for each hour of each sensor: `history`, the hours before, and `next`, what came."""
+    """A row for each hour of each sensor: `history`, the preceding hours, and `next`, the next value."""
     by_sensor = Window.partitionBy("sensor").orderBy("hour")
     before = by_sensor.rowsBetween(-HISTORY, -1)
     cut = frame.select(
         "sensor", "hour", F.collect_list("value").over(before).alias("history"), F.col("value").alias("next")
     )
-    return cut.where(F.size("history") == HISTORY)  # the first hours have no whole window
+    return cut.where(F.size("history") == HISTORY)  # the first hours have no complete window
 
 
 class Forecaster(nn.Module):

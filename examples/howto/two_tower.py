@@ -2,8 +2,8 @@
 
     python examples/howto/two_tower.py
 
-Purchases are made up from hidden tastes. The last purchase of every user is held back, and counts as found if
-it is among the ten items that the model recommends.
+Purchases are generated from hidden preferences. The last purchase of every user is held back, and counts as
+recalled if it is among the ten items that the model recommends.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ USERS, ITEMS, PER_USER = 600, 300, 14
 
 
 def purchases():
-    """An array of users x purchases, without an item twice."""
+    """An array of users x purchases, without duplicate items."""
     draw = np.random.default_rng(0)
     tastes, kinds = draw.normal(size=(USERS, 4)), draw.normal(size=(ITEMS, 4))
     wanted = 1.5 * tastes @ kinds.T + draw.gumbel(size=(USERS, ITEMS))
@@ -69,7 +69,7 @@ def main():
     towers = estimator.get_model()
     with torch.no_grad():
         scores = towers.user_vectors(torch.arange(USERS)) @ towers.item_vectors(torch.arange(ITEMS)).T
-    scores[torch.arange(USERS)[:, None], torch.tensor(seen)] = -2  # what they have already
+    scores[torch.arange(USERS)[:, None], torch.tensor(seen)] = -2  # what they already have
     top = scores.topk(10, dim=1).indices.numpy()
     popular = np.argsort(-np.bincount(items, minlength=ITEMS))[:10]
     print(f"recall at 10: {np.mean([h in row for h, row in zip(held_back, top, strict=True)]):.3f}")

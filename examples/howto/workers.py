@@ -1,9 +1,9 @@
-"""Choose the number of workers and the batch size by a short measurement on your own model and machine.
+"""Choose the number of workers and the batch size by a short measurement with your own model and machine.
 
     python examples/howto/workers.py --workers 1 2 --batch-sizes 64 512
 
-It trains some steps with each combination, and prints how many rows a second each takes, and how far the loss
-has come after the same number of rows.
+It trains some steps with each combination, and prints the rows per second and the loss after the same number
+of rows.
 """
 
 import argparse
@@ -18,14 +18,14 @@ ROWS = 8192
 
 
 def data():
-    """Yours: a sample of your table that is large enough for some dozen steps."""
+    """Replace with a sample of your table that is large enough for some dozen steps."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(ROWS, 64)).astype("float32")
     return {"x": x, "y": np.sin(x[:, :8]).sum(axis=1).astype("float32")}
 
 
 def estimator(workers, lr):
-    """Yours: the model that you want to train."""
+    """Replace with the model that you want to train."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -42,7 +42,7 @@ def main(workers, batch_sizes, epochs=3):
         lr = 1e-3 * (batch_size / batch_sizes[0]) ** 0.5  # larger steps for larger batches, for Adam
         for count in workers:
             history = estimator(count, lr).fit(rows, epochs=epochs, batch_size=batch_size, verbose=0)
-            speed = float(np.median(history["rows_per_s"][1:]))  # without the first epoch, which warms up
+            speed = float(np.median(history["rows_per_s"][1:]))  # without the first epoch, which is a warm-up
             measured.append((speed, count, batch_size))
             print(f"{count:7} {batch_size:6} {lr:7.4f} {speed:9,.0f} {history['loss'][-1]:7.3f}")
     speed, count, batch_size = max(measured)

@@ -1,4 +1,4 @@
-"""Does training on two nodes reach what training on one does? ResNet-20, 20 epochs."""
+"""Does training on two nodes reach the accuracy of training on one? ResNet-20, 20 epochs."""
 
 import argparse
 import sys

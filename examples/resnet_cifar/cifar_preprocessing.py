@@ -24,7 +24,7 @@ def get_filenames(is_training, data_dir):
 
 
 def count_images(is_training, data_dir):
-    """How many images there are."""
+    """The number of images."""
     sizes = [tf.io.gfile.stat(path).length for path in get_filenames(is_training, data_dir)]
     return sum(size // RECORD_BYTES for size in sizes)
 
@@ -39,7 +39,7 @@ def parse_record(raw_record, is_training):
 
 
 def preprocess_image(image, is_training):
-    """Crop and flip at random to train; standardise always."""
+    """Randomly crop and flip for training; always standardise."""
     if is_training:
         image = tf.image.resize_with_crop_or_pad(image, HEIGHT + 8, WIDTH + 8)
         image = tf.image.random_crop(image, [HEIGHT, WIDTH, NUM_CHANNELS])
@@ -48,7 +48,7 @@ def preprocess_image(image, is_training):
 
 
 def input_fn(is_training, data_dir, batch_size, num_workers=1, worker=0, seed=None):
-    """Batches of images and labels: without an end to train, each image once to evaluate.
+    """Batches of images and labels: endless for training, each image once for evaluation.
 
     Each worker reads its own part of the records. `batch_size` counts the rows of all workers, and
     `tf.distribute` divides it.

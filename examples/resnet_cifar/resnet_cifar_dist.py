@@ -1,4 +1,4 @@
-"""The same as a program of a cluster: `main(_)` has become `main_fun(argv, ctx)`."""
+"""The same as a cluster program: `main(_)` has become `main_fun(argv, ctx)`."""
 
 import tensorflow as tf
 from absl import flags

@@ -1,4 +1,4 @@
-"""Trains a ResNet on CIFAR-10: on one node, or on several that TF_CONFIG names."""
+"""Trains a ResNet on CIFAR-10: on one node, or on the nodes that TF_CONFIG names."""
 
 from absl import app, flags
 from resnet_cifar_train import define_cifar_flags, run

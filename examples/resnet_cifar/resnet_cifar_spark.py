@@ -1,4 +1,4 @@
-"""Starts `main_fun` of resnet_cifar_dist.py on the executors of Spark."""
+"""Starts `main_fun` of resnet_cifar_dist.py on Spark's executors."""
 
 import argparse
 

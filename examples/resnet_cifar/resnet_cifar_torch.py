@@ -44,7 +44,7 @@ def conv(inputs, filters, size, stride):
 
 
 def parameter_groups(model):
-    """Weight decay for convolutions and the last layer alone. L2(2e-4) of Keras is 4e-4 here."""
+    """Weight decay only for convolutions and the last layer. L2(2e-4) of Keras is 4e-4 here."""
     decayed = [p for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear)) for p in m.parameters()]
     others = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
     return [{"params": decayed, "weight_decay": 4e-4}, {"params": others}]

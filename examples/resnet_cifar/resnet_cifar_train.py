@@ -1,4 +1,4 @@
-"""What both programs do: flags, strategy, training, evaluation."""
+"""Code shared by both programs: flags, strategy, training, evaluation."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from cifar_preprocessing import count_images, input_fn
 from resnet_cifar_model import resnet
 
 BASE_LEARNING_RATE = 0.1  # for batches of 128
-LR_SCHEDULE = ((0.1, 91 / 182), (0.01, 136 / 182))  # (multiplier, part of the epochs after which it begins)
+LR_SCHEDULE = ((0.1, 91 / 182), (0.01, 136 / 182))  # (multiplier, fraction of epochs after which it begins)
 
 
 def define_cifar_flags():
@@ -59,7 +59,7 @@ class LogSteps(tf_keras.callbacks.Callback):
 
 
 def learning_rate(batch_size, epochs, steps_per_epoch):
-    """Falls to a tenth after a half of the epochs, and to a hundredth after three quarters."""
+    """Falls to a tenth after half of the epochs, and to a hundredth after three quarters."""
     initial = BASE_LEARNING_RATE * batch_size / 128
     return tf_keras.optimizers.schedules.PiecewiseConstantDecay(
         boundaries=[round(part * epochs * steps_per_epoch) for _, part in LR_SCHEDULE],
@@ -110,7 +110,7 @@ def run(flags_obj, export=None):
 
 
 def place_of(resolver):
-    """This worker's number among those that train, the chief first, and how many they are."""
+    """This worker's number among the training workers, the chief first, and how many there are."""
     nodes = {} if resolver is None else resolver.cluster_spec().as_dict()
     chiefs, others = len(nodes.get("chief", ())), len(nodes.get("worker", ()))
     if chiefs + others == 0:
@@ -119,7 +119,7 @@ def place_of(resolver):
 
 
 def save_once(model, export_dir, is_first):
-    """All workers save, since they do so together; the copies of all but the first go away."""
+    """All workers save, because saving is collective; all copies but the first are removed."""
     if is_first:
         tf.saved_model.save(model, export_dir)
         return

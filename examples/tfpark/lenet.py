@@ -1,4 +1,4 @@
-"""LeNet, as the model zoo of slim has it."""
+"""LeNet, as in slim's model zoo."""
 
 from kindler.compat import tensorflow as tf
 

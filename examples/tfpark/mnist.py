@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: MNIST, and their arguments."""
+"""Code shared by the programs of this folder: MNIST, and their arguments."""
 
 import argparse
 import gzip
@@ -58,6 +58,6 @@ def get_data_rdd(split, sc):
 
 
 def test_arrays():
-    """The rows of the test split, here."""
+    """The rows of the test split, in this process."""
     rows = [decode_to_ndarrays(read_image_and_label(x)) for x in file_list("test")]
     return np.stack([image for image, _ in rows]), np.stack([label for _, label in rows])

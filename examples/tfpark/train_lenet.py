@@ -1,4 +1,4 @@
-"""TFOptimizer.from_loss: LeNet of slim over an RDD, with summaries, and a checkpoint of tf.train.Saver."""
+"""TFOptimizer.from_loss: slim's LeNet over an RDD, with summaries, and a checkpoint of tf.train.Saver."""
 
 import lenet
 from mnist import BATCH_SIZE, decode_to_ndarrays, file_list, folder, max_epoch, read_image_and_label

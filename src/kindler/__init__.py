@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kindler import callbacks as callbacks
     from kindler import cluster as cluster
     from kindler import compat as compat
     from kindler import data as data
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from kindler import tune as tune
     from kindler import types as types
     from kindler.collective import all_gather as all_gather
+    from kindler.config import Checkpoints as Checkpoints
+    from kindler.config import Columns as Columns
+    from kindler.config import Device as Device
+    from kindler.config import Epochs as Epochs
+    from kindler.config import Optimization as Optimization
     from kindler.config import RunSettings as RunSettings
+    from kindler.data.preparation import Prepare as Prepare
     from kindler.data.preparation import batched as batched
-    from kindler.engine.placement import WorkerInfo as WorkerInfo
     from kindler.engine.placement import current_worker as current_worker
     from kindler.estimator.estimator import Estimator as Estimator
-    from kindler.omega import Omega as Omega
-    from kindler.omega import om as om
     from kindler.readers import read_csv as read_csv
     from kindler.readers import read_images as read_images
     from kindler.readers import read_json as read_json
@@ -38,12 +42,8 @@ if TYPE_CHECKING:
     from kindler.readers import read_tfrecord as read_tfrecord
     from kindler.spark.session import init as init
     from kindler.spark.session import stop as stop
-    from kindler.tracking.logger import MLflowLogger as MLflowLogger
-    from kindler.train.callbacks import Callback as Callback
-    from kindler.train.callbacks import DriverCallback as DriverCallback
-    from kindler.train.callbacks import EarlyStopping as EarlyStopping
-    from kindler.train.callbacks import LearningRateMonitor as LearningRateMonitor
-    from kindler.train.callbacks import ModelCheckpoint as ModelCheckpoint
+    from kindler.storage import Store as Store
+    from kindler.storage import om as om
     from kindler.train.history import History as History
     from kindler.xshards import SharedValue as SharedValue
     from kindler.xshards import XShards as XShards
@@ -58,22 +58,19 @@ def _by_name(modules: dict[str, str]) -> dict[str, str]:
 _PUBLIC = _by_name(
     {
         "kindler.collective": "all_gather",
-        "kindler.config": "RunSettings",
-        "kindler.data.preparation": "batched",
-        "kindler.engine.placement": "WorkerInfo current_worker",
+        "kindler.config": "Checkpoints Columns Device Epochs Optimization RunSettings",
+        "kindler.data.preparation": "Prepare batched",
+        "kindler.engine.placement": "current_worker",
         "kindler.estimator.estimator": "Estimator",
-        "kindler.omega": "Omega om",
         "kindler.readers": "read_csv read_images read_json read_parquet read_tfrecord",
         "kindler.spark.session": "init stop",
-        "kindler.tracking.logger": "MLflowLogger",
-        "kindler.train.callbacks": "Callback DriverCallback EarlyStopping LearningRateMonitor"
-        " ModelCheckpoint",
+        "kindler.storage": "Store om",
         "kindler.train.history": "History",
         "kindler.xshards": "SharedValue XShards",
     }
 )
 _SUBMODULES = {
-    *("cluster", "compat", "data", "errors", "features", "ml"),
+    *("callbacks", "cluster", "compat", "data", "errors", "features", "ml"),
     *("runtime", "serve", "store", "strategies", "testing", "tfrecord", "tune", "types"),
 }
 

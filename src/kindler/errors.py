@@ -136,8 +136,8 @@ class DiskFullError(KindlerError, OSError):
         needed = "" if needed_bytes is None else f" for {needed_bytes:,} bytes"
         super().__init__(
             f"no space left{needed} at {path}: {reason}; {free_bytes:,} bytes are free.\n"
-            "Hint: free some space, or use another folder: model_dir=... for checkpoints, TMPDIR for the data"
-            " of workers."
+            "Hint: free some space, or use another folder: checkpoint=... for checkpoints, TMPDIR for the"
+            " data of workers."
         )
 
 
@@ -291,7 +291,7 @@ class WorkerLostError(TrainingError):
 
 
 class NonFiniteLossError(TrainingError, FloatingPointError):
-    """The loss of a training step is NaN or infinite; `fit(nan_loss=...)` decides what happens then.
+    """The loss of a training step is NaN or infinite; `RunSettings(nan_loss=...)` decides what happens then.
 
     Attributes:
         step: The optimizer step, counted from 1 since the model was created.
@@ -308,7 +308,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
         super().__init__(
             f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
             "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
-            " fit(nan_loss='skip') leaves such steps out, and fit(nan_loss='warn') goes on."
+            " RunSettings(nan_loss='skip') leaves such steps out, and nan_loss='warn' goes on."
         )
 
 

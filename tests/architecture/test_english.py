@@ -12,8 +12,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))]
 STUMBLES = re.compile(
-    r"(?<!there )\b(?:is|are) no (?!longer\b|more\b)|\b(?:told|whoever|somebody|nobody)\b", re.IGNORECASE
+    r"(?<!there )\b(?:is|are) no (?!longer\b|more\b)"
+    r"|\b(?:told|whoever|somebody|nobody|heed(?:s|ed)?|locked in|mend(?:s|ed)?)\b",
+    re.IGNORECASE,
 )
+# Pages of documentation avoid these as well; those in docs/guides are not checked yet.
+IN_PAGES = re.compile(
+    rf"{STUMBLES.pattern}|\b(?:judge[ds]?|goes on|went on|dealt|so many)\b",
+    re.IGNORECASE,
+)
+PAGES = [
+    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(
+        page
+        for part in ("deploy", "design", "howto", "reference")
+        for page in sorted((ROOT / "docs" / part).glob("*.md"))
+    ),
+]
+CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|<!-- figures.*?<!-- end", re.DOTALL | re.MULTILINE)
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
@@ -35,6 +52,12 @@ def test_messages_say_not_a_file_rather_than_no_file(folder: Path) -> None:
         if STUMBLES.search(text)
     ]
     assert stumbles == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_are_in_plain_english(page: Path) -> None:
+    prose = " ".join(CODE.sub("", page.read_text()).split())
+    assert [prose[max(0, found.start() - 30) : found.end() + 30] for found in IN_PAGES.finditer(prose)] == []
 
 
 def test_the_check_sees_messages_and_not_docstrings() -> None:

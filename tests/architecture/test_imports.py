@@ -53,7 +53,7 @@ def test_importing_kindler_loads_neither_pyspark_nor_a_framework() -> None:
         "frameworks.registry",
         "inference.predictor",
         "xshards",
-        "omega",
+        "storage",
         "readers",
         "features",
         "cli",

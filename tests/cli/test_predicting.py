@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from kindler import Omega, cli
+from kindler import Store, cli
 from tests.serve.served import Served, command, linear, serving
 from tests.store.test_runtimes import EXPECTED, onnx_model, openvino_model
 from tests.store.test_runtimes import X as ROWS
@@ -30,7 +30,7 @@ FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predicting") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(LogisticRegression().fit(FRAME, [0, 1, 0, 1]), "team/frame", tag="prod")
     om["live"].models.put(linear(), "net")
     if find_spec("onnx") and find_spec("onnxruntime"):
@@ -68,7 +68,7 @@ def kindler(
 
 
 def stored(store: Path) -> LogisticRegression:
-    model: LogisticRegression = Omega(store).models.get("team/frame")
+    model: LogisticRegression = Store(store).models.get("team/frame")
     return model
 
 

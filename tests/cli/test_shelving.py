@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from kindler import Omega, cli, tfrecord
+from kindler import Store, cli, tfrecord
 
 Kindler = Callable[..., tuple[int, str, str]]
 
@@ -24,11 +24,11 @@ TABLE = pa.table({"a": [1.5, 2.5, 3.5], "b": [10, 20, 30]})
 
 
 @pytest.fixture
-def om(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Omega:
+def om(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store that commands use, in the folder where they run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KINDLER_STORE", str(tmp_path / "store"))
-    made = Omega(tmp_path / "store")
+    made = Store(tmp_path / "store")
     assert made.buckets == []  # opened, and so made
     return made
 
@@ -51,7 +51,7 @@ def linear(slope: float = 1.0) -> LinearRegression:
     return LinearRegression().fit(x, x @ [slope, 2.0])
 
 
-def test_ls_shows_the_newest_versions_aligned_or_as_json(om: Omega, kindler: Kindler) -> None:
+def test_ls_shows_the_newest_versions_aligned_or_as_json(om: Store, kindler: Kindler) -> None:
     om.models.put(linear(), "team/net", tag="old")
     om.models.put(linear(2), "team/net", tag=["prod", "best"])
     om.models.put(linear(), "other")
@@ -70,7 +70,7 @@ def test_ls_shows_the_newest_versions_aligned_or_as_json(om: Omega, kindler: Kin
     ]
 
 
-def test_buckets_are_apart(om: Omega, kindler: Kindler) -> None:
+def test_buckets_are_apart(om: Store, kindler: Kindler) -> None:
     om["live"].models.put(linear(), "net")
 
     assert json.loads(kindler("models", "ls", "--json")[1]) == []
@@ -79,7 +79,7 @@ def test_buckets_are_apart(om: Omega, kindler: Kindler) -> None:
     ]
 
 
-def test_rm_takes_names_versions_and_globs_and_a_missing_one_is_an_error(om: Omega, kindler: Kindler) -> None:
+def test_rm_takes_names_versions_and_globs_and_a_missing_one_is_an_error(om: Store, kindler: Kindler) -> None:
     for name in ("a/1", "a/2", "b", "b"):
         om.models.put(linear(), name)
 
@@ -93,7 +93,7 @@ def test_rm_takes_names_versions_and_globs_and_a_missing_one_is_an_error(om: Ome
     assert kindler("models", "rm", "gone", "gone/*", "--force") == (0, "", "")
 
 
-def test_tag_moves_shows_and_takes_away(om: Omega, kindler: Kindler) -> None:
+def test_tag_moves_shows_and_takes_away(om: Store, kindler: Kindler) -> None:
     om.models.put(linear(), "net")
     om.models.put(linear(), "net")
 
@@ -105,7 +105,7 @@ def test_tag_moves_shows_and_takes_away(om: Omega, kindler: Kindler) -> None:
     assert kindler("models", "tag", "net", "prod", "--remove")[0] == 1
 
 
-def test_a_model_goes_to_a_file_and_comes_back(om: Omega, kindler: Kindler, tmp_path: Path) -> None:
+def test_a_model_goes_to_a_file_and_comes_back(om: Store, kindler: Kindler, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     graph = onnx.helper.make_graph([], "empty", [], [])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "net.onnx")
@@ -124,7 +124,7 @@ def test_a_model_goes_to_a_file_and_comes_back(om: Omega, kindler: Kindler, tmp_
     assert om.models.metadata("copy").digest == om.models.metadata("net").digest
 
 
-def test_datasets_of_every_kind_of_file_come_back_equal(om: Omega, kindler: Kindler) -> None:
+def test_datasets_of_every_kind_of_file_come_back_equal(om: Store, kindler: Kindler) -> None:
     pa.csv.write_csv(TABLE, "t.csv")
     pq.write_table(TABLE, "t.parquet")
     Path("t.jsonl").write_text('{"a": 1.5, "b": 10}\n{"a": 2.5, "b": 20}\n{"a": 3.5, "b": 30}\n')
@@ -147,7 +147,7 @@ def test_datasets_of_every_kind_of_file_come_back_equal(om: Omega, kindler: Kind
 
 
 def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
-    om: Omega, kindler: Kindler
+    om: Store, kindler: Kindler
 ) -> None:
     pa.csv.write_csv(TABLE, "t.csv")
     kindler("datasets", "put", "t.csv", "t")
@@ -175,7 +175,7 @@ def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
     ],
 )
 def test_what_goes_wrong_is_said_without_a_traceback(
-    om: Omega, kindler: Kindler, arguments: list[str], complaint: str
+    om: Store, kindler: Kindler, arguments: list[str], complaint: str
 ) -> None:
     Path("bad.parquet").write_bytes(b"no")
     np.save("bad.npy", np.eye(2))
@@ -188,7 +188,7 @@ def test_what_goes_wrong_is_said_without_a_traceback(
     assert "Traceback" not in error
 
 
-def test_a_reader_that_goes_away_is_no_error(om: Omega) -> None:
+def test_a_reader_that_goes_away_is_no_error(om: Store) -> None:
     om.models.put(linear(), "net")
     read, write = os.pipe()
     os.close(read)

@@ -67,7 +67,7 @@ _FOR = {
     "iceberg": "[Iceberg tables](guides/spark-clusters.md#delta-and-iceberg) without Spark",
     "plot": "`History.plot()`",
     "tune": "[hyper-parameter search](guides/tuning.md)",
-    "tensorboard": "event files (`log_dir`)",
+    "tensorboard": "event files (`callbacks.TensorBoard`)",
     "tfrecord": "[TFRecord files](guides/tfrecord.md), without TensorFlow; part of the core",
     "images": "`read_images`, `kindler.data.images`",
     "huggingface": "[models of Hugging Face](guides/huggingface.md)",

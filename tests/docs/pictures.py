@@ -48,7 +48,7 @@ estimator = kindler.Estimator.from_torch(
     workers=2,
 )
 estimator.fit((x[:cut], y[:cut]), epochs=8, batch_size=64, validation_data=(x[cut:], y[cut:]), verbose=0)
-om = kindler.Omega(sys.argv[1])
+om = kindler.Store(sys.argv[1])
 for tags in ([], ["prod"]):
     om.models.put(estimator, "digits", tag=tags or None)
 om.datasets.put(x[cut:], "digits/test")

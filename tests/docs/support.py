@@ -66,7 +66,7 @@ def _of_frameworks() -> str:
     ]
     head = _row("framework", "`Estimator.`", "install", *verbs)
     told = (
-        '\n"export" is `to_onnx` and `to_openvino`. Other frameworks come as [plug-ins](architecture.md).\n'
+        '\n"export" is `to_onnx` and `to_openvino`. Other frameworks can be added as [plug-ins](architecture.md).\n'
     )
     return f"## Frameworks\n\n{head}\n{_rule(7)}\n" + "\n".join(lines) + f"\n{told}"
 
@@ -104,7 +104,7 @@ def _of_sources() -> str:
     head = _row("data", "`fit` and `evaluate` on", "columns can be chosen", "`predict`")
     return (
         f"## Data\n\n{head}\n{_rule(4)}\n" + "\n".join(lines) + "\n\n"
-        'The engine that is named first is what `engine="auto"` takes; XShards stay where they are.\n'
+        '`engine="auto"` selects the engine that is named first; XShards stay where they are.\n'
     )
 
 

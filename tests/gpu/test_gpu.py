@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kindler import Device, Optimization
 from kindler.strategies import Zero1
 
 try:
@@ -87,7 +88,7 @@ def test_a_second_fit_in_the_same_process_finds_the_gpu_too() -> None:
 def test_workers_compute_on_the_gpu() -> None:
     import torch
 
-    from kindler import Callback
+    from kindler.callbacks import Callback
 
     class Look(Callback):
         def on_step_end(self, run: Any) -> None:
@@ -99,7 +100,7 @@ def test_workers_compute_on_the_gpu() -> None:
 
 def test_two_workers_share_one_gpu_and_end_with_the_weights_of_two_on_the_cpu() -> None:
     _, expected = trained(device="cpu", workers=2)
-    _, found = trained(device="cuda", workers=2, share_gpus=True)
+    _, found = trained(device=Device("cuda", share=True), workers=2)
     _assert_close(found, expected)
 
 
@@ -140,16 +141,15 @@ def classifier(**options: Any) -> tuple[Any, Any, list[np.ndarray]]:
         metrics="accuracy",
         scheduler=lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
         workers=1,
-        device="cuda",
-        **options,
+        **{"device": "cuda", **options},
     )
     history = est.fit((X, labels), epochs=4, batch_size=40, verbose=0)
     return est, history, [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
 
 def _assert_same_training(**options: Any) -> None:
-    _, eager, expected = classifier(device_cache=False, **options)
-    _, graphs, found = classifier(compile="graphs", **options)
+    _, eager, expected = classifier(device=Device("cuda", cache=False), **options)
+    _, graphs, found = classifier(device=Device("cuda", compile="graphs"), **options)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     for name in ("loss", "accuracy", "num_samples", "steps"):
@@ -161,7 +161,9 @@ def test_steps_as_graphs_end_with_the_weights_of_eager_steps() -> None:
 
     _assert_same_training()
     _assert_same_training(label=-100)  # some steps have labels that do not count
-    _assert_same_training(clip_norm=0.1, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    _assert_same_training(
+        optimization=Optimization(clip_norm=0.1), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    )
     _assert_same_training(weight=torch.tensor([0.2, 0.8]))
 
 
@@ -175,10 +177,12 @@ def test_a_layer_that_draws_in_python_is_not_recorded() -> None:
             return x if random.random() < 0.5 else x * 2
 
     _, eager, expected = classifier(layer=Skips)
-    _, auto, found = classifier(layer=Skips, compile="auto")
+    _, auto, found = classifier(layer=Skips, device=Device("cuda", compile="auto"))
     _assert_close(found, expected)
     assert list(auto["num_samples"]) == list(eager["num_samples"])
-    _assert_refused(lambda: classifier(layer=Skips, compile="graphs"), "random numbers in Python")
+    _assert_refused(
+        lambda: classifier(layer=Skips, device=Device("cuda", compile="graphs")), "random numbers in Python"
+    )
 
 
 def test_a_layer_that_reads_a_value_back_is_not_recorded() -> None:
@@ -189,10 +193,12 @@ def test_a_layer_that_reads_a_value_back_is_not_recorded() -> None:
             return x if x.sum().item() > 0 else x * 2
 
     _, eager, expected = classifier(layer=Looks)
-    _, auto, found = classifier(layer=Looks, compile="auto")
+    _, auto, found = classifier(layer=Looks, device=Device("cuda", compile="auto"))
     _assert_close(found, expected)
     assert list(auto["num_samples"]) == list(eager["num_samples"])
-    _assert_refused(lambda: classifier(layer=Looks, compile="graphs"), "reads a value back")
+    _assert_refused(
+        lambda: classifier(layer=Looks, device=Device("cuda", compile="graphs")), "reads a value back"
+    )
 
 
 def _assert_refused(fit: Callable[[], Any], message: str) -> None:
@@ -217,15 +223,19 @@ def test_two_workers_that_were_not_told_to_share_are_refused_and_the_default_is_
 
 def test_two_workers_that_share_a_gpu_end_with_the_weights_of_one() -> None:
     _, one = trained(device="cuda")
-    _, two = trained(device="cuda", workers=2, share_gpus=True)
+    _, two = trained(device=Device("cuda", share=True), workers=2)
     for found, expected in zip(two, one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_and_tf32_train() -> None:
     _, expected = trained(device="cuda")
-    for options in ({"precision": "fp16"}, {"precision": "bf16"}, {"tf32": True}):
-        est, found = trained(device="cuda", **options)
+    for device in (
+        Device("cuda", precision="fp16"),
+        Device("cuda", precision="bf16"),
+        Device("cuda", tf32=True),
+    ):
+        est, found = trained(device=device)
         assert np.isfinite(est.history["loss"]).all()
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=0.02)
@@ -234,18 +244,18 @@ def test_half_precision_and_tf32_train() -> None:
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit() -> None:
     import tempfile
 
-    for options in ({}, {"compile": "graphs"}):
-        whole = estimator(device="cuda", **options)
+    for device in (Device("cuda"), Device("cuda", compile="graphs")):
+        whole = estimator(device=device)
         whole.fit((X, Y), epochs=4, batch_size=32, verbose=0)
         with tempfile.TemporaryDirectory() as folder:
-            first = estimator(device="cuda", model_dir=folder, **options)
-            first.fit((X, Y), epochs=2, batch_size=32, verbose=0)
-            second = estimator(device="cuda", model_dir=folder, **options)
-            second.fit((X, Y), epochs=4, batch_size=32, resume=True, verbose=0)
+            first = estimator(device=device)
+            first.fit((X, Y), epochs=2, batch_size=32, checkpoint=folder, verbose=0)
+            second = estimator(device=device)
+            second.fit((X, Y), epochs=4, batch_size=32, checkpoint=folder, resume=True, verbose=0)
         for one, other in zip(
             second.get_model().state_dict().values(), whole.get_model().state_dict().values(), strict=True
         ):
-            assert np.array_equal(one.cpu().numpy(), other.cpu().numpy()), options
+            assert np.array_equal(one.cpu().numpy(), other.cpu().numpy()), device
 
 
 def test_out_of_memory_and_an_index_out_of_range_reach_the_user_with_a_hint_and_the_next_fit_works() -> None:
@@ -299,14 +309,13 @@ def test_workers_know_their_device_and_a_model_may_call_torch_distributed() -> N
                 raise RuntimeError(f"{me}: {total}")
             return super().forward(x)
 
-    for options in ({"workers": 1}, {"workers": 2, "share_gpus": True}):
+    for workers in (1, 2):
         kindler.Estimator.from_torch(
             model=lambda: Asks(4, 1),
             optimizer=torch.optim.SGD,
             loss=nn.MSELoss(),
-            device="cuda",
-            process_group=True,
-            **options,
+            device=Device("cuda", share=workers > 1, process_group=True),
+            workers=workers,
         ).fit((X, Y), batch_size=32, verbose=0)
 
 
@@ -321,14 +330,13 @@ def test_synchronised_batch_norm_on_two_workers_sees_the_rows_of_both() -> None:
             model=lambda: nn.Sequential(nn.Linear(4, 8), norm(8), nn.Linear(8, 1)),
             optimizer=partial(torch.optim.SGD, lr=0.1),
             loss=nn.MSELoss(),
-            device="cuda",
             **options,
         )
         est.fit((X, Y), epochs=2, batch_size=32, verbose=0)
         return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
-    one = fit(nn.BatchNorm1d, workers=1)
-    two = fit(nn.SyncBatchNorm, workers=2, share_gpus=True, process_group=True)
+    one = fit(nn.BatchNorm1d, workers=1, device="cuda")
+    two = fit(nn.SyncBatchNorm, workers=2, device=Device("cuda", share=True, process_group=True))
     for found, expected in zip(two, one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -391,14 +399,14 @@ _SERVED = """
     import json, os, subprocess, sys, urllib.request
     import numpy as np
     import torch
-    from kindler import Omega
+    from kindler import Store
 
-    om = Omega(FOLDER + "/store")
+    store = Store(FOLDER + "/store")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    om.models.put(model, "net")
-    om.models.put(model, "own")
-    om.close()
+    store.models.put(model, "net")
+    store.models.put(model, "own")
+    store.close()
     rows = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     expected = model(torch.from_numpy(rows)).detach().numpy()
 
@@ -433,7 +441,7 @@ _SERVED = """
 
 def test_sharded_optimizers_of_two_workers_on_one_gpu_end_with_the_weights_of_all_reduce() -> None:
     def weights(**fit: Any) -> list[np.ndarray]:
-        est = estimator(device="cuda", workers=2, share_gpus=True)
+        est = estimator(device=Device("cuda", share=True), workers=2)
         est.fit((X, Y), epochs=2, batch_size=32, verbose=0, **fit)
         return [value.cpu().numpy() for value in est.get_model().state_dict().values()]
 
@@ -504,9 +512,8 @@ def _train_keras(backend: str, device: str) -> None:
             est = kindler.Estimator.from_keras(
                 create,
                 keras_backend={backend!r},
-                device=device,
+                device=kindler.Device(device, share=True),
                 workers=workers,
-                share_gpus=True,
             )
             history = est.fit((x, y), epochs=2, batch_size=16, callbacks=[Look(wanted)], verbose=0)
             losses[device, workers] = history["loss"]

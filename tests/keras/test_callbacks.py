@@ -14,7 +14,7 @@ import watchers
 from flavour import KERAS, one_is_enough, tensorflow_unless_whole
 
 import kindler
-from kindler import Estimator, History
+from kindler import Epochs, Estimator, History
 from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -151,8 +151,10 @@ def test_a_stop_that_one_rank_asks_for_ends_all_at_the_end_of_the_epoch(flavour:
 def test_validation_comes_as_often_as_asked_for(flavour: str) -> None:
     est = estimator(flavour, workers=1)
 
-    every_second = est.fit(DATA, epochs=4, validation_data=DATA, validation_freq=2, **OPTIONS)
-    chosen = est.fit(DATA, epochs=7, initial_epoch=4, validation_data=DATA, validation_freq=[5, 7], **OPTIONS)
+    every_second = est.fit(DATA, epochs=Epochs(4, validation_freq=2), validation_data=DATA, **OPTIONS)
+    chosen = est.fit(
+        DATA, epochs=Epochs(7, initial_epoch=4, validation_freq=[5, 7]), validation_data=DATA, **OPTIONS
+    )
 
     assert [row["epoch"] for row in every_second if "val_loss" in row] == [2, 4]
     assert chosen["epoch"] == [5, 6, 7]
@@ -163,7 +165,7 @@ def test_validation_comes_as_often_as_asked_for(flavour: str) -> None:
 def test_epochs_of_fewer_steps_and_runs_of_so_many(flavour: str, tmp_path: Path) -> None:
     est = estimator(flavour)
 
-    short = est.fit(DATA, epochs=3, steps_per_epoch=3, **OPTIONS)
+    short = est.fit(DATA, epochs=Epochs(3, steps_per_epoch=3), **OPTIONS)
     cut = est.fit(DATA, epochs=9, max_steps=6, callbacks=[watchers.Files(tmp_path)], **OPTIONS)
 
     assert short["steps"] == [3, 3, 3]
@@ -189,6 +191,6 @@ def test_callbacks_that_cannot_work_are_refused(flavour: str, tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"BackupAndRestore is what fit\(resume=True\) does"):
         est.fit(DATA, callbacks=[KERAS.callbacks.BackupAndRestore(str(tmp_path / "backup"))], **OPTIONS)
     with pytest.raises(ConfigError, match="must be keras.*Callback objects; received"):
-        est.fit(DATA, callbacks=[kindler.Callback()], **OPTIONS)
+        est.fit(DATA, callbacks=[kindler.callbacks.Callback()], **OPTIONS)
     with pytest.raises(ConfigError, match="EarlyStopping.*needs validation_data"):
         est.fit(DATA, callbacks=[KERAS.callbacks.EarlyStopping(monitor="val_loss")], **OPTIONS)

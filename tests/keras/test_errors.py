@@ -13,7 +13,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
-from kindler import Estimator
+from kindler import Device, Estimator
 from kindler.errors import ConfigError, MissingExtraError, WorkerError, WorkerLostError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -65,6 +65,26 @@ def test_a_model_that_is_not_compiled_is_refused() -> None:
         two_workers(dense(loss=None)).fit(DATA, **OPTIONS)
     with pytest.raises(ConfigError, match=r"not compiled\.\nHint: its creator must call"):
         two_workers(models.mixed, config={"policy": "float32"}).fit(DATA, **OPTIONS)
+
+
+@one_is_enough
+@pytest.mark.parametrize(
+    ("device", "complaint"),
+    [
+        (
+            Device("cpu", precision="bf16"),
+            r"Device\(precision='bf16'\) is not for Keras models.\nHint: keras.mixed_precision",
+        ),
+        (
+            Device("cpu", compile="default"),
+            r"Device\(compile='default'\) is not for Keras models.\nHint: compile_args={'jit_compile': True}",
+        ),
+        (Device("cpu", tf32=True, share=True), r"Device\(tf32=True\) is not for Keras models.$"),
+    ],
+)
+def test_fields_of_a_device_that_keras_sets_itself_are_refused(device: Device, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        two_workers(dense(), device=device)
 
 
 @one_is_enough

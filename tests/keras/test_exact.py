@@ -77,6 +77,39 @@ def test_a_mean_over_something_else_than_rows_is_refused_for_several_workers(
         est.fit({"x": tokens, "y": tokens % 3}, verbose=0, **COLUMNS)
 
 
+@one_unless_whole  # rows are divided before any of them sees one
+@pytest.mark.parametrize("workers", [1, 2])
+def test_validation_split_trains_and_validates_on_the_rows_that_keras_would(
+    flavour: str, workers: int
+) -> None:
+    config, data, share = {"flavour": flavour}, problems.problem(41), 0.3  # 28.7 rows to train on
+    est = Estimator.from_keras(problems.classifier, config=config, workers=workers, engine="local")
+    rows = {"epochs": 2, "batch_size": 28, "shuffle": False, "verbose": 0}
+
+    history = est.fit(data, validation_split=share, **rows, **COLUMNS)
+
+    alone = problems.seeded(problems.classifier, config)
+    told = alone.fit(data["x"], data["y"], validation_split=share, **rows).history
+    assert history["num_samples"] == [28, 28]
+    assert history["val_num_samples"] == [13, 13]
+    for figure in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        assert history[figure] == pytest.approx(told[figure], abs=1e-5), figure
+    judged = {name: column[28:] for name, column in data.items()}
+    assert est.evaluate(judged, verbose=0, **COLUMNS)["loss"] == pytest.approx(told["val_loss"][-1], abs=1e-5)
+    assert problems.largest_difference(est.get_model().get_weights(), alone.get_weights()) < 1e-5
+
+
+@one_is_enough
+def test_validation_split_needs_a_share_and_nothing_else_to_validate_with(flavour: str) -> None:
+    est, data = two_workers({"flavour": flavour}), problems.problem(20)
+    with pytest.raises(ConfigError, match="validation_split and validation_data were both passed"):
+        est.fit(data, validation_split=0.5, validation_data=data, verbose=0, **COLUMNS)
+    with pytest.raises(ConfigError, match="validation_split must be a number between 0 and 1; received 1.5"):
+        est.fit(data, validation_split=1.5, verbose=0, **COLUMNS)
+    with pytest.raises(ConfigError, match="of 20 rows, 0 would be left to train on and 20 to validate"):
+        est.fit(data, validation_split=0.999, verbose=0, **COLUMNS)
+
+
 @one_unless_whole  # on each of them a run that was cut off ends as a whole one
 def test_a_second_fit_goes_on_as_if_there_had_been_one(flavour: str) -> None:
     between = (

@@ -10,7 +10,7 @@ import problems
 import pytest
 from flavour import FLAVOUR, one_is_enough
 
-from kindler import Estimator
+from kindler import Columns, Estimator, RunSettings
 from kindler.errors import NonFiniteLossError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -27,9 +27,9 @@ FIT: dict[str, Any] = {
 }
 
 
-def estimator(creator: Any, **config: Any) -> Estimator:
+def estimator(creator: Any, settings: RunSettings | None = None, **config: Any) -> Estimator:
     config = {"flavour": FLAVOUR, **config}
-    return Estimator.from_keras(model=creator, config=config, workers=2, engine="local")
+    return Estimator.from_keras(model=creator, config=config, workers=2, engine="local", settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_a_step_without_labels_trains_on_two_workers_as_in_one_process(creator: 
 @one_is_enough
 def test_a_bad_loss_of_a_users_step_is_noticed_whatever_it_is_called() -> None:
     with pytest.raises(NonFiniteLossError, match="the loss is nan in step 3 on worker 1") as raised:
-        estimator(own_steps.coder, named="error").fit(BAD, allow_nan=True, **FIT)
+        estimator(own_steps.coder, named="error").fit(BAD, columns=Columns(allow_nan=True), **FIT)
     assert 23 in raised.value.rows
     # The second loss of the step is NaN on both workers, once the first has moved weights.
     with pytest.raises(NonFiniteLossError, match=r"the loss is nan in step 3 on worker [01]"):
-        estimator(own_steps.game).fit(BAD, allow_nan=True, **FIT)
+        estimator(own_steps.game).fit(BAD, columns=Columns(allow_nan=True), **FIT)
 
-    est = estimator(own_steps.game)
+    est = estimator(own_steps.game, settings=RunSettings(nan_loss="skip"))
     with pytest.warns(RuntimeWarning, match="in step 3 .* The step is left out"):
-        history = est.fit(BAD, allow_nan=True, nan_loss="skip", **FIT)
+        history = est.fit(BAD, columns=Columns(allow_nan=True), **FIT)
     assert history["skipped_steps"] == [1, 1]
     assert all(np.isfinite(array).all() for array in est.get_model().get_weights())

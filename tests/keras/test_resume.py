@@ -11,7 +11,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, unless_whole
 
-from kindler import Estimator, History, RunSettings
+from kindler import Checkpoints, Epochs, Estimator, History, Prepare, RunSettings
 from tests.whole import whole_only
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -27,20 +27,17 @@ def noisy(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 # On two backends rows are augmented, too; on the others they are taken as they are.
-AUGMENTED: dict[str, Any] = (
-    {"transform": noisy, "eval_transform": dict} if FLAVOUR in ("tensorflow", "torch") else {}
-)
+AUGMENTED = Prepare(transform=noisy, eval_transform=dict) if FLAVOUR in ("tensorflow", "torch") else Prepare()
 
 
-def estimator(model_dir: Path | None = None, workers: int = 2) -> Estimator:
+def estimator(workers: int = 2) -> Estimator:
     return Estimator.from_keras(
         model=problems.classifier,
         config=CONFIG,
         workers=workers,
         engine="local",
-        model_dir=model_dir,
         settings=RunSettings(retry_backoff_s=0.01),
-        **AUGMENTED,
+        prepare=AUGMENTED,
     )
 
 
@@ -52,8 +49,7 @@ def callbacks(*more: Any) -> list[Any]:
     ]
 
 
-def fit(est: Estimator, *more: Any, **options: Any) -> History:
-    saved = {"checkpoint_trigger": 3} if est.model_dir is not None else {}
+def fit(est: Estimator, folder: Path, *more: Any, resume: bool = False) -> History:
     return est.fit(
         DATA,
         epochs=9,
@@ -63,8 +59,8 @@ def fit(est: Estimator, *more: Any, **options: Any) -> History:
         validation_data=CONTRARY,
         callbacks=callbacks(*more),
         verbose=0,
-        **saved,
-        **options,
+        checkpoint=Checkpoints(folder, every=3),
+        resume=resume,
     )
 
 
@@ -75,8 +71,8 @@ def figures(history: History) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
     """Figures and weights of the run that nobody interrupts; it stops early, after its rate was lowered."""
-    est = estimator(tmp_path_factory.mktemp("whole"))
-    history = fit(est)
+    est = estimator()
+    history = fit(est, tmp_path_factory.mktemp("whole"))
     assert 3 < len(history) < 9
     return figures(history), est.get_model().get_weights()
 
@@ -85,9 +81,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
 def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not(
     tmp_path: Path, whole: Any
 ) -> None:
-    est = estimator(tmp_path / "run")
+    est = estimator()
 
-    history = fit(est, watchers.Falls(tmp_path, "kill", epoch=1, batch=3))
+    history = fit(est, tmp_path / "run", watchers.Falls(tmp_path, "kill", epoch=1, batch=3))
 
     assert (tmp_path / "fell").exists()
     assert figures(history) == whole[0]
@@ -99,7 +95,7 @@ def aborted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that failed in the middle of its third epoch, when counters had counted."""
     folder = tmp_path_factory.mktemp("aborted")
     with pytest.raises(ValueError, match="boom"):
-        fit(estimator(folder / "run"), watchers.Falls(folder, "raise", epoch=2, batch=3))
+        fit(estimator(), folder / "run", watchers.Falls(folder, "raise", epoch=2, batch=3))
     return folder / "run"
 
 
@@ -114,9 +110,9 @@ def copied(folder: Path, to: Path) -> Path:
 def test_resume_goes_on_in_mid_epoch_and_callbacks_remember_what_they_counted(
     tmp_path: Path, aborted: Path, whole: Any
 ) -> None:
-    again = estimator(copied(aborted, tmp_path / "run"))
+    again = estimator()
 
-    history = fit(again, watchers.Files(tmp_path), resume=True)
+    history = fit(again, copied(aborted, tmp_path / "run"), watchers.Files(tmp_path), resume=True)
 
     assert figures(history) == whole[0], "stopped early where the whole run did"
     assert problems.largest_difference(again.get_model().get_weights(), whole[1]) == 0
@@ -125,9 +121,9 @@ def test_resume_goes_on_in_mid_epoch_and_callbacks_remember_what_they_counted(
 
 @one_is_enough
 def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, whole: Any) -> None:
-    again = estimator(copied(aborted, tmp_path / "run"), workers=1)
+    again = estimator(workers=1)
 
-    history = fit(again, watchers.Files(tmp_path), resume=True)
+    history = fit(again, copied(aborted, tmp_path / "run"), watchers.Files(tmp_path), resume=True)
 
     assert figures(history)[:2] == whole[0][:2]
     assert history["num_samples"] == [60] * len(history)
@@ -139,25 +135,25 @@ def test_one_worker_goes_on_with_a_run_of_two(tmp_path: Path, aborted: Path, who
 def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
     tmp_path: Path, workers: int
 ) -> None:
-    def plain(workers: int, model_dir: Path | None = None) -> Estimator:
+    def plain(workers: int) -> Estimator:
         return Estimator.from_keras(
-            model=problems.classifier,
-            config={"flavour": FLAVOUR},
-            workers=workers,
-            engine="local",
-            model_dir=model_dir,
+            model=problems.classifier, config={"flavour": FLAVOUR}, workers=workers, engine="local"
         )
 
-    options = {"epochs": 3, "batch_size": 12, "feature_cols": "x", "label_cols": "y", "verbose": 0}
-    saved = {"checkpoint_trigger": 3, **options}
+    options: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 12,
+        "feature_cols": "x",
+        "label_cols": "y",
+        "verbose": 0,
+    }
+    saved = {"checkpoint": Checkpoints(tmp_path / "run", every=3), **options}
     alone = plain(2)
     expected = alone.fit(DATA, **options)
     with pytest.raises(ValueError, match="boom"):
-        plain(2, tmp_path / "run").fit(
-            DATA, callbacks=[watchers.Falls(tmp_path, "raise", epoch=1, batch=4)], **saved
-        )
+        plain(2).fit(DATA, callbacks=[watchers.Falls(tmp_path, "raise", epoch=1, batch=4)], **saved)
     written = max(path.name for path in (tmp_path / "run").iterdir())
-    again = plain(workers, tmp_path / "run")
+    again = plain(workers)
 
     history = again.fit(DATA, resume=True, **saved)
 
@@ -172,25 +168,24 @@ def test_another_number_of_workers_goes_on_in_mid_epoch_to_the_same_weights(
 @one_is_enough
 def test_a_run_that_stopped_early_is_not_taken_up_again(tmp_path: Path, aborted: Path, whole: Any) -> None:
     folder = copied(aborted, tmp_path / "run")
-    fit(estimator(folder), resume=True)
+    fit(estimator(), folder, resume=True)
 
-    assert len(fit(estimator(folder), resume=True)) == len(whole[0])
+    assert len(fit(estimator(), folder, resume=True)) == len(whole[0])
 
 
 @one_is_enough
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
     def steps(est: Estimator, trigger: Any, **options: Any) -> list[int]:
-        columns = {"feature_cols": "x", "label_cols": "y"}
-        history = est.fit(
-            DATA, epochs=None, batch_size=12, verbose=0, end_trigger=trigger, **columns, **options
-        )
+        columns: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "checkpoint": tmp_path}
+        length = Epochs(None, stop_when=trigger)
+        history = est.fit(DATA, epochs=length, batch_size=12, verbose=0, **columns, **options)
         return [row["steps"] for row in history]
 
     def one_epoch(progress: Any) -> bool:
         return progress.epoch > 1 or progress.epoch_ended
 
-    est = estimator(tmp_path, workers=1)
+    est = estimator(workers=1)
     assert steps(est, one_epoch) == [5]
     assert steps(est, one_epoch) == steps(est, lambda progress: progress.step >= 5) == []
-    assert steps(estimator(tmp_path, workers=1), one_epoch, resume=True) == [5]
+    assert steps(estimator(workers=1), one_epoch, resume=True) == [5]
     assert est.get_model().optimizer.iterations == 5

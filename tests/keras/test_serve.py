@@ -9,7 +9,7 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import ConfigError
 from kindler.models.loaded import load, wrap
 
@@ -20,7 +20,7 @@ def test_a_stored_model_gives_the_numbers_of_predict(tmp_path: Path, keras: Any)
     inputs = keras.layers.Input((4,), name="x")
     hidden = keras.layers.BatchNormalization()(keras.layers.Dense(3, activation="relu")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(2, activation="softmax", name="y")(hidden))
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     version = om.models.put(model, "net")
 
     served = load(om.store, version, trusted=False).predictor
@@ -34,7 +34,7 @@ def test_a_stored_model_gives_the_numbers_of_predict(tmp_path: Path, keras: Any)
 
 def test_a_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path, keras: Any) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     version = om.models.put(model, "net")
 
     loaded = load(om.store, version, trusted=False, device="auto")
@@ -85,7 +85,7 @@ def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras
     model.compile(optimizer="sgd", loss="mse")
     estimator = Estimator.from_keras(model=model, engine="local", workers=1)
     estimator.fit({"pixels": X, "y": X[:, 0]}, feature_cols=["pixels"], label_cols=["y"], epochs=1)
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
 
     served = load(om.store, om.models.put(estimator, "net"), trusted=False).predictor
 
@@ -99,7 +99,7 @@ def test_an_estimator_is_asked_by_the_names_of_its_columns(tmp_path: Path, keras
 def test_a_saved_model_is_asked_by_its_default_signature(tmp_path: Path, keras: Any) -> None:
     model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
     model.export(str(tmp_path / "saved"), verbose=False)
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
 
     served = load(om.store, om.models.put(tmp_path / "saved", "saved"), trusted=False).predictor
 

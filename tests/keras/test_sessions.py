@@ -12,13 +12,20 @@ import problems
 import pytest
 from flavour import one_is_enough, two_unless_whole
 
-from kindler import DriverCallback, Estimator
+from kindler import Columns, Estimator, RunSettings
+from kindler.callbacks import DriverCallback
 from kindler.errors import NonFiniteLossError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
 
 COLUMNS = {"feature_cols": "x", "label_cols": "y"}
-ROWS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "verbose": 0, **COLUMNS}
+ROWS: dict[str, Any] = {
+    "batch_size": 10,
+    "shuffle": False,
+    "verbose": 0,
+    "columns": Columns(allow_nan=True),
+    **COLUMNS,
+}
 
 
 def _regressor(config: Mapping[str, Any]) -> Any:
@@ -30,8 +37,10 @@ def _regressor(config: Mapping[str, Any]) -> Any:
     return model
 
 
-def _estimator(flavour: str) -> Estimator:
-    return Estimator.from_keras(model=_regressor, config={"flavour": flavour}, workers=2, engine="local")
+def _estimator(flavour: str, settings: RunSettings | None = None) -> Estimator:
+    return Estimator.from_keras(
+        model=_regressor, config={"flavour": flavour}, workers=2, engine="local", settings=settings
+    )
 
 
 def _data() -> dict[str, np.ndarray]:
@@ -50,9 +59,9 @@ def _weights(estimator: Estimator) -> list[Any]:
 
 @two_unless_whole
 def test_a_step_that_is_left_out_changes_nothing_on_any_worker(flavour: str) -> None:
-    skipping, straight = _estimator(flavour), _estimator(flavour)
+    skipping, straight = _estimator(flavour, RunSettings(nan_loss="skip")), _estimator(flavour)
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = skipping.fit(_with_a_bad_row(), nan_loss="skip", **ROWS)
+        history = skipping.fit(_with_a_bad_row(), **ROWS)
     kept = np.r_[0:20, 30:40]
     straight.fit({name: array[kept] for name, array in _data().items()}, **ROWS)
 

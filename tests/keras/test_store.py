@@ -11,15 +11,15 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import ConfigError, UntrustedError
 
 on_tensorflow = pytest.mark.skipif(flavour.FLAVOUR != "tensorflow", reason="a thing of TensorFlow's")
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    return Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def model(keras: Any) -> Any:
 X = np.random.default_rng(0).random((5, 4), np.float32)
 
 
-def test_a_model_comes_back_and_predicts_the_same(om: Omega, model: Any, keras: Any) -> None:
+def test_a_model_comes_back_and_predicts_the_same(om: Store, model: Any, keras: Any) -> None:
     version = om.models.put(model, "net", attributes={"by": "me"})
 
     assert version.kind == ("tf_keras" if flavour.FLAVOUR == "tf_keras" else "keras")
@@ -43,7 +43,7 @@ def test_a_model_comes_back_and_predicts_the_same(om: Omega, model: Any, keras: 
     np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
-def test_a_model_with_a_lambda_is_refused_on_both_sides(om: Omega, keras: Any, tmp_path: Path) -> None:
+def test_a_model_with_a_lambda_is_refused_on_both_sides(om: Store, keras: Any, tmp_path: Path) -> None:
     evil = keras.Sequential([keras.layers.Input((4,)), keras.layers.Lambda(lambda x: x * 2)])
     with pytest.raises(UntrustedError, match="Lambda"):
         om.models.put(evil, "evil")
@@ -54,7 +54,7 @@ def test_a_model_with_a_lambda_is_refused_on_both_sides(om: Omega, keras: Any, t
 
 
 @flavour.one_is_enough
-def test_a_layer_of_a_notebook_is_stored_with_its_code_for_those_who_trust_it(om: Omega, keras: Any) -> None:
+def test_a_layer_of_a_notebook_is_stored_with_its_code_for_those_who_trust_it(om: Store, keras: Any) -> None:
     class Doubled(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return x * 2
@@ -70,7 +70,7 @@ def test_a_layer_of_a_notebook_is_stored_with_its_code_for_those_who_trust_it(om
 
 
 @flavour.one_is_enough
-def test_a_file_that_names_modules_of_others_is_refused(om: Omega, model: Any, tmp_path: Path) -> None:
+def test_a_file_that_names_modules_of_others_is_refused(om: Store, model: Any, tmp_path: Path) -> None:
     model.save(tmp_path / "good.keras")
     om.models.put(tmp_path / "good.keras", "good")
     assert om.models.get("good").count_params() == model.count_params()
@@ -104,7 +104,7 @@ def test_a_file_that_names_modules_of_others_is_refused(om: Omega, model: Any, t
 
 
 @flavour.one_is_enough
-def test_a_custom_layer_is_found_where_it_is_registered_or_given(om: Omega, keras: Any) -> None:
+def test_a_custom_layer_is_found_where_it_is_registered_or_given(om: Store, keras: Any) -> None:
     class Twice(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             return x * 2
@@ -117,7 +117,7 @@ def test_a_custom_layer_is_found_where_it_is_registered_or_given(om: Omega, kera
 
 
 @flavour.one_is_enough
-def test_an_estimator_comes_back_and_can_be_trained_on(om: Omega, model: Any) -> None:
+def test_an_estimator_comes_back_and_can_be_trained_on(om: Store, model: Any) -> None:
     data = {"x": np.tile(X, (4, 1)), "y": np.arange(20) % 2}
     estimator = Estimator.from_keras(model=model, workers=1, engine="local")
     estimator.fit(data, epochs=1, batch_size=10, verbose=0)
@@ -133,7 +133,7 @@ def test_an_estimator_comes_back_and_can_be_trained_on(om: Omega, model: Any) ->
 
 
 @on_tensorflow
-def test_a_saved_model_is_stored_as_it_is(om: Omega, model: Any, tmp_path: Path) -> None:
+def test_a_saved_model_is_stored_as_it_is(om: Store, model: Any, tmp_path: Path) -> None:
     model.export(str(tmp_path / "saved"), verbose=False)
     om.models.put(tmp_path / "saved", "served")
 
@@ -142,7 +142,7 @@ def test_a_saved_model_is_stored_as_it_is(om: Omega, model: Any, tmp_path: Path)
 
 
 @on_tensorflow
-def test_a_saved_model_that_touches_files_is_refused_on_both_sides(om: Omega, tmp_path: Path) -> None:
+def test_a_saved_model_that_touches_files_is_refused_on_both_sides(om: Store, tmp_path: Path) -> None:
     import tensorflow as tf
 
     class Writes(tf.Module):
@@ -178,7 +178,7 @@ def test_a_saved_model_that_touches_files_is_refused_on_both_sides(om: Omega, tm
 
 
 @on_tensorflow
-def test_examples_come_back_as_examples_tables_and_tf_data(om: Omega) -> None:
+def test_examples_come_back_as_examples_tables_and_tf_data(om: Store) -> None:
     import tensorflow as tf
 
     def example(i: int) -> Any:
@@ -211,7 +211,7 @@ def made_data(rows: int = 4) -> Any:
 
 
 @on_tensorflow
-def test_a_virtual_dataset_may_be_a_tf_data_dataset(om: Omega) -> None:
+def test_a_virtual_dataset_may_be_a_tf_data_dataset(om: Store) -> None:
     om.datasets.put(made_data, "virtual")
     assert [batch.numpy().tolist() for batch in om.datasets.get("virtual", trusted=True, rows=3)] == [
         [0, 1],

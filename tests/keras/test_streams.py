@@ -13,7 +13,7 @@ import problems
 import pytest
 from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
-from kindler import Estimator
+from kindler import Epochs, Estimator
 from kindler.errors import ConfigError, WorkerError
 from kindler.frameworks.loaders import LoaderSharding, open_stream
 
@@ -123,7 +123,7 @@ def test_a_stream_without_end_has_epochs_of_as_many_steps_as_asked_for() -> None
 
     est = two_workers()
 
-    assert est.fit(endless, epochs=2, batch_size=16, steps_per_epoch=5, verbose=0)["steps"] == [5, 5]
+    assert est.fit(endless, epochs=Epochs(2, steps_per_epoch=5), batch_size=16, verbose=0)["steps"] == [5, 5]
     with pytest.raises(ConfigError, match="no end.*\n.*steps_per_epoch"):
         est.fit(endless, batch_size=16, verbose=0)
 
@@ -137,7 +137,7 @@ def test_what_a_creator_raises_on_its_way_is_raised_with_its_rank() -> None:
             yield batch
 
     with pytest.raises(LookupError, match="batch 3 is broken") as caught:
-        two_workers().fit(broken, batch_size=16, steps_per_epoch=3, verbose=0)
+        two_workers().fit(broken, batch_size=16, epochs=Epochs(steps_per_epoch=3), verbose=0)
 
     assert isinstance(caught.value, WorkerError)
 
@@ -220,7 +220,7 @@ def test_orcas_program_with_a_data_creator(keras: Any) -> None:
         return dataset.batch(batch_size)
 
     stats = est.fit(
-        data=train_data_creator, epochs=max_epoch, steps_per_epoch=total_size // batch_size, verbose=0
+        data=train_data_creator, epochs=Epochs(max_epoch, steps_per_epoch=total_size // batch_size), verbose=0
     )
     predictions = est.predict(data=df, feature_cols=["image"])
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flavour import FLAVOUR, KERAS, one_is_enough
 
-from kindler import Estimator, MLflowLogger
+from kindler import Estimator
+from kindler.callbacks import MLflowLogger
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before mlflow is imported
 mlflow = pytest.importorskip("mlflow")

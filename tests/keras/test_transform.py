@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flavour import FLAVOUR, KERAS, one_unless_whole, tensorflow_only, two_unless_whole
 
-from kindler import Estimator
+from kindler import Estimator, Prepare
 from kindler.errors import DataError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -101,11 +101,10 @@ def cross_entropy(outputs: np.ndarray) -> float:
 
 
 def trained(
-    workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **options: Any
+    workers: int, epochs: int = EPOCHS, *, shuffle: bool = True, validation_data: Any = None, **more: Any
 ) -> Estimator:
-    est = Estimator.from_keras(
-        model=reader, workers=workers, engine="local", pad="batch", masks=False, **options
-    )
+    prepare = Prepare(pad="batch", masks=False, **more)
+    est = Estimator.from_keras(model=reader, workers=workers, engine="local", prepare=prepare)
     columns: dict[str, Any] = {"feature_cols": ["tokens", "x"], "label_cols": "y"}
     est.fit(TOKENS, epochs, 12, validation_data=validation_data, shuffle=shuffle, verbose=0, **columns)
     return est

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.store.keys import Keys
 from tests.page.watched import HTML, Trained, Watched, train_into
 from tests.serve.served import Served, constant, serving
@@ -50,7 +50,7 @@ def store(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def net(store: Path) -> Trained:
-    om = Omega(store)
+    om = Store(store)
     made = train_into(om)
     om.close()
     return made
@@ -58,7 +58,7 @@ def net(store: Path) -> Trained:
 
 @pytest.fixture(scope="session")
 def server(net: Trained, frame: pd.DataFrame, store: Path) -> Iterator[Served]:
-    om = Omega(store)
+    om = Store(store)
     om.models.put(net.models[0], "it's &lt;b&gt; = (1)", attributes={"note": HTML, HTML: 1})
     om["live"].models.put(constant(1.0), "only/here")
     om.datasets.put(frame, "of/0")
@@ -73,7 +73,7 @@ def server(net: Trained, frame: pd.DataFrame, store: Path) -> Iterator[Served]:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Keys by their scopes, of a store with one model; its folder is under "store"."""
     folder = tmp_path_factory.mktemp("keys") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     curves = {"loss": [0.5, 0.25], "val_loss": [0.75]}
     om.models.put(constant(7.0), "net", tag="prod", attributes={"history": curves})
     om.close()

@@ -13,13 +13,13 @@ from runtime_servers import Broker, Meeting, X, Y
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from kindler import Omega
+from kindler import Store
 from kindler.engine import fork_server
 
 
 def filled(folder: str) -> str:
     """A store with models, datasets and scripts."""
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(LogisticRegression().fit(X, Y), "net")
     om.models.put(StandardScaler().fit(X), "scaler")
     om.models.put(runtime_jobs.twice, "twice")
@@ -51,10 +51,10 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker | None]:
 
 
 @pytest.fixture(scope="session")
-def om(tmp_path_factory: pytest.TempPathFactory, broker: Broker | None) -> Iterator[Omega]:
+def om(tmp_path_factory: pytest.TempPathFactory, broker: Broker | None) -> Iterator[Store]:
     """A store for each engine, with workers."""
     store = filled(str(tmp_path_factory.mktemp("store")))
-    opened = Omega(store, broker=broker.url if broker else "local://?workers=2")
+    opened = Store(store, broker=broker.url if broker else "local://?workers=2")
     with servers.worker(store, broker.url, "--workers", "2", "--trusted") if broker else nullcontext():
         yield opened
         opened.close()

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from runtime_servers import Broker, Meeting, X, Y
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import (
     ConfigError,
     DataError,
@@ -28,12 +28,12 @@ from tests.conftest import eventually_none
 WAIT_S = 120
 
 
-def run(om: Omega, name: str, *args: Any, **settings: Any) -> Any:
+def run(om: Store, name: str, *args: Any, **settings: Any) -> Any:
     """A handle of a script."""
     return om.runtime.options(**{"trusted": True, **settings}).script(name).run(*args)
 
 
-def test_a_model_answers_as_it_does_here_to_data_and_to_names_of_data(om: Omega) -> None:
+def test_a_model_answers_as_it_does_here_to_data_and_to_names_of_data(om: Store) -> None:
     model, remote = om.models.get("net"), om.runtime.model("net")
 
     handle = remote.predict(X)
@@ -47,7 +47,7 @@ def test_a_model_answers_as_it_does_here_to_data_and_to_names_of_data(om: Omega)
     np.testing.assert_allclose(scaled, om.models.get("scaler").transform(X))
 
 
-def test_fit_publishes_a_version_and_the_next_call_uses_it(om: Omega) -> None:
+def test_fit_publishes_a_version_and_the_next_call_uses_it(om: Store) -> None:
     om.models.put(om.models.get("net"), "learner", attributes={"by": "me"})
 
     version = om.runtime.model("learner").fit("x", 1 - Y).get(WAIT_S)
@@ -58,7 +58,7 @@ def test_fit_publishes_a_version_and_the_next_call_uses_it(om: Omega) -> None:
     assert om.runtime.model("learner@1").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
 
 
-def test_columns_of_a_table_are_named_beside_it(om: Omega) -> None:
+def test_columns_of_a_table_are_named_beside_it(om: Store) -> None:
     om.datasets.put(pd.DataFrame({"a": X[:, 0], "kind": Y}), "table", mode="replace")
     om.models.put(om.models.get("net"), "columns")
 
@@ -68,7 +68,7 @@ def test_columns_of_a_table_are_named_beside_it(om: Omega) -> None:
         om.runtime.model("net").predict("table[b]").get(WAIT_S)
 
 
-def test_a_script_gets_its_arguments_and_gives_its_result(om: Omega) -> None:
+def test_a_script_gets_its_arguments_and_gives_its_result(om: Store) -> None:
     table = pd.DataFrame({"a": [1, 2], "b": ["x", None]}, index=[5, 7])
     args, options = (
         om.runtime.options(trusted=True).script("echo").run(1, "a", X, table=table, t=(1, 2)).get(WAIT_S)
@@ -79,20 +79,20 @@ def test_a_script_gets_its_arguments_and_gives_its_result(om: Omega) -> None:
     assert options["t"] == (1, 2)
 
 
-def test_a_large_array_comes_and_goes_and_leaves_nothing(om: Omega) -> None:
+def test_a_large_array_comes_and_goes_and_leaves_nothing(om: Store) -> None:
     large = np.random.default_rng(0).random((40_000, 8))
     (again,), _ = run(om, "echo", large).get(WAIT_S)
     np.testing.assert_array_equal(again, large)
     assert not eventually_none(lambda: om.datasets.list(".runtime/*", hidden=True))
 
 
-def test_a_result_larger_than_allowed_is_an_error(om: Omega) -> None:
+def test_a_result_larger_than_allowed_is_an_error(om: Store) -> None:
     with pytest.raises(DataError, match=r"has 10\d\d bytes, more than result_bytes=1000.\nHint: .* raise"):
         run(om, "echo", bytes(1000), result_bytes=1000).get(WAIT_S)
     assert run(om, "echo", bytes(1000), result_bytes=1100).get(WAIT_S) == [[bytes(1000)], {}]
 
 
-def test_what_a_script_raises_is_raised_here_with_what_it_printed(om: Omega) -> None:
+def test_what_a_script_raises_is_raised_here_with_what_it_printed(om: Store) -> None:
     handle = run(om, "fail", "no such flower")
     with pytest.raises(ValueError, match="no such flower"):
         handle.get(WAIT_S)
@@ -103,7 +103,7 @@ def test_what_a_script_raises_is_raised_here_with_what_it_printed(om: Omega) -> 
     assert talked.log == "some words"
 
 
-def test_what_is_not_there_is_said_at_once(om: Omega) -> None:
+def test_what_is_not_there_is_said_at_once(om: Store) -> None:
     with pytest.raises(NotFoundError, match="'nett'"):
         om.runtime.model("nett").predict(X)
     with pytest.raises(NotFoundError, match="no dataset"):
@@ -112,7 +112,7 @@ def test_what_is_not_there_is_said_at_once(om: Omega) -> None:
         om.runtime.model("net").transform(X).get(WAIT_S)
 
 
-def test_code_runs_only_for_who_trusts_it(om: Omega) -> None:
+def test_code_runs_only_for_who_trusts_it(om: Store) -> None:
     with pytest.raises(UntrustedError):
         om.runtime.script("echo").run().get(WAIT_S)
     with pytest.raises(UntrustedError):
@@ -121,7 +121,7 @@ def test_code_runs_only_for_who_trusts_it(om: Omega) -> None:
     assert made.tolist() == [0, 1, 1]
 
 
-def test_a_function_is_a_model_that_is_called_with_the_verb(om: Omega) -> None:
+def test_a_function_is_a_model_that_is_called_with_the_verb(om: Store) -> None:
     got = om.runtime.options(trusted=True).model("twice").predict("made", depth=3).get(WAIT_S)
     assert (got["verb"], got["result"].tolist(), got["options"]) == (
         "predict",
@@ -130,7 +130,7 @@ def test_a_function_is_a_model_that_is_called_with_the_verb(om: Omega) -> None:
     )
 
 
-def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Omega) -> None:
+def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Store) -> None:
     om.models.put(om.models.get("net"), "sequenced")
     with om.runtime.options(trusted=True).sequence() as flow:
         flow.model("sequenced").fit("x", 1 - Y)
@@ -148,7 +148,7 @@ def test_tasks_of_a_sequence_follow_each_other_and_stop_at_a_failure(om: Omega) 
         broken.handles[1].get(WAIT_S)
 
 
-def test_a_task_of_a_sequence_that_is_cancelled_cancels_those_after_it(om: Omega, meeting: Meeting) -> None:
+def test_a_task_of_a_sequence_that_is_cancelled_cancels_those_after_it(om: Store, meeting: Meeting) -> None:
     flow = om.runtime.options(trusted=True).sequence()
     flow.script("hold").run(meeting.port)
     for n in range(2):
@@ -164,7 +164,7 @@ def test_a_task_of_a_sequence_that_is_cancelled_cancels_those_after_it(om: Omega
     assert flow.status == ["done", "cancelled", "cancelled"]
 
 
-def test_callbacks_hear_of_the_end(om: Omega) -> None:
+def test_callbacks_hear_of_the_end(om: Store) -> None:
     heard: list[Any] = []
     done = threading.Event()
 
@@ -181,11 +181,11 @@ def test_callbacks_hear_of_the_end(om: Omega) -> None:
     assert om.datasets.get("remembered") == {"result": [0.0, 0.0, 1.0, 1.0]}
 
 
-def test_a_task_whose_worker_is_killed_is_begun_again(om: Omega, tmp_path: Path) -> None:
+def test_a_task_whose_worker_is_killed_is_begun_again(om: Store, tmp_path: Path) -> None:
     assert run(om, "die_once", str(tmp_path / "mark")).get(WAIT_S) == "the second time"
 
 
-def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Omega) -> None:
+def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Store) -> None:
     for retries in (0, 1):
         handle = run(om, "die", max_retries=retries)
         with pytest.raises(WorkerLostError, match="SIGKILL"):
@@ -195,14 +195,14 @@ def test_a_task_that_kills_each_worker_fails_with_that_reason(om: Omega) -> None
     assert run(om, "echo", 1).get(WAIT_S) == [[1], {}]
 
 
-def test_a_task_that_takes_too_long_is_ended(om: Omega, meeting: Meeting) -> None:
+def test_a_task_that_takes_too_long_is_ended(om: Store, meeting: Meeting) -> None:
     handle = run(om, "hold", meeting.port, timeout_s=1)
     with pytest.raises(TaskTimeoutError, match="was stopped") as caught:
         handle.get(WAIT_S)
     assert not caught.value.goes_on
 
 
-def test_a_running_task_and_a_waiting_one_can_be_cancelled(om: Omega, meeting: Meeting) -> None:
+def test_a_running_task_and_a_waiting_one_can_be_cancelled(om: Store, meeting: Meeting) -> None:
     running = [run(om, "hold", meeting.port) for _ in range(2)]
     connections = [meeting.arrived()[1] for _ in running]
     waiting = run(om, "echo", 1)
@@ -222,13 +222,13 @@ def test_a_running_task_and_a_waiting_one_can_be_cancelled(om: Omega, meeting: M
     assert not run_to_the_end(om).cancel()
 
 
-def run_to_the_end(om: Omega) -> Any:
+def run_to_the_end(om: Store) -> Any:
     handle = run(om, "echo", 1)
     handle.get(WAIT_S)
     return handle
 
 
-def test_tasks_of_a_parallel_run_side_by_side(om: Omega, meeting: Meeting) -> None:
+def test_tasks_of_a_parallel_run_side_by_side(om: Store, meeting: Meeting) -> None:
     flow = om.runtime.options(trusted=True).parallel()
     for _ in range(2):
         flow.script("hold").run(meeting.port)
@@ -240,7 +240,7 @@ def test_tasks_of_a_parallel_run_side_by_side(om: Omega, meeting: Meeting) -> No
     assert flow.ready()
 
 
-def test_a_callback_may_wait_for_another_task(om: Omega) -> None:
+def test_a_callback_may_wait_for_another_task(om: Store) -> None:
     got: list[Any] = []
     done = threading.Event()
 
@@ -253,7 +253,7 @@ def test_a_callback_may_wait_for_another_task(om: Omega) -> None:
     assert got == [[[[n], {}] for n in range(3)]]
 
 
-def test_the_load_tells_who_works_and_what_waits(om: Omega, meeting: Meeting) -> None:
+def test_the_load_tells_who_works_and_what_waits(om: Store, meeting: Meeting) -> None:
     running = [run(om, "hold", meeting.port) for _ in range(2)]
     connections = [meeting.arrived()[1] for _ in running]
     waiting = run(om, "echo", 1)
@@ -275,7 +275,7 @@ class Malice:
 
 
 def test_a_pickle_from_the_broker_is_refused_and_the_worker_lives(
-    om: Omega, broker: Broker | None, tmp_path: Path
+    om: Store, broker: Broker | None, tmp_path: Path
 ) -> None:
     if broker is None:
         pytest.skip("no broker, no messages of others")

@@ -20,13 +20,13 @@ import pytest
 import runtime_servers as servers
 from runtime_servers import Broker, Meeting
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import BrokerError, WorkerError, WorkerLostError
 from kindler.runtime import broker as brokers
 from kindler.runtime.local import LocalEngine
 from kindler.runtime.messages import TaskSettings
 from kindler.runtime.runtime import Runtime
-from kindler.store import Store
+from kindler.store import VersionStore
 from tests.conftest import eventually_none
 
 WAIT_S = 120.0
@@ -96,7 +96,7 @@ BAD = [
 ]
 
 
-def test_items_that_are_no_messages_are_dropped_and_the_worker_goes_on(om: Omega, redis: Any) -> None:
+def test_items_that_are_no_messages_are_dropped_and_the_worker_goes_on(om: Store, redis: Any) -> None:
     script = om.runtime.options(trusted=True).script("echo")
     redis.lpush("kindler.default", *BAD)
     redis.hset("unacked", "damaged", "garbage")
@@ -114,7 +114,7 @@ def test_items_that_are_no_messages_are_dropped_and_the_worker_goes_on(om: Omega
 
 
 def test_what_is_compressed_is_not_unpacked(
-    om: Omega, broker: Broker | None, monkeypatch: pytest.MonkeyPatch
+    om: Store, broker: Broker | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broker is None:
         pytest.skip("no broker, no messages of others")
@@ -128,7 +128,7 @@ def test_what_is_compressed_is_not_unpacked(
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_and_the_task_is_not_run_again(
-    om: Omega, redis: Any, meeting: Meeting, tmp_path: Path
+    om: Store, redis: Any, meeting: Meeting, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
     runtime = om.runtime.options(trusted=True)
@@ -155,7 +155,7 @@ def test_replies_that_nobody_reads_expire(broker: Broker, redis: Any) -> None:
     assert 0 < redis.ttl("kindler.reply.gone") <= 3600
 
 
-def test_a_task_that_runs_keeps_its_lease(om: Omega, redis: Any, meeting: Meeting) -> None:
+def test_a_task_that_runs_keeps_its_lease(om: Store, redis: Any, meeting: Meeting) -> None:
     handle = om.runtime.options(trusted=True).script("hold").run(meeting.port)
     _, connection = meeting.arrived()
     ((tag, taken_at),) = redis.zrange("unacked_index", 0, -1, withscores=True)
@@ -172,7 +172,7 @@ def test_a_task_that_kills_each_worker_is_given_to_no_more_than_its_retries_allo
     if broker is None:
         pytest.skip("without a broker the owner is the worker")
     label = ("--label", "poisoned", "--trusted", "--workers", "1")
-    om = Omega(store, broker=broker.url)
+    om = Store(store, broker=broker.url)
     runtime = om.runtime.options(trusted=True, label="poisoned")
     start = functools.partial(servers.worker, store, broker.url, *label)
     with start() as first, start() as second:
@@ -186,7 +186,7 @@ def test_a_task_that_kills_each_worker_is_given_to_no_more_than_its_retries_allo
 
 
 def test_a_reply_queue_that_is_gone_is_made_again_and_the_task_runs_once(
-    om: Omega, broker: Broker | None, meeting: Meeting, tmp_path: Path
+    om: Store, broker: Broker | None, meeting: Meeting, tmp_path: Path
 ) -> None:
     if broker is None:
         pytest.skip("no broker, no queues")
@@ -204,7 +204,7 @@ def test_a_reply_queue_that_is_gone_is_made_again_and_the_task_runs_once(
 def test_a_large_task_that_is_cancelled_leaves_the_store(store: str, broker: Broker | None) -> None:
     if broker is None:
         pytest.skip("without a broker nothing goes through the store")
-    om = Omega(store, broker=broker.url)
+    om = Store(store, broker=broker.url)
     handle = om.runtime.options(trusted=True, label="nobody").script("echo").run(np.zeros(1 << 18))
     assert om.datasets.list(".runtime/*", hidden=True) == [f".runtime/{handle.id}"]
     assert handle.cancel()
@@ -214,7 +214,7 @@ def test_a_large_task_that_is_cancelled_leaves_the_store(store: str, broker: Bro
 
 def test_a_task_that_a_stopped_worker_took_goes_to_another(store: str, broker: Broker, redis: Any) -> None:
     label = ("--label", "stopped", "--trusted", "--workers", "1")
-    om = Omega(store, broker=broker.url)
+    om = Store(store, broker=broker.url)
     others = {client["id"] for client in redis.client_list()}
 
     def is_busy() -> bool:
@@ -237,7 +237,7 @@ def test_a_task_that_a_stopped_worker_took_goes_to_another(store: str, broker: B
 @pytest.fixture
 def runtime(store: str) -> Iterator[Runtime]:
     """The runtime of one process, which soon notices one that does not answer."""
-    engine, opened = LocalEngine(store, workers=1, answer_s=1.5), Store.open(store)
+    engine, opened = LocalEngine(store, workers=1, answer_s=1.5), VersionStore.open(store)
     yield Runtime(opened, "default", lambda: engine, TRUSTED)
     engine.close()
     opened.close()

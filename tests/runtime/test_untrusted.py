@@ -15,7 +15,7 @@ from runtime_servers import X, Y
 from sklearn.linear_model import LinearRegression
 from sklearn.svm import SVC
 
-from kindler import Omega, sandbox
+from kindler import Store, sandbox
 from kindler.engine.wire import Channel
 from kindler.errors import ConfigError, UntrustedError, WorkerLostError
 from kindler.frame import ChannelClosed, Frame, _frame
@@ -48,6 +48,11 @@ def task(verb: str = "fit", *args: Any, name: str = "net", trusted: bool = True,
         {"engine": ["spark"]},
         {"model_dir": "/tmp/x"},
         {"log_dir": "/tmp/x"},
+        {"checkpoint": "/tmp/x"},
+        {"checkpoint_trigger": 1},
+        {"columns": {}},
+        {"prepare": {}},
+        {"optimization": {}},
         {"config": {"anything": 1}},
         {"settings": {}},
         {"callbacks": []},
@@ -73,14 +78,14 @@ def test_an_option_that_is_not_known_to_be_harmless_is_refused(
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Iterator[Omega]:
-    opened = Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "store")
     opened.models.put(LinearRegression().fit(X, Y), "net")
     yield opened
     opened.close()
 
 
-def test_options_that_say_how_to_compute_pass(om: Omega) -> None:
+def test_options_that_say_how_to_compute_pass(om: Store) -> None:
     executor = Executor(om.store.url, trusted=False)
     version = executor.run(task("fit", X.tolist(), Y.tolist(), sample_weight=np.ones(len(Y)).tolist()))
     assert str(version) == "net@2"
@@ -94,13 +99,13 @@ def test_they_need_the_trust_of_the_worker_and_of_the_task(store: str) -> None:
             Executor(store, trusted=worker).run(task(model_dir="/tmp/x", trusted=asked))
 
 
-def test_the_runtime_of_this_machine_takes_no_settings_of_spark_without_trust(om: Omega) -> None:
+def test_the_runtime_of_this_machine_takes_no_settings_of_spark_without_trust(om: Store) -> None:
     harmful = {"conf": {"spark.driver.extraJavaOptions": "-XX:OnOutOfMemoryError=id"}}
     with pytest.raises(UntrustedError, match="spark="):
         om.runtime.model("net").fit(X, Y, engine="spark", spark=harmful).get(120)
 
 
-def test_text_in_a_dataset_is_not_taken_for_a_path(om: Omega) -> None:
+def test_text_in_a_dataset_is_not_taken_for_a_path(om: Store) -> None:
     om.datasets.put("/etc/data.parquet", "place")
     om.datasets.put(["/etc/data.parquet"], "places")
     executor = Executor(om.store.url, trusted=False)
@@ -110,7 +115,7 @@ def test_text_in_a_dataset_is_not_taken_for_a_path(om: Omega) -> None:
         executor.run(task("predict", "places"))
 
 
-def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Omega, tmp_path: Path) -> None:
+def test_code_that_calls_sys_exit_fails_its_task_and_not_the_worker(om: Store, tmp_path: Path) -> None:
     def leave() -> None:
         import sys
 
@@ -132,7 +137,7 @@ def _status(process: psutil.Process) -> str:
 
 @pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
 def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_sandboxed_process(
-    om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    om: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASSWORD_OF_THE_WORKER", "hush")
     executor = Executor(om.store.url, trusted=False)
@@ -160,7 +165,7 @@ def test_models_of_a_worker_that_trusts_nobody_are_called_by_a_sandboxed_process
 
 
 @pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
-def test_a_model_that_lies_to_compiled_code_harms_its_own_process_alone(om: Omega, tmp_path: Path) -> None:
+def test_a_model_that_lies_to_compiled_code_harms_its_own_process_alone(om: Store, tmp_path: Path) -> None:
     model = SVC().fit(X, np.median(Y) < Y)
     expected = model.predict(X)
     om.models.put(model, "net", attributes={"limits": {"memory_bytes": 2_000_000_000}})
@@ -190,7 +195,7 @@ def _until_it_is_gone(executor: Executor) -> None:
 
 
 @pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
-def test_a_sandboxed_process_that_takes_too_much_is_ended(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandboxed_process_that_takes_too_much_is_ended(om: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_THREADS", 0)
     with pytest.raises(WorkerLostError, match="had more than 0 threads"):
         _until_it_is_gone(Executor(om.store.url, trusted=False))
@@ -228,14 +233,14 @@ def test_the_server_trusts_its_own_workers_no_more_than_itself(monkeypatch: pyte
         open_engine("/nowhere", "local://?trusted=yes")
 
 
-def test_a_list_of_more_than_16_mib_arrives(om: Omega) -> None:
+def test_a_list_of_more_than_16_mib_arrives(om: Store) -> None:
     many = [[0.123456789012345 + i] for i in range(1_000_000)]
-    runtime = Omega(om.store.url, broker="local://?workers=1")
+    runtime = Store(om.store.url, broker="local://?workers=1")
     assert len(runtime.runtime.model("net").predict(many).get(120)) == len(many)
     runtime.close()
 
 
-def test_large_messages_that_were_read_leave_nothing_behind(om: Omega) -> None:
+def test_large_messages_that_were_read_leave_nothing_behind(om: Store) -> None:
     messages = LargeMessages(om.store.url)
     message = messages.pack(Frame("x", {}, (bytes(2 << 20),)), "p-1")
     assert messages.unpack(message).buffers == (bytes(2 << 20),)

@@ -12,7 +12,7 @@ import pytest
 import runtime_servers as servers
 from runtime_servers import Broker, Meeting, X
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import BrokerError, ConfigError, MissingExtraError, UntrustedError
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
@@ -27,7 +27,7 @@ def test_a_worker_that_is_killed_with_its_task_hands_it_to_another(
     if broker is None:
         pytest.skip("without a broker the owner is the worker")
     label = ("--label", "doomed", "--trusted", "--workers", "1")
-    om = Omega(store, broker=broker.url)
+    om = Store(store, broker=broker.url)
     with servers.worker(store, broker.url, *label) as first:
         handle = om.runtime.options(trusted=True, label="doomed").script("hold").run(meeting.port)
         _, held = meeting.arrived()
@@ -42,12 +42,12 @@ def test_a_worker_that_is_killed_with_its_task_hands_it_to_another(
     om.close()
 
 
-def test_a_label_is_for_workers_that_have_it(store: str, broker: Broker | None, om: Omega) -> None:
+def test_a_label_is_for_workers_that_have_it(store: str, broker: Broker | None, om: Store) -> None:
     if broker is None:
         with pytest.raises(ConfigError, match="'gpu'"):
             om.runtime.require("gpu").model("net").predict(X)
         return
-    asking = Omega(store, broker=broker.url)
+    asking = Store(store, broker=broker.url)
     runtime = asking.runtime.options(trusted=True)
     with pytest.raises(
         BrokerError,
@@ -63,7 +63,7 @@ def test_a_label_is_for_workers_that_have_it(store: str, broker: Broker | None, 
 
 
 def test_a_broker_that_restarts_loses_nothing_and_workers_wait_for_it(
-    broker: Broker | None, om: Omega, meeting: Meeting, tmp_path: Path
+    broker: Broker | None, om: Store, meeting: Meeting, tmp_path: Path
 ) -> None:
     if broker is None:
         pytest.skip("no broker")
@@ -87,12 +87,12 @@ def test_a_broker_that_restarts_loses_nothing_and_workers_wait_for_it(
     assert om.runtime.model("net").predict(X).get(WAIT_S).tolist() == [0, 0, 1, 1]
 
 
-def test_a_client_that_is_closed_leaves_no_queue(store: str, broker: Broker | None, om: Omega) -> None:
+def test_a_client_that_is_closed_leaves_no_queue(store: str, broker: Broker | None, om: Store) -> None:
     if broker is None:
         pytest.skip("no broker")
     import kombu
 
-    asking = Omega(store, broker=broker.url)
+    asking = Store(store, broker=broker.url)
     asking.runtime.options(trusted=True).script("echo").run(1).get(WAIT_S)
     name = asking.engine().replies.name  # type: ignore[attr-defined]
     asking.close()
@@ -103,9 +103,9 @@ def test_a_client_that_is_closed_leaves_no_queue(store: str, broker: Broker | No
 
 PROGRAM = """
 import sys
-from kindler import Omega
+from kindler import Store
 
-om = Omega(sys.argv[1])
+om = Store(sys.argv[1])
 om.runtime.options(trusted=True).script("hold").run(int(sys.argv[2])).get()
 """
 
@@ -127,7 +127,7 @@ def test_a_model_is_loaded_once_and_the_least_used_one_goes(store: str) -> None:
         buffers = value_codec.encode([[[[0.1]]], {}])
         return Task(id="t", shelf="models", bucket="default", name=name, verb="predict", buffers=buffers)
 
-    om = Omega(store)
+    om = Store(store)
     om.models.put(om.models.get("net"), "other")
     executor = Executor(store, capacity=1)
     for name, loads in (("net@1", 1), ("net@1", 1), ("net", 1), ("other", 2), ("net", 3)):
@@ -137,14 +137,14 @@ def test_a_model_is_loaded_once_and_the_least_used_one_goes(store: str) -> None:
 
 
 def test_what_cannot_be_reached_is_said_at_once(store: str) -> None:
-    opened = Omega("memory://")
+    opened = Store("memory://")
     opened.scripts.put(len, "length", trusted=True)
     with pytest.raises(ConfigError, match="memory"):
         opened.runtime.script("length").run([1])
     with pytest.raises(ConfigError, match="'kafka'"):
-        Omega(store, broker="kafka://x").runtime.model("net").predict(X)
+        Store(store, broker="kafka://x").runtime.model("net").predict(X)
     with pytest.raises(BrokerError, match="cannot reach the broker"):
-        Omega(store, broker=f"redis://127.0.0.1:{servers.free_port()}/0").runtime.model("net").predict(X)
+        Store(store, broker=f"redis://127.0.0.1:{servers.free_port()}/0").runtime.model("net").predict(X)
 
 
 def test_without_kombu_the_extra_is_named(store: str) -> None:

@@ -12,14 +12,14 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import tests.few_examples  # noqa: F401
-from kindler import Omega
+from kindler import Store
 from tests.serve.served import NAMES, Served, X, constant, linear, serving
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(constant(1.0), "net")
     om.models.put(linear(), "net", tag="prod")
     om.models.put(LogisticRegression().fit(pd.DataFrame(X, columns=NAMES), X[:, 0] > 0), "team/frame")

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kindler import Omega, sandbox
+from kindler import Store, sandbox
 from kindler.models.signature import Signature, TensorSpec
 from kindler.serve.bodies import where_read
 from kindler.serve.http_errors import Problem
@@ -40,7 +40,7 @@ GROWTH = 200 << 20  # bytes; what is tried below would take gigabytes
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with the limits that it comes with."""
     folder = tmp_path_factory.mktemp("bombs") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(linear(), "net")
     wide = np.random.default_rng(0).integers(0, 255, (40, 300_000), np.uint8)
     texts = pa.array([row.tobytes() for row in wide], pa.binary())

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from tests.serve.served import Served, serving
 
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    om = Omega(folder / "store")
+    om = Store(folder / "store")
     om.models.put(Blocking(folder), "net", kind="pickle", trusted=True)
     om.close()
     with serving(folder / "store", "--trusted") as served:

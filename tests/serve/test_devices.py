@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.cli.serve import _devices
 from kindler.engine.placement import VISIBLE_GPUS
 from kindler.errors import ConfigError
@@ -35,7 +35,7 @@ def weighted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def versions(tmp_path: Path, weighted: Any) -> dict[str, Version]:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     made = {
         "toy": om.models.put(weighted, "toy"),
         "stored": om.models.put(weighted, "stored", attributes={"device": "cuda:1"}),
@@ -153,7 +153,7 @@ def test_what_a_process_says_of_its_size_counts_for_nothing() -> None:
 def test_models_compute_where_they_were_told_and_the_memory_of_each_gpu_is_counted(
     tmp_path: Path, weighted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     for name in ("anywhere", "first", "second", "third"):
         om.models.put(weighted, name)
     for name in ("line", "strict"):

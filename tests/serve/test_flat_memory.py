@@ -13,7 +13,7 @@ import psutil
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from kindler import Omega
+from kindler import Store
 from tests.conftest import eventually_none
 from tests.serve.served import Served, serving
 
@@ -24,7 +24,7 @@ WIDTH = 3000
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("flat") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     x = np.arange(20.0)[:, None]
     om.models.put(LinearRegression(fit_intercept=False).fit(x, x * np.arange(WIDTH)), "wide")
     om.models.put(os.path.basename, "code", kind="function", trusted=True)

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from kindler import Omega
+from kindler import Store
 from kindler.serve.grpc_api.messages import (
     INFERENCE,
     InferMessage,
@@ -41,7 +41,7 @@ ROWS = [[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("grpc") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(constant(1.0), "net")
     om.models.put(linear(), "net", tag="prod")
     om.models.put(constant(7.0), "team/other")
@@ -265,7 +265,7 @@ def test_a_message_that_is_none_is_refused_with_a_sentence(made: Any, told: str)
 
 
 def test_calls_need_keys_and_keys_hold_for_their_models_only(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(constant(1.0), "net")
     om.models.put(constant(2.0), "team/net")
     om.close()

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from kindler import Omega
+from kindler import Store
 from kindler.serve.grpc_api.limits import Shares, Upload, Uploads
 from kindler.serve.grpc_api.messages import INFERENCE, message
 from kindler.serve.http_errors import Problem
@@ -31,7 +31,7 @@ WIDE = 20_000  # numbers in a row of the answer of a model
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("attacked") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(linear(), "net")
     om.models.put(LinearRegression().fit(X, np.repeat(X[:, :1], WIDE, axis=1)), "wide")
     om.close()

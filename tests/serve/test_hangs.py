@@ -14,7 +14,7 @@ import psutil
 import pytest
 import uvloop
 
-from kindler import Omega
+from kindler import Store
 from kindler.engine.placement import half_of_memory
 from kindler.models.signature import Arrays
 from kindler.serve.app import create_app
@@ -40,7 +40,7 @@ def hanging(x):  # type: ignore[no-untyped-def]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("hangs") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(linear(), "fine")
     for i in range(HUNG):
         om.models.put(hanging, f"hung{i}", kind="function", trusted=True)
@@ -157,7 +157,7 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
 
 def test_a_request_that_runs_when_the_server_waits_no_longer_gets_503(tmp_path: Path) -> None:
     async def play() -> list[Any]:
-        om = Omega(tmp_path / "store")
+        om = Store(tmp_path / "store")
         front = create_app(om, ServeSettings(isolation="none"))
         asked, sent = asyncio.Event(), []
 

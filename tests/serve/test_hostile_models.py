@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from tests.serve.served import expected, linear, serving
 
 ROWS = [[1.0, 2.0, 3.0]]
@@ -52,7 +52,7 @@ def hostile(x):  # type: ignore[no-untyped-def]
 
 
 def test_the_server_answers_others_and_holds_no_more_than_before(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(linear(), "fine")
     om.models.put(hostile, "hostile", kind="function", trusted=True)
     om.close()

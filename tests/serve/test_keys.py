@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.serve.auth import Access, Authorizer, is_loopback
 from kindler.serve.http_errors import Problem
 from kindler.serve.request_log import Entry
@@ -26,7 +26,7 @@ BODY = {"instances": [[1, 2, 3]]}
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("keys") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(constant(1), "net")
     om.models.put(constant(2), "net")
     om.close()

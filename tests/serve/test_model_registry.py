@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import NotFoundError
 from kindler.serve import model_loading
 from kindler.serve.http_errors import Problem
@@ -26,12 +26,12 @@ from tests.serve.served import constant
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    return Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 def play(
-    om: Omega, scenario: Callable[[ModelRegistry], Coroutine[Any, Any, None]], **settings: Any
+    om: Store, scenario: Callable[[ModelRegistry], Coroutine[Any, Any, None]], **settings: Any
 ) -> dict[str, int]:
     """Run a scenario on an event loop; returns how many loads there were, by outcome."""
     stats = Stats()
@@ -59,7 +59,7 @@ def name(text: str) -> tuple[str, str, str | None]:
     return ("default", text, None)
 
 
-def test_many_who_ask_at_once_wait_for_one_load(om: Omega) -> None:
+def test_many_who_ask_at_once_wait_for_one_load(om: Store) -> None:
     om.models.put(constant(1), "net")
 
     async def scenario(models: ModelRegistry) -> None:
@@ -69,7 +69,7 @@ def test_many_who_ask_at_once_wait_for_one_load(om: Omega) -> None:
     assert play(om, scenario) == {"loaded": 1}
 
 
-def test_a_tag_that_moved_is_served_by_the_old_version_until_the_new_one_is_there(om: Omega) -> None:
+def test_a_tag_that_moved_is_served_by_the_old_version_until_the_new_one_is_there(om: Store) -> None:
     om.models.put(constant(1), "net", tag="prod")
     om.models.put(constant(2), "net")
 
@@ -85,7 +85,7 @@ def test_a_tag_that_moved_is_served_by_the_old_version_until_the_new_one_is_ther
     play(om, scenario, refresh_s=1000)
 
 
-def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Omega) -> None:
+def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Store) -> None:
     om.models.put(constant(1), "net")
 
     async def scenario(models: ModelRegistry) -> None:
@@ -100,7 +100,7 @@ def test_a_new_version_that_cannot_be_loaded_changes_nothing(om: Omega) -> None:
     assert play(om, scenario) == {"loaded": 1, "failed": 1}
 
 
-def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
+def test_a_dropped_version_is_not_found_any_more(om: Store) -> None:
     om.models.put(constant(1), "net")
 
     async def scenario(models: ModelRegistry) -> None:
@@ -113,7 +113,7 @@ def test_a_dropped_version_is_not_found_any_more(om: Omega) -> None:
 
 
 def test_a_model_that_is_unloaded_while_it_is_loaded_answers_nobody_until_it_is_loaded_again(
-    om: Omega, monkeypatch: pytest.MonkeyPatch
+    om: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     om.models.put(constant(1), "net")
     go_on = threading.Event()
@@ -137,7 +137,7 @@ def test_a_model_that_is_unloaded_while_it_is_loaded_answers_nobody_until_it_is_
     assert play(om, scenario) == {"loaded": 1}
 
 
-def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Omega) -> None:
+def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Store) -> None:
     sizes = [om.models.put(constant(i), f"net{i}").size for i in range(3)]
 
     async def scenario(models: ModelRegistry) -> None:
@@ -149,7 +149,7 @@ def test_the_model_that_was_used_least_lately_leaves_when_memory_is_short(om: Om
     assert play(om, scenario, memory_bytes=2 * max(sizes), refresh_s=10_000) == {"loaded": 4}
 
 
-def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(om: Omega) -> None:
+def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(om: Store) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = len(os.listdir("/proc/self/fd")) + 64
     count = files // 16 + 1  # half of the descriptors are for models, 8 for each
@@ -169,7 +169,7 @@ def test_the_model_that_was_used_least_lately_leaves_when_descriptors_are_short(
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega) -> None:
+def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Store) -> None:
     om.models.put(constant(1), "net")
 
     async def scenario(models: ModelRegistry) -> None:
@@ -191,7 +191,7 @@ def test_a_version_that_cannot_be_loaded_is_tried_less_and_less_often(om: Omega)
     assert play(om, scenario, refresh_s=0) == {"loaded": 1, "failed": 4}
 
 
-def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Omega) -> None:
+def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Store) -> None:
     om.models.put(constant(1), "net")
     looked: list[str] = []
 
@@ -215,7 +215,7 @@ def test_a_name_that_there_is_not_is_looked_up_once_and_apart_from_others(om: Om
 
 
 def test_a_model_that_never_ends_loading_does_not_keep_others_from_it(
-    om: Omega, monkeypatch: pytest.MonkeyPatch
+    om: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
     load = model_loading.load
@@ -241,7 +241,7 @@ def test_a_model_that_never_ends_loading_does_not_keep_others_from_it(
     play(om, scenario, timeout_s=2)
 
 
-def test_models_of_the_same_name_in_two_buckets_are_counted_apart(om: Omega) -> None:
+def test_models_of_the_same_name_in_two_buckets_are_counted_apart(om: Store) -> None:
     om.models.put(constant(1), "net")
     om["other"].models.put(constant(2), "net")
 

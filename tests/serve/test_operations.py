@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.cli import main
 from kindler.errors import ConfigError
 from kindler.serve.app import create_app
@@ -35,8 +35,8 @@ BODY = {"instances": [[1, 2, 3]]}
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    made = Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
     for value in (1.0, 2.0, 3.0):
         made.models.put(constant(value), "net", tag="prod" if value == 1.0 else None)
     made.models.put(constant(7.0), "team/net")
@@ -46,7 +46,7 @@ def om(tmp_path: Path) -> Omega:
     return made
 
 
-def with_app(om: Omega, work: Work, *, local: bool = True, **settings: Any) -> Any:
+def with_app(om: Store, work: Work, *, local: bool = True, **settings: Any) -> Any:
     async def run() -> Any:
         front = create_app(om, ServeSettings(**settings), local=local)
         started, stopped = asyncio.Event(), asyncio.Event()
@@ -74,7 +74,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_limited_key_opens_its_buckets_and_names_and_nothing_beside(om: Omega) -> None:
+def test_a_limited_key_opens_its_buckets_and_names_and_nothing_beside(om: Store) -> None:
     keys = Keys(om.store.url)
     every = ["read", "predict", "write"]
     team = keys.add(every, names={"models": ["team/**"], "datasets": ["team/*"]})[1]
@@ -138,7 +138,7 @@ def test_a_limited_key_opens_its_buckets_and_names_and_nothing_beside(om: Omega)
     with_app(om, work)
 
 
-def test_no_body_is_read_and_no_route_is_named_before_the_key_is_known(om: Omega) -> None:
+def test_no_body_is_read_and_no_route_is_named_before_the_key_is_known(om: Store) -> None:
     keys = Keys(om.store.url)
     reader = keys.add(["read"])[1]
     keys.close()
@@ -160,7 +160,7 @@ def test_no_body_is_read_and_no_route_is_named_before_the_key_is_known(om: Omega
     with_app(om, work)
 
 
-def test_what_prometheus_reads_keeps_its_names(om: Omega) -> None:
+def test_what_prometheus_reads_keeps_its_names(om: Store) -> None:
     async def work(client: httpx.AsyncClient) -> str:
         for name in ("net", "none"):
             await client.post(f"/v1/models/{name}:predict", json=BODY)
@@ -190,7 +190,7 @@ def test_what_prometheus_reads_keeps_its_names(om: Omega) -> None:
         assert line in text.splitlines(), text
 
 
-def test_limits_of_a_key_are_kept_and_earlier_versions_find_no_scope_in_it(om: Omega) -> None:
+def test_limits_of_a_key_are_kept_and_earlier_versions_find_no_scope_in_it(om: Store) -> None:
     limits = ["--bucket", "side", "--model", "a b/*"]
     assert main(["keys", "add", "--store", om.store.url, "--scope", "predict", *limits]) == 0
     keys = Keys(om.store.url)
@@ -207,7 +207,7 @@ def test_limits_of_a_key_are_kept_and_earlier_versions_find_no_scope_in_it(om: O
 
 
 def test_logs_have_every_request_with_its_id_and_audits_have_changes_and_refusals(
-    om: Omega, tmp_path: Path
+    om: Store, tmp_path: Path
 ) -> None:
     access, audit = tmp_path / "access.log", tmp_path / "audit.log"
     keys = Keys(om.store.url)
@@ -271,7 +271,7 @@ def test_a_line_that_cannot_be_written_is_left_out_and_the_next_one_is_written(
     assert "cannot write to the log" in caplog.text
 
 
-def test_a_canary_answers_its_share_and_a_session_stays_where_it_is(om: Omega) -> None:
+def test_a_canary_answers_its_share_and_a_session_stays_where_it_is(om: Store) -> None:
     om.models.split("net@prod", canary={2: 0.25})
 
     async def work(client: httpx.AsyncClient) -> None:
@@ -299,7 +299,7 @@ def test_a_canary_answers_its_share_and_a_session_stays_where_it_is(om: Omega) -
     with_app(om, work)
 
 
-def test_a_canary_that_cannot_be_loaded_answers_nobody(om: Omega) -> None:
+def test_a_canary_that_cannot_be_loaded_answers_nobody(om: Store) -> None:
     om.models.split("net@prod", canary={2: 1.0})
     om.models.drop("net@2")
 
@@ -311,7 +311,7 @@ def test_a_canary_that_cannot_be_loaded_answers_nobody(om: Omega) -> None:
     with_app(om, work)
 
 
-def test_a_shadow_is_called_and_compared_and_changes_no_answer(om: Omega) -> None:
+def test_a_shadow_is_called_and_compared_and_changes_no_answer(om: Store) -> None:
     om.models.put(constant(1.0), "net")
     om.models.split("net@prod", shadow={2: 1.0, 4: 1.0})
 
@@ -330,7 +330,7 @@ def test_a_shadow_is_called_and_compared_and_changes_no_answer(om: Omega) -> Non
     with_app(om, work)
 
 
-def test_shadows_that_fail_in_any_way_leave_their_place_to_others(om: Omega) -> None:
+def test_shadows_that_fail_in_any_way_leave_their_place_to_others(om: Store) -> None:
     class Models:
         async def find(self, name: Any) -> Any:
             raise OSError("neither of Kindler's own errors")
@@ -358,7 +358,7 @@ def test_counters_of_models_that_nobody_asks_for_any_more_are_forgotten() -> Non
 
 
 def test_splits_are_set_over_http_and_by_command_and_checked(
-    om: Omega, capsys: pytest.CaptureFixture[str]
+    om: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def work(client: httpx.AsyncClient) -> None:
         path = "/api/v1/model/net/tags/prod/split"
@@ -389,7 +389,7 @@ def test_what_differs_is_told_from_what_is_only_rounded() -> None:
     assert not same_outputs({"y": np.array(["a"], object)}, {"y": np.array(["b"], object)})
 
 
-def test_pages_of_allowed_origins_may_ask_and_others_are_told_nothing(om: Omega) -> None:
+def test_pages_of_allowed_origins_may_ask_and_others_are_told_nothing(om: Store) -> None:
     shop, other = "https://shop.example", "https://other.example"
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 
@@ -423,7 +423,7 @@ def test_pages_of_allowed_origins_may_ask_and_others_are_told_nothing(om: Omega)
         ServeSettings(cors_origins=("shop.example",))
 
 
-def test_lists_come_in_pages(om: Omega) -> None:
+def test_lists_come_in_pages(om: Store) -> None:
     async def work(client: httpx.AsyncClient) -> None:
         first = (await client.get("/api/v1/models?limit=1")).json()
         assert [model["name"] for model in first["models"]] == ["net"]
@@ -437,7 +437,7 @@ def test_lists_come_in_pages(om: Omega) -> None:
     with_app(om, work)
 
 
-def test_append_false_replaces_and_code_of_the_store_says_the_status(om: Omega) -> None:
+def test_append_false_replaces_and_code_of_the_store_says_the_status(om: Store) -> None:
     def gone(data):  # type: ignore[no-untyped-def]
         raise LookupError("not here", 404)
 
@@ -501,7 +501,7 @@ def _certificate(folder: Path) -> tuple[str, str]:
 
 
 def test_tls_encrypts_http_and_grpc_and_demands_client_certificates(
-    om: Omega, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    om: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import tritonclient.grpc as triton
 

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.registry import MODEL_KINDS
@@ -57,7 +57,7 @@ class TestToy(ModelKindContract):
 
 
 def test_it_is_stored_run_and_served(tmp_path: Path, weighted: Any) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(weighted, "net")
 
     np.testing.assert_allclose(om.runtime.model("net").predict(X).get(60), EXPECTED)
@@ -79,8 +79,8 @@ def test_it_is_loaded_only_when_it_is_needed(tmp_path: Path) -> None:
 import os
 import sys
 from sklearn.linear_model import LinearRegression
-from kindler import Omega
-om = Omega({str(tmp_path / "store")!r})
+from kindler import Store
+om = Store({str(tmp_path / "store")!r})
 om.models.put(LinearRegression().fit([[1.0]], [1.0]), "line")
 om.models.put(os.path.join, "function")
 om.models.get("line")
@@ -97,7 +97,7 @@ def test_it_cannot_take_the_place_of_a_kind_of_kindlers_own() -> None:
 def test_one_that_cannot_be_loaded_stops_nobody_else_and_is_named(
     tmp_path: Path, weighted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     assert om.models.put(weighted, "net").kind == "toy"
     assert "'broken' (toy_models_of_nobody:BrokenKind) cannot be loaded" in caplog.text
     with pytest.raises(ConfigError, match="'broken'"):
@@ -108,7 +108,7 @@ def test_one_that_cannot_be_loaded_stops_nobody_else_and_is_named(
 def test_without_the_package_its_models_are_refused_by_name(
     tmp_path: Path, weighted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     version = om.models.put(weighted, "net")
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(PLUGINS)])
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kindler import Omega, sandbox
+from kindler import Store, sandbox
 from kindler.errors import UntrustedError
 from kindler.serve.model_loading import DevicePlacement, start_of
 from kindler.serve.settings import ServeSettings
@@ -28,7 +28,7 @@ LIMIT = 400 << 20
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("processes") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(linear(), "fine")
     for name in ("naughty", "hung"):
         om.models.put(naughty, name, kind="function", trusted=True)
@@ -130,7 +130,7 @@ def test_the_server_ends_in_time_though_a_call_hangs_and_its_processes_with_it(s
 def test_a_sandboxed_process_has_nothing_of_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(linear(), "net")
     om.close()
     monkeypatch.setenv("DATABASE_PASSWORD", "hush-hush")
@@ -167,7 +167,7 @@ def _sockets_of(pid: int) -> set[str]:
 
 
 def test_limits_of_a_version_can_only_be_lower_than_the_servers(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     asked = {"memory_bytes": 1 << 20, "timeout_s": 1e9, "processes": 1}
     version = om.models.put(linear(), "net", attributes={"limits": asked})
     settings = ServeSettings(timeout_s=5, processes=3, model_memory_bytes=1 << 30)
@@ -184,7 +184,7 @@ def test_limits_of_a_version_can_only_be_lower_than_the_servers(tmp_path: Path) 
 
 
 def test_where_no_process_can_be_sandboxed_kinds_that_need_it_are_refused(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     version = om.models.put(linear(), "net")
 
     def sandboxed(unsandboxed: str | None, **settings: Any) -> bool | None:

@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import DataError
 from kindler.models.loaded import load, wrap
 from kindler.models.predictor import free_rows
@@ -95,7 +95,7 @@ OTHERS = {
 
 
 def loaded(tmp_path: Path, model: Any) -> Any:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(model, "net")
     servable = load(om.store, om.models.metadata("net"), trusted=False).predictor
     om.close()
@@ -173,7 +173,7 @@ COLOURS = pd.DataFrame({"colour": ["red", "blué", "red", "green"]})
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A server with models of text, and with ones that their owner, or the server's, does not let join."""
     folder = tmp_path_factory.mktemp("texts") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     encoder = make_column_transformer((OneHotEncoder(handle_unknown="ignore"), ["colour"]))
     model = make_pipeline(encoder, LogisticRegression(C=1e6)).fit(COLOURS, COLOURS["colour"])
     om.models.put(model, "colours")

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from tests.serve.served import constant, serving
 from tests.whole import WHOLE
 
@@ -19,7 +19,7 @@ ROWS = [[0.0, 0.0, 0.0]] * 3
 
 @pytest.mark.timeout(120)
 def test_rolling_a_tag_twenty_times_under_load_fails_no_request(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     for number in (1, 2, 3):
         om.models.put(constant(number), "net")
     om.models.tag("net@1", "prod")
@@ -64,7 +64,7 @@ def test_rolling_a_tag_twenty_times_under_load_fails_no_request(tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_stopped_finishes_what_it_has_begun(tmp_path: Path, number: int) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.scripts.put(waiting, "wait")
     om.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.engine import fork_server
 from kindler.errors import NotFoundError
 from kindler.serve.auth import Access
@@ -79,7 +79,7 @@ def die(nothing):  # type: ignore[no-untyped-def]
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks") / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.models.put(linear(), "net")
     om.models.put(picky, "picky")
     om.datasets.put(X, "x")
@@ -250,7 +250,7 @@ def test_tasks_need_the_scope_of_what_they_do_and_code_a_server_that_trusts(fill
 
 
 def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting: Any) -> None:
-    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om = Store(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(knock, "knock")
     tasks = Tasks(om, ServeSettings(trusted=True, task_results=1))
 
@@ -271,7 +271,7 @@ def test_no_more_tasks_are_begun_than_can_be_remembered(tmp_path: Path, meeting:
 
 
 def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meeting: Any) -> None:
-    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om = Store(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(knock, "knock")
     tasks = Tasks(om, ServeSettings(trusted=True, queue_bytes=100))
     port = meeting.getsockname()[1]
@@ -293,7 +293,7 @@ def test_the_bytes_of_tasks_that_have_not_ended_are_bounded(tmp_path: Path, meet
 
 
 def test_results_of_finished_tasks_are_kept_within_a_number_of_bytes_and_for_a_while(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store", broker="local://?workers=1")
+    om = Store(tmp_path / "store", broker="local://?workers=1")
     om.scripts.put(filler, "filler")
 
     def done(tasks: Tasks, size: int) -> StartedTask:
@@ -333,7 +333,7 @@ def test_results_of_finished_tasks_are_kept_within_a_number_of_bytes_and_for_a_w
 @pytest.mark.timeout(180)
 def test_waiting_scripts_take_no_threads_and_do_not_outlive_the_server(tmp_path: Path, meeting: Any) -> None:
     filled = tmp_path / "store"
-    om = Omega(filled)
+    om = Store(filled)
     om.scripts.put(knock, "knock")
     om.close()
     port = meeting.getsockname()[1]

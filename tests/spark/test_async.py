@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Columns, Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.strategies import Async, LocalSGD, Strategy
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -54,7 +55,14 @@ def test_all_slots_train_and_every_update_counts(spark: Any, meets: Any, strateg
         settings=RunSettings(rendezvous=meets),
         engine="spark",
     )
-    history = est.fit(frame, epochs=2, batch_size=20, shapes={"features": (1,)}, strategy=strategy, verbose=0)
+    history = est.fit(
+        frame,
+        epochs=2,
+        batch_size=20,
+        columns=Columns(shapes={"features": (1,)}),
+        strategy=strategy,
+        verbose=0,
+    )
 
     weight = est.get_model().weight.detach().numpy()
     assert history["num_samples"] == [80, 80]
@@ -96,7 +104,7 @@ def test_a_worker_killed_in_a_round_is_replaced_with_its_rows_where_spark_does_n
             frame,
             epochs=3,
             batch_size=8,
-            shapes={"label": (1,)},
+            columns=Columns(shapes={"label": (1,)}),
             callbacks=callbacks,
             strategy=LocalSGD(every_steps=2),
             verbose=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Columns, Estimator
+from kindler.callbacks import Callback
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
@@ -64,12 +66,16 @@ def received(frame: Any, folder: Path, features: list[str], **options: Any) -> l
     return [column[order] for column in columns[1:]]
 
 
-def both_ways(spark: Any, frame: Any, folder: Path, features: list[str], **options: Any) -> list[np.ndarray]:
+def both_ways(
+    spark: Any, frame: Any, folder: Path, features: list[str], columns: Columns | None = None
+) -> list[np.ndarray]:
     """Through Spark, and from the files of the same frame; both must agree."""
     frame.write.parquet(str(folder / "frame"))
     scan = spark.read.parquet(str(folder / "frame"))
-    inline = received(frame, folder / "inline", features, ingest="inline", **options)
-    direct = received(scan, folder / "direct", features, ingest="direct", **options)
+    inline, direct = (
+        received(data, folder / ingest, features, columns=replace(columns or Columns(), ingest=ingest))
+        for data, ingest in ((frame, "inline"), (scan, "direct"))
+    )
     for one, other in zip(inline, direct, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -134,8 +140,7 @@ def test_arrays_nested_arrays_binary_and_vectors(tmp_path: Path, spark: Any) -> 
         spark.createDataFrame(rows, schema),
         tmp_path,
         features,
-        shapes={"flat": (2, 2, 1), "raw": (2, 2)},
-        dtypes={"raw": "uint8"},
+        columns=Columns(shapes={"flat": (2, 2, 1), "raw": (2, 2)}, dtypes={"raw": "uint8"}),
     )
 
     assert (flat.shape, flat.dtype) == ((5, 2, 2, 1), np.float32)
@@ -156,7 +161,7 @@ def test_stacked_features_are_one_dense_input(tmp_path: Path, spark: Any) -> Non
     )
     features = ["id", "_kindler_row", "_kindler_lane", "c"]  # names of ours, too
 
-    est.fit(frame, feature_cols=features, label_cols="label", stack_features=True, verbose=0)
+    est.fit(frame, feature_cols=features, label_cols="label", columns=Columns(stack_features=True), verbose=0)
 
     matrix = torch.tensor([[i, 2 * i, 0.5, 0.25, float(i % 2 == 0)] for i in range(6)])
     with torch.no_grad():

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 
 pytestmark = pytest.mark.spark
 
@@ -21,7 +21,9 @@ def test_a_file_that_changes_before_its_rows_are_scored_is_an_error(tmp_path: Pa
     path.parent.mkdir()
     pq.write_table(pa.table({"x": [1.5, 2.5], "id": [0, 1]}), path)
     frame = spark.read.parquet(str(path.parent))
-    scored = Estimator.from_torch(model=nn.Identity()).predict(frame, feature_cols="x", ingest="direct")
+    scored = Estimator.from_torch(model=nn.Identity()).predict(
+        frame, feature_cols="x", columns=Columns(ingest="direct")
+    )
     assert [row.prediction for row in scored.collect()] == [1.5, 2.5]
 
     pq.write_table(pa.table({"x": [1, 2], "id": [0, 1]}), path)

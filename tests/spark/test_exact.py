@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
+from kindler.callbacks import Callback
 from tests import exact
 from tests.whole import WHOLE
 
@@ -109,7 +111,13 @@ def test_direct_and_inline_ingest_see_the_same_rows(tmp_path: Path, spark: Any) 
         notes.mkdir()
         est = exact.estimator(workers=2)
         est.fit(
-            frame, epochs=2, batch_size=20, callbacks=[exact.Note(notes)], ingest=ingest, verbose=0, **COLUMNS
+            frame,
+            epochs=2,
+            batch_size=20,
+            callbacks=[exact.Note(notes)],
+            columns=Columns(ingest=ingest),
+            verbose=0,
+            **COLUMNS,
         )
         exact.assert_each_row_once_per_epoch(notes, ROWS, epochs=2)
         exact.assert_same_weights(est.get_model(), exact.reference(notes, data))
@@ -134,3 +142,83 @@ def test_arrays_go_to_spark_workers_when_asked(tmp_path: Path, spark: Any) -> No
 
     exact.assert_each_row_once_per_epoch(tmp_path, ROWS, epochs=1)
     exact.assert_same_weights(est.get_model(), exact.reference(tmp_path, data))
+
+
+class Judges(exact.Noted):
+    """Remembers the ids of the rows it is validated with, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: list[int] = []
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            self.judged += ids.tolist()
+        return super().forward(ids, x)
+
+
+class NoteJudged(Callback):
+    """Writes each rank's validation rows of each epoch into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def on_epoch_end(self, run: Any, logs: Any) -> None:
+        with Path(self.folder, f"judged-{run.rank}.jsonl").open("a") as file:
+            file.write(json.dumps([run.epoch, run.model.judged]) + "\n")
+        run.model.judged = []
+
+
+def judged(folder: Path) -> dict[int, list[int]]:
+    """Epoch -> the ids that all ranks together were validated with."""
+    found: dict[int, list[int]] = {}
+    for file in folder.glob("judged-*.jsonl"):
+        for line in file.read_text().splitlines():
+            epoch, ids = json.loads(line)
+            found[epoch] = sorted([*found.get(epoch, []), *ids])
+    return found
+
+
+def test_validation_split_holds_out_the_rows_that_random_split_draws(
+    tmp_path: Path, partitioned: Callable[..., Any]
+) -> None:
+    frame = partitioned(uneven(rows_of(exact.problem(ROWS))), SCHEMA)
+    training, held_out = frame.randomSplit([0.8, 0.2], seed=5)
+    drawn = sorted(row.id for row in held_out.select("id").collect())
+    trained = []
+
+    def fit(name: str, data: Any, workers: int, **validation: Any) -> None:
+        notes = tmp_path / name
+        notes.mkdir()
+        model = Judges()
+        est = Estimator.from_torch(
+            model=model,
+            optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            workers=workers,
+            seed=5,
+        )
+        callbacks = [exact.Note(notes), NoteJudged(notes)]
+        history = est.fit(
+            data, epochs=2, batch_size=20, callbacks=callbacks, verbose=0, **COLUMNS, **validation
+        )
+        steps = {step: sorted(ids) for step, ids in exact.steps(notes).items()}
+        for epoch in (1, 2):
+            seen = sorted(i for (of, _), ids in steps.items() if of == epoch for i in ids)
+            assert judged(notes)[epoch] == drawn
+            assert not set(seen) & set(drawn)
+            assert sorted([*seen, *drawn]) == list(range(ROWS))
+        assert history["num_samples"] == [ROWS - len(drawn)] * 2
+        trained.append((steps, exact.weights(est), history["loss"], history["val_loss"]))
+
+    fit("by hand", training, 1, validation_data=held_out)
+    fit("one worker", frame, 1, validation_split=0.2)
+    fit("two workers", frame, 2, validation_split=0.2)
+
+    assert 0 < len(drawn) < ROWS / 2
+    by_hand, *others = trained
+    for steps, weights, loss, val_loss in others:
+        assert steps == by_hand[0]
+        exact.assert_close(weights, by_hand[1])
+        assert loss == pytest.approx(by_hand[2], abs=1e-5)
+        assert val_loss == pytest.approx(by_hand[3], abs=1e-5)

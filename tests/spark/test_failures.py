@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLostError
 from tests.conftest import eventually_none, fork_servers, workers
 from tests.whole import whole_only

@@ -15,7 +15,7 @@ from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as F
 from torch import nn
 
-from kindler import Estimator, XShards
+from kindler import Columns, Estimator, XShards
 from kindler.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
@@ -59,7 +59,10 @@ def test_a_column_may_have_any_name(tmp_path: Path, spark: Any, ingest: str) -> 
     est = Estimator.from_torch(
         model=model, optimizer=torch.optim.SGD(model.parameters(), 0.0), loss=nn.MSELoss(), workers=2
     )
-    options = {"feature_cols": names, "stack_features": True, "ingest": ingest}
+    options: dict[str, Any] = {
+        "feature_cols": names,
+        "columns": Columns(stack_features=True, ingest=ingest),
+    }
 
     est.fit(frame, label_cols="a`b", verbose=0, **options)
     assert est.evaluate(frame, label_cols="a`b", verbose=0, **options)["num_samples"] == 4
@@ -105,7 +108,12 @@ def test_a_name_that_two_columns_have_is_refused(spark: Any, other: str) -> None
 def test_training_and_validation_frames_may_have_different_types(spark: Any) -> None:
     def losses(data: Any, validation: Any) -> list[float]:
         rows = regression().fit(
-            data, batch_size=8, epochs=2, validation_data=validation, verbose=0, ingest="inline"
+            data,
+            batch_size=8,
+            epochs=2,
+            validation_data=validation,
+            verbose=0,
+            columns=Columns(ingest="inline"),
         )
         return [*rows["loss"], *rows["val_loss"]]
 

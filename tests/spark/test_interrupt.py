@@ -11,11 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import DriverCallback, Estimator
+from kindler import Columns, Estimator
+from kindler.callbacks import DriverCallback
 
 pytestmark = [pytest.mark.spark, pytest.mark.torch]
 
-COLUMNS: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "stack_features": True, "verbose": 0}
+COLUMNS: dict[str, Any] = {
+    "feature_cols": "x",
+    "label_cols": "y",
+    "columns": Columns(stack_features=True),
+    "verbose": 0,
+}
 
 
 class Interrupt(DriverCallback):

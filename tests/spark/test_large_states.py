@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from tests.listening import listeners, wildcards
 from tests.whole import WHOLE
@@ -38,15 +39,12 @@ class Wide(nn.Module):
         return self.linear(x.view(-1, 1))
 
 
-def wide(
-    megabytes: int, rendezvous: Literal["driver", "workers"], model_dir: Path | None = None
-) -> Estimator:
+def wide(megabytes: int, rendezvous: Literal["driver", "workers"]) -> Estimator:
     return Estimator.from_torch(
         model=lambda config: Wide(megabytes),
         optimizer=lambda model, config: torch.optim.SGD(model.linear.parameters(), 0.01),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=model_dir,
         settings=RunSettings(rendezvous=rendezvous),
     )
 
@@ -76,13 +74,13 @@ def test_a_state_of_hundreds_of_megabytes_returns_and_goes_out_again(frame: Any)
 
 
 @pytest.mark.slow
-def test_workers_that_cannot_reach_the_driver_send_a_large_state_through_model_dir(
+def test_workers_that_cannot_reach_the_driver_send_a_large_state_through_the_checkpoint_folder(
     frame: Any, tmp_path: Path
 ) -> None:
-    est = wide(80, "workers", tmp_path)
+    est = wide(80, "workers")
 
-    assert fit(est, frame) == [1]
-    assert fit(est, frame) == [2]
+    assert fit(est, frame, checkpoint=tmp_path) == [1]
+    assert fit(est, frame, checkpoint=tmp_path) == [2]
     assert torch.equal(est.get_model().table.view(torch.int32), pattern(80).view(torch.int32))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("kindler-")] == []
 

@@ -12,7 +12,7 @@ from pyspark.ml import PipelineModel
 from pyspark.ml.linalg import DenseVector, Vectors
 from torch import nn
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import ConfigError, DataError, UntrustedError
 from kindler.ml import KindlerModel, PretrainedModel, pretrained
 
@@ -79,7 +79,7 @@ def test_an_openvino_model_of_the_same_file_predicts_the_same(
 def test_torch_modules_estimators_and_stored_models_become_stages(frame: Any, tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     expected = model(torch.tensor(ROWS)).detach().numpy()[:, 0]
-    om = Omega(str(tmp_path / "store"))
+    om = Store(str(tmp_path / "store"))
     om.models.put(model, "line")
 
     stages = [

@@ -339,6 +339,31 @@ def test_config_entries_weights_and_marked_rows_reach_the_run(assembled: Any, sp
     assert last.bias.item() == pytest.approx(0.25 * 2 * mean, rel=1e-5)  # one step from zeros, at that rate
 
 
+def test_each_fit_writes_checkpoints_to_a_folder_of_its_own(assembled: Any, tmp_path: Path) -> None:
+    stage = estimator().as_stage(
+        inputCol="features",
+        epochs=2,
+        batchSize=30,
+        learningRate=0.05,
+        shapes={"label": (1,)},
+        checkpointDir=str(tmp_path / "runs"),
+    )
+
+    longer, shorter = stage.fit(assembled), stage.fit(assembled, {stage.epochs: 1})
+
+    folders = {len(list(folder.glob("*.kindler"))): folder for folder in (tmp_path / "runs").iterdir()}
+    assert sorted(folders) == [1, 2], "a checkpoint after every epoch"
+    assert all(folder.name.startswith(stage.uid) for folder in folders.values())
+    for epochs, model in ((2, longer), (1, shorter)):
+        kept = estimator(linear())
+        kept.load_checkpoint(Estimator.latest_checkpoint(folders[epochs]))
+        torch.testing.assert_close(kept.get_model().weight, model.estimator.get_model().weight)
+    assert not torch.equal(longer.estimator.get_model().weight, shorter.estimator.get_model().weight)
+    stage.clear(stage.checkpointDir)
+    stage.fit(assembled)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_a_binary_evaluator_reads_the_raw_column(assembled: Any) -> None:
     labelled = assembled.selectExpr("id", "features", "cast(label > 0 as double) as label")
     stage = estimator(loss=nn.BCEWithLogitsLoss()).as_stage(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 from kindler.errors import ConfigError
 
 pytestmark = pytest.mark.spark
@@ -59,7 +59,7 @@ def test_a_streaming_frame_is_scored_as_it_arrives(
     stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "in"))
     est = identity()
 
-    scored = est.predict(stream, feature_cols="features", shapes={"features": (2,)})
+    scored = est.predict(stream, feature_cols="features", columns=Columns(shapes={"features": (2,)}))
     query = (
         scored.writeStream.format("parquet")
         .option("path", str(tmp_path / "out"))
@@ -89,7 +89,9 @@ def test_a_parquet_frame_is_scored_alike_both_ways(
     frame_of_ten_thousand(partitioned).write.parquet(str(tmp_path / "with space"))
     frame = spark.read.parquet(str(tmp_path / "with space"))
 
-    scored = identity().predict(frame, batch_size=100, feature_cols="features", ingest=ingest)
+    scored = identity().predict(
+        frame, batch_size=100, feature_cols="features", columns=Columns(ingest=ingest)
+    )
 
     rows = scored.collect()
     assert sorted(row.id for row in rows) == list(range(sum(SIZES)))
@@ -140,7 +142,7 @@ def test_the_model_is_loaded_once_per_process_and_batches_have_one_size(
 ) -> None:
     frame = frame_of_ten_thousand(partitioned)
     scored = Estimator.from_torch(model=Diary(str(tmp_path))).predict(
-        frame, batch_size=300, feature_cols="features", shapes={"features": (2,)}
+        frame, batch_size=300, feature_cols="features", columns=Columns(shapes={"features": (2,)})
     )
     for note in tmp_path.iterdir():
         note.unlink()  # what the driver noted while it looked at the model's outputs

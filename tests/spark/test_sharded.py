@@ -10,22 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator, Optimization
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("no_workers_left")]
 
 
-def _estimator(folder: Path | None = None) -> Estimator:
+def _estimator() -> Estimator:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 9), nn.Tanh(), nn.Linear(9, 1))
     return Estimator.from_torch(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.05),
         loss=nn.MSELoss(),
-        clip_norm=1.0,
+        optimization=Optimization(clip_norm=1.0),
         workers=3,
         engine="spark",
-        model_dir=folder,
     )
 
 
@@ -33,13 +32,17 @@ def test_three_tasks_divide_the_optimizer_and_resume_without_dividing_it(spark: 
     frame = spark.range(60, numPartitions=2).selectExpr(
         "float(id) / 60 AS features", "float(id % 7) AS label"
     )
-    options: dict[str, Any] = {"batch_size": 20, "shapes": {"features": (1,), "label": (1,)}, "verbose": 0}
+    options: dict[str, Any] = {
+        "batch_size": 20,
+        "columns": Columns(shapes={"features": (1,), "label": (1,)}),
+        "verbose": 0,
+    }
     straight = _estimator()
     straight.fit(frame, epochs=3, **options)
     for strategy in ("zero1", "fsdp"):
-        divided = _estimator(tmp_path / strategy)
-        divided.fit(frame, epochs=2, strategy=strategy, **options)
-        divided.fit(frame, epochs=1, **options)
+        divided, folder = _estimator(), tmp_path / strategy
+        divided.fit(frame, epochs=2, strategy=strategy, checkpoint=folder, **options)
+        divided.fit(frame, epochs=1, checkpoint=folder, **options)
 
         for mine, its in zip(
             divided.get_model().parameters(), straight.get_model().parameters(), strict=True

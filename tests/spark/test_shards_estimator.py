@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator, XShards
+from kindler import Columns, Estimator, XShards
 from kindler.errors import ConfigError, DataError
 from tests import exact, shards_training
 
@@ -112,7 +112,14 @@ def test_x_and_y_of_shards_validate_beside_a_frame_whose_columns_have_other_name
     est = linear()
 
     history = est.fit(
-        frame, 1, 30, "sizes", "price", validation_data=shards, shapes={"price": (1,)}, verbose=0
+        frame,
+        1,
+        30,
+        "sizes",
+        "price",
+        validation_data=shards,
+        columns=Columns(shapes={"price": (1,)}),
+        verbose=0,
     )
 
     model = est.get_model()

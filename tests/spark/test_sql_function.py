@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator, Prepare
 from kindler.errors import ConfigError, UntrainedWarning
 
 pytestmark = pytest.mark.spark
@@ -35,7 +35,9 @@ def points(spark: Any) -> Any:
 
 def test_a_model_of_a_vector_scores_in_sql_and_in_frames_as_predict_does(spark: Any, points: Any) -> None:
     est = Estimator.from_torch(model=nn.Linear(2, 1))
-    score = est.register_udf(spark, "score_vector", feature_cols="v", shapes={"v": (2,)}, batch_size=7)
+    score = est.register_udf(
+        spark, "score_vector", feature_cols="v", columns=Columns(shapes={"v": (2,)}), batch_size=7
+    )
 
     rows = spark.sql("SELECT id, score_vector(v) AS s FROM points ORDER BY id").collect()
     again = spark.table("points").select("id", score("v").alias("s")).orderBy("id").collect()
@@ -50,11 +52,17 @@ def test_several_columns_are_arguments_in_their_order_and_several_outputs_a_stru
 ) -> None:
     est = Estimator.from_torch(model=Two())
     frame = spark.table("points")
-    expected = est.predict(frame, feature_cols=["a", "b"], stack_features=True).orderBy("id").collect()
+    expected = (
+        est.predict(frame, feature_cols=["a", "b"], columns=Columns(stack_features=True))
+        .orderBy("id")
+        .collect()
+    )
     trained = Estimator.from_torch(
         model=Two(), optimizer=torch.optim.SGD, loss=lambda out, y: out["sum"].mean() * 0
     )
-    trained.fit(frame, feature_cols=["a", "b"], label_cols="id", stack_features=True, verbose=0)
+    trained.fit(
+        frame, feature_cols=["a", "b"], label_cols="id", columns=Columns(stack_features=True), verbose=0
+    )
     trained.register_udf(spark, "two")
 
     rows = spark.sql("SELECT two(a, b).sum AS s, two(a, b).scaled AS v FROM points ORDER BY id").collect()
@@ -79,9 +87,9 @@ def test_what_cannot_be_a_function_is_refused(spark: Any, options: dict[str, Any
 
 
 def test_an_estimator_with_a_transform_is_refused(spark: Any) -> None:
-    est = Estimator.from_torch(model=nn.Linear(2, 1), transform=lambda row: row)
+    est = Estimator.from_torch(model=nn.Linear(2, 1), prepare=Prepare(transform=lambda row: row))
     with pytest.raises(ConfigError, match="has a transform|what a transform makes"):
-        est.register_udf(spark, "score", feature_cols="v", shapes={"v": (2,)})
+        est.register_udf(spark, "score", feature_cols="v", columns=Columns(shapes={"v": (2,)}))
 
 
 def test_a_creator_that_nobody_trained_warns_and_has_the_weights_of_the_seed_in_every_task(
@@ -89,7 +97,7 @@ def test_a_creator_that_nobody_trained_warns_and_has_the_weights_of_the_seed_in_
 ) -> None:
     est = Estimator.from_torch(model=lambda config: nn.Linear(2, 1), seed=3)
     with pytest.warns(UntrainedWarning, match="random numbers, drawn with seed=3"):
-        est.register_udf(spark, "untrained", feature_cols="v", shapes={"v": (2,)})
+        est.register_udf(spark, "untrained", feature_cols="v", columns=Columns(shapes={"v": (2,)}))
     with pytest.warns(UntrainedWarning, match="random numbers, drawn with seed=3"):
         expected = est.predict(points)[:, 0]
 

@@ -10,13 +10,13 @@ import pandas as pd
 import pyarrow.compute as pc
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, DataError
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    return Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 def rows(frame: Any) -> list[tuple[Any, ...]]:
@@ -24,7 +24,7 @@ def rows(frame: Any) -> list[tuple[Any, ...]]:
 
 
 def test_a_frame_is_written_and_read_by_the_tasks_in_its_order(
-    om: Omega, partitioned: Callable[..., Any]
+    om: Store, partitioned: Callable[..., Any]
 ) -> None:
     data = [[(1, "a"), (2, None)], [], [(3, "c")], [(4, "d"), (5, "e")]]
     frame = partitioned(data, "`n.x` int, s string")
@@ -38,7 +38,7 @@ def test_a_frame_is_written_and_read_by_the_tasks_in_its_order(
     assert again.rdd.getNumPartitions() == 3
 
 
-def test_spark_pandas_and_arrow_read_what_the_others_wrote(om: Omega, spark: Any) -> None:
+def test_spark_pandas_and_arrow_read_what_the_others_wrote(om: Store, spark: Any) -> None:
     om.datasets.put(spark.createDataFrame([(1, [0.5, 1.0]), (2, [])], "n long, v array<double>"), "spark")
     om.datasets.put(pd.DataFrame({"n": [3], "v": [[2.0]]}), "spark", mode="append")
     assert om.datasets.get("spark", as_="pandas")["n"].tolist() == [1, 2, 3]
@@ -50,7 +50,7 @@ def test_spark_pandas_and_arrow_read_what_the_others_wrote(om: Omega, spark: Any
     assert om.datasets.get("spark", as_="arrow").column("n").to_pylist() == [1, 2, 3, 4]
 
 
-def test_columns_and_rows_are_chosen_by_the_tasks(om: Omega, spark: Any) -> None:
+def test_columns_and_rows_are_chosen_by_the_tasks(om: Store, spark: Any) -> None:
     om.datasets.put(spark.range(0, 100, 1, 4).selectExpr("id", "id * 2 AS twice"), "numbers")
 
     assert rows(om.datasets.get("numbers", columns=["twice"], id__gt=97)) == [(196,), (198,)]
@@ -59,14 +59,14 @@ def test_columns_and_rows_are_chosen_by_the_tasks(om: Omega, spark: Any) -> None
         om.datasets.get("numbers", columns=["three"])
 
 
-def test_a_frame_without_rows_keeps_its_columns(om: Omega, spark: Any) -> None:
+def test_a_frame_without_rows_keeps_its_columns(om: Store, spark: Any) -> None:
     om.datasets.put(spark.createDataFrame([], "a int, b timestamp"), "empty")
     again = om.datasets.get("empty")
     assert (again.columns, again.count()) == (["a", "b"], 0)
 
 
 def test_a_blob_that_was_changed_is_found_by_the_task_that_reads_it(
-    om: Omega, spark: Any, tmp_path: Path
+    om: Store, spark: Any, tmp_path: Path
 ) -> None:
     version = om.datasets.put(spark.range(10), "x")
     blob = next(tmp_path.rglob(version.files[0].sha256))
@@ -76,11 +76,11 @@ def test_a_blob_that_was_changed_is_found_by_the_task_that_reads_it(
         om.datasets.get("x").collect()
 
 
-def test_what_spark_cannot_store_is_said_before_a_task_starts(om: Omega, spark: Any) -> None:
+def test_what_spark_cannot_store_is_said_before_a_task_starts(om: Store, spark: Any) -> None:
     with pytest.raises(ConfigError, match="stream"):
         om.datasets.put(spark.readStream.format("rate").load(), "stream")
     with pytest.raises(ConfigError, match="memory"):
-        Omega("memory://").datasets.put(spark.range(1), "x")
+        Store("memory://").datasets.put(spark.range(1), "x")
     om.datasets.put(spark.range(3), "x")
     with pytest.raises(DataError, match="cannot follow"):
         om.datasets.put(spark.range(3).selectExpr("id", "id AS b"), "x", mode="append")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Estimator, Prepare
 from kindler.data import images
 from kindler.errors import DataError
 from tests import exact
@@ -56,10 +56,7 @@ def reader(workers: int, **options: Any) -> Estimator:
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.CrossEntropyLoss(),
         workers=workers,
-        transform=shortened,
-        eval_transform=whole,
-        pad=8,
-        length_col="tokens",
+        prepare=Prepare(transform=shortened, eval_transform=whole, pad=8, length_col="tokens"),
         **options,
     )
 
@@ -94,7 +91,7 @@ def test_a_damaged_image_in_a_frame_is_named_by_partition_and_row(partitioned: A
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         loss=nn.CrossEntropyLoss(),
         workers=1,
-        transform=images.from_bytes("png"),
+        prepare=Prepare(transform=images.from_bytes("png")),
     )
 
     with pytest.raises(DataError, match=r"column 'png', row 0 of partition \d: cannot be read as an image"):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from kindler import Omega
+from kindler import Store
 
 PLACES = ("sqlite", "postgres", "s3")
 
@@ -83,16 +83,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def om(url: str) -> Iterator[Omega]:
+def om(url: str) -> Iterator[Store]:
     """All shelves of a new store, on each kind of place."""
-    opened = Omega(url)
+    opened = Store(url)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Omega]:
+def local(tmp_path: Path) -> Iterator[Store]:
     """All shelves of a new store in a folder, for what does not depend on the place."""
-    opened = Omega(tmp_path / "store")
+    opened = Store(tmp_path / "store")
     yield opened
     opened.close()

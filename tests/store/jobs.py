@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kindler import Omega
+from kindler import Store
 
 __all__ = ["append", "processes", "publish", "publish_many", "publish_without_end"]
 
@@ -29,19 +29,19 @@ def processes() -> Any:
 
 
 def publish(url: str, mark: int, start: Any) -> None:
-    om = Omega(url)
+    om = Store(url)
     start.wait(60)
     om.datasets.put({"mark": mark}, "one", mode="replace", tag=f"of-{mark}")
 
 
 def append(url: str, mark: int, start: Any) -> None:
-    om = Omega(url)
+    om = Store(url)
     start.wait(60)
     om.datasets.put(np.full((10, 2), mark), "rows", mode="append")
 
 
 def publish_many(url: str, mark: int, count: int) -> None:
-    om = Omega(url)
+    om = Store(url)
     for i in range(count):
         # Half of it is the same for all, and comes and goes: sweeps and writers meet over its blob.
         om.datasets.put([mark if i % 2 else 0, i], f"of/{mark}", mode="replace")
@@ -50,7 +50,7 @@ def publish_many(url: str, mark: int, count: int) -> None:
 
 
 def publish_without_end(url: str, seed: int, begun: Any) -> None:
-    om = Omega(url)
+    om = Store(url)
     random = np.random.default_rng(seed)
     for i in itertools.count():
         array = random.random((random.integers(1, 2000), 8))

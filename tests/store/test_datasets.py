@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kindler import Omega, tfrecord
+from kindler import Store, tfrecord
 from kindler.errors import ConfigError, DataError, UntrustedError
 from kindler.shelves.datasets import Datasets
 
@@ -22,7 +22,7 @@ FACTOR = 2
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Datasets:
-    return Omega(tmp_path_factory.mktemp("store")).datasets
+    return Store(tmp_path_factory.mktemp("store")).datasets
 
 
 ARRAYS = {
@@ -235,7 +235,7 @@ def test_a_function_that_cannot_be_imported_is_stored_as_source_or_pickled(shelf
 
 
 def test_a_script_is_the_function_itself(shelf: Datasets) -> None:
-    scripts = Omega(shelf.store.url).scripts
+    scripts = Store(shelf.store.url).scripts
     scripts.put(made, "jobs/made")
 
     assert scripts.get("jobs/made", trusted=True) is made

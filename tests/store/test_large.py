@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import kindler.store.store as stores
-from kindler import Omega
+from kindler import Store
 from kindler.cli import main
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store import tables
@@ -25,15 +25,15 @@ NAMES = 5_000
 
 
 @pytest.fixture(scope="module")
-def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omega]:
-    made = Omega(tmp_path_factory.mktemp("large") / "store")
+def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    made = Store(tmp_path_factory.mktemp("large") / "store")
     made.models.put(os.path.basename, "first")
     fill(made, NAMES)
     yield made
     made.close()
 
 
-def fill(om: Omega, count: int) -> None:
+def fill(om: Store, count: int) -> None:
     """Rows for so many models, written at once."""
     created = datetime.now(timezone.utc).isoformat()
     with om.store.catalog.database.writing() as connection:
@@ -55,7 +55,7 @@ def fill(om: Omega, count: int) -> None:
 
 
 @contextmanager
-def counted(om: Omega) -> Iterator[dict[str, int]]:
+def counted(om: Store) -> Iterator[dict[str, int]]:
     """Statements, and the steps of SQLite's own machine that they took, in thousands."""
     found = {"statements": 0, "steps": 0}
     engine = om.store.catalog.database._engine
@@ -73,7 +73,7 @@ def counted(om: Omega) -> Iterator[dict[str, int]]:
         sa.event.remove(engine, "before_cursor_execute", before)
 
 
-def test_a_page_reads_no_more_rows_than_it_shows(om: Omega) -> None:
+def test_a_page_reads_no_more_rows_than_it_shows(om: Store) -> None:
     for after in ("", "m/002500", "m/004900"):
         with counted(om) as found:
             page = om.models.newest(after=after, limit=50)
@@ -83,7 +83,7 @@ def test_a_page_reads_no_more_rows_than_it_shows(om: Omega) -> None:
         assert found["steps"] < 50  # of 1000; all 5,000 names would take hundreds
 
 
-def test_a_misspelled_name_is_compared_with_few_names(om: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelled_name_is_compared_with_few_names(om: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
 
     def matches(name: str, names: list[str], n: int) -> list[str]:
@@ -99,7 +99,7 @@ def test_a_misspelled_name_is_compared_with_few_names(om: Omega, monkeypatch: py
     assert max(compared) <= 50
 
 
-def test_a_misspelled_name_of_a_large_store_still_gets_a_hint(om: Omega) -> None:
+def test_a_misspelled_name_of_a_large_store_still_gets_a_hint(om: Store) -> None:
     with pytest.raises(NotFoundError, match="m/00012"):
         om.models.metadata("m/00012x")
 
@@ -107,7 +107,7 @@ def test_a_misspelled_name_of_a_large_store_still_gets_a_hint(om: Omega) -> None
 def test_many_misspelled_names_cost_as_little_as_names_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(os.path.basename, "first")
     told = []
     for i in range(60):
@@ -124,7 +124,7 @@ def test_many_misspelled_names_cost_as_little_as_names_that_are_there(
 
 
 def test_a_key_is_found_by_its_id_without_reading_the_others(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     keys = Keys(om.store)
     key, token = keys.add(["read", "predict"], note="mine", buckets=["live"], names={"models": ["team/**"]})
     others = [
@@ -144,7 +144,7 @@ def test_a_key_is_found_by_its_id_without_reading_the_others(tmp_path: Path) -> 
 
 
 def test_a_missing_version_of_a_name_with_many_does_not_read_them(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     for i in range(40):
         om.datasets.put(np.array([i]), "x", mode="append")
     with counted(om) as found, pytest.raises(NotFoundError, match="x@40") as caught:
@@ -155,7 +155,7 @@ def test_a_missing_version_of_a_name_with_many_does_not_read_them(tmp_path: Path
 
 
 def test_old_versions_go_by_count_and_age_and_tags_and_splits_stay(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     for _ in range(6):
         om.models.put(os.path.basename, "net")
     om.models.put(os.path.basename, "one")
@@ -176,7 +176,7 @@ def test_old_versions_go_by_count_and_age_and_tags_and_splits_stay(tmp_path: Pat
 
 
 def test_dropping_what_others_grew_on_leaves_them_whole(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     for i in range(8):
         om.datasets.put(np.array([i]), "x", mode="append")
     assert len(om.datasets.prune(keep=2)) == 6
@@ -191,7 +191,7 @@ def test_the_commands_find_damage_remove_debris_and_give_room_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(tmp_path / "store")
-    om = Omega(url)
+    om = Store(url)
     version = om.datasets.put(np.arange(1000.0), "kept")
     for i in range(30):
         om.datasets.put(np.arange(100.0) + i, "gone", mode="append")

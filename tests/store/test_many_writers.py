@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kindler import Omega
-from kindler.store import Store, Version
+from kindler import Store
+from kindler.store import Version, VersionStore
 from tests.store import jobs
 
 KILLS = 50
@@ -29,7 +29,7 @@ def run(target: object, url: str, count: int) -> None:
     assert [process.exitcode for process in started] == [0] * count
 
 
-def test_sixteen_processes_that_publish_one_name_make_sixteen_versions(om: Omega, url: str) -> None:
+def test_sixteen_processes_that_publish_one_name_make_sixteen_versions(om: Store, url: str) -> None:
     run(jobs.publish, url, 16)
 
     versions = om.datasets.versions("one")
@@ -40,7 +40,7 @@ def test_sixteen_processes_that_publish_one_name_make_sixteen_versions(om: Omega
     assert sorted(tags.values()) == list(range(1, 17))
 
 
-def test_processes_that_append_to_one_name_lose_no_row(om: Omega, url: str) -> None:
+def test_processes_that_append_to_one_name_lose_no_row(om: Store, url: str) -> None:
     run(jobs.append, url, 8)
 
     rows = om.datasets.get("rows")
@@ -49,7 +49,7 @@ def test_processes_that_append_to_one_name_lose_no_row(om: Omega, url: str) -> N
 
 
 def test_writers_that_are_killed_leave_whole_versions_and_debris_that_a_sweep_removes(
-    om: Omega, url: str
+    om: Store, url: str
 ) -> None:
     context, chance = jobs.processes(), random.Random(0)
     om.datasets.list()  # the store is there before the first is killed
@@ -70,11 +70,11 @@ def test_writers_that_are_killed_leave_whole_versions_and_debris_that_a_sweep_re
     assert not list(om.store.blobs.stage.glob("*"))
 
 
-def every_version(om: Omega) -> list[Version]:
+def every_version(om: Store) -> list[Version]:
     return [version for name in om.datasets.list() for version in om.datasets.versions(name)]
 
 
-def whole(om: Omega) -> int:
+def whole(om: Store) -> int:
     """How many versions there are, after a look into the newest ones of each name, which hold all parts."""
     for name in om.datasets.list():
         versions = om.datasets.versions(name)
@@ -84,7 +84,7 @@ def whole(om: Omega) -> int:
     return len(every_version(om))
 
 
-def test_a_sweep_beside_live_writers_takes_nothing_that_they_need(om: Omega, url: str) -> None:
+def test_a_sweep_beside_live_writers_takes_nothing_that_they_need(om: Store, url: str) -> None:
     context = jobs.processes()
     om.datasets.list()
     writers = [context.Process(target=jobs.publish_many, args=(url, mark, 12)) for mark in range(4)]
@@ -106,8 +106,8 @@ def test_a_sweep_beside_live_writers_takes_nothing_that_they_need(om: Omega, url
 def test_a_blob_that_was_swept_before_its_version_was_published_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store.open(tmp_path)
-    om = Omega(tmp_path)
+    store = VersionStore.open(tmp_path)
+    om = Store(tmp_path)
     put, times = store.blobs.put, []
 
     def put_and_sweep(source: Path, sha256: str) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, StoreError
-from kindler.store import Address, Store, tables
+from kindler.store import Address, VersionStore, tables
 from kindler.store.keys import Keys, id_of
 from kindler.store.splits import Split, Splits
 from tests.store import jobs
@@ -55,7 +55,7 @@ def as_read(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def check(om: Omega, expected: dict[str, Any]) -> None:
+def check(om: Store, expected: dict[str, Any]) -> None:
     """Every version is what it was, however it is asked for."""
     assert as_read(versions(om)) == expected["versions"]
     newest: dict[str, int] = {}
@@ -83,7 +83,7 @@ def check(om: Omega, expected: dict[str, Any]) -> None:
 
 def test_everything_is_there(old: tuple[str, dict[str, Any]]) -> None:
     url, expected = old
-    om = Omega(url)
+    om = Store(url)
     check(om, expected)
     om.sweep(grace_s=0)
     check(om, expected)
@@ -98,14 +98,14 @@ def test_everything_is_there(old: tuple[str, dict[str, Any]]) -> None:
     assert om.models.splits("team/net")["prod"].canary == {4: 0.25}
     assert split.shadow == {1: 0.5, 5: 1.0}
     om.close()
-    again = Omega(url)
+    again = Store(url)
     check(again, expected)
     again.close()
 
 
 def test_it_is_written_to(old: tuple[str, dict[str, Any]]) -> None:
     url, _ = old
-    om = Omega(url)
+    om = Store(url)
     assert om.datasets.put(np.array([70, 80]), "grown", mode="append").number == 8
     om.datasets.drop("grown@4")
     om.datasets.drop("grown@7")
@@ -125,7 +125,7 @@ def test_it_is_written_to(old: tuple[str, dict[str, Any]]) -> None:
 def test_processes_that_open_it_at_once_find_all_of_it(old: tuple[str, dict[str, Any]]) -> None:
     url, expected = old
     run(jobs.append, url, 6)
-    om = Omega(url)
+    om = Store(url)
     assert om.datasets.get("rows").shape == (60, 2)
     om.datasets.drop("rows")
     check(om, expected)
@@ -147,9 +147,9 @@ def test_nothing_changes_where_it_fails(
 
     monkeypatch.setattr(tables, "insert_files", fails)
     with pytest.raises(StoreError, match="full"):
-        Store.open(url)
+        VersionStore.open(url)
     monkeypatch.undo()
-    om = Omega(url)
+    om = Store(url)
     check(om, expected)
     om.close()
 
@@ -168,20 +168,20 @@ def test_the_first_format_and_one_that_may_only_be_read(
     content = path.read_bytes()
     changed(tmp_path / "store", write=False)
     with nobody(monkeypatch, tmp_path):
-        om = Omega(url)
+        om = Store(url)
         check(om, expected)
         assert Keys(om.store).were_made()
         om.close()
     assert path.read_bytes() == content
     changed(tmp_path / "store", write=True)
     path.chmod(0o644)
-    om = Omega(url)
+    om = Store(url)
     check(om, expected)
     om.close()
 
 
 def test_a_store_of_a_newer_kindler_says_so(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.datasets.put(1, "x")
     with om.store.catalog.database.writing() as connection:
         connection.exec_driver_sql("UPDATE kindler_store SET format = 4")
@@ -189,7 +189,7 @@ def test_a_store_of_a_newer_kindler_says_so(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"has the format 4; this version of Kindler reads up to 3"
     ) as caught:
-        Store.open(tmp_path / "store")
+        VersionStore.open(tmp_path / "store")
     assert "update Kindler" in str(caught.value)
 
 
@@ -205,7 +205,7 @@ def test_keys_that_were_made_before_the_store_close_it(tmp_path: Path) -> None:
 
 
 def test_a_new_store_is_open_until_its_first_key_and_not_again(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store")
+    store = VersionStore.open(tmp_path / "store")
     keys = Keys(store)
     assert (keys.list(), keys.were_made()) == ([], False)
     key, _ = keys.add(["read"])

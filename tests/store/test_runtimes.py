@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, DataError
 from kindler.models.loaded import load
 
@@ -19,8 +19,8 @@ EXPECTED = np.maximum(X @ W, 0)
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Iterator[Omega]:
-    omega = Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Iterator[Store]:
+    omega = Store(tmp_path / "store")
     yield omega
     omega.close()
 
@@ -53,7 +53,7 @@ def openvino_model(rows: int = -1) -> Any:
 MODELS = [onnx_model, openvino_model]
 
 
-def answered(om: Omega, name: str) -> Any:
+def answered(om: Store, name: str) -> Any:
     predictor = load(om.store, om.models.metadata(name), trusted=False).predictor
     (spec,) = predictor.signature.inputs
     assert (spec.name, spec.dtype, spec.shape) == ("x", "float32", (None, 3))
@@ -61,7 +61,7 @@ def answered(om: Omega, name: str) -> Any:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_stored_model_answers_as_numpy_does(om: Omega, make: Any) -> None:
+def test_a_stored_model_answers_as_numpy_does(om: Store, make: Any) -> None:
     om.models.put(make(), "net")
 
     np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
@@ -69,13 +69,13 @@ def test_a_stored_model_answers_as_numpy_does(om: Omega, make: Any) -> None:
 
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("rows", [1, 2, 8])
-def test_a_model_for_a_fixed_number_of_rows_takes_any_number(om: Omega, make: Any, rows: int) -> None:
+def test_a_model_for_a_fixed_number_of_rows_takes_any_number(om: Store, make: Any, rows: int) -> None:
     om.models.put(make(rows), "net")
 
     np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
 
 
-def test_files_come_back_as_they_were_with_those_beside_them(om: Omega, tmp_path: Path) -> None:
+def test_files_come_back_as_they_were_with_those_beside_them(om: Store, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     path = tmp_path / "net.onnx"
     onnx.save_model(onnx_model(), path, save_as_external_data=True, location="net.weights", size_threshold=0)
@@ -87,7 +87,7 @@ def test_files_come_back_as_they_were_with_those_beside_them(om: Omega, tmp_path
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
-def test_openvino_files_are_served(om: Omega, tmp_path: Path) -> None:
+def test_openvino_files_are_served(om: Store, tmp_path: Path) -> None:
     ov = pytest.importorskip("openvino")
     ov.save_model(openvino_model(), tmp_path / "net.xml", compress_to_fp16=False)
     om.models.put(tmp_path / "net.xml", "net")
@@ -98,7 +98,7 @@ def test_openvino_files_are_served(om: Omega, tmp_path: Path) -> None:
         om.models.put(tmp_path / "net.xml", "net")
 
 
-def test_a_file_that_its_runtime_cannot_load_is_named(om: Omega, tmp_path: Path) -> None:
+def test_a_file_that_its_runtime_cannot_load_is_named(om: Store, tmp_path: Path) -> None:
     pytest.importorskip("openvino")
     (tmp_path / "net.xml").write_text("<net>")
     (tmp_path / "net.bin").write_bytes(b"")
@@ -109,7 +109,7 @@ def test_a_file_that_its_runtime_cannot_load_is_named(om: Omega, tmp_path: Path)
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_mlflow_loads_what_was_exported(om: Omega, tmp_path: Path, make: Any) -> None:
+def test_mlflow_loads_what_was_exported(om: Store, tmp_path: Path, make: Any) -> None:
     mlflow = pytest.importorskip("mlflow")
     om.models.put(make(), "net")
 
@@ -120,7 +120,7 @@ def test_mlflow_loads_what_was_exported(om: Omega, tmp_path: Path, make: Any) ->
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_get_returns_a_callable_that_takes_arrays_lists_names_and_tables(om: Omega, make: Any) -> None:
+def test_get_returns_a_callable_that_takes_arrays_lists_names_and_tables(om: Store, make: Any) -> None:
     pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     om.models.put(make(), "net")
 
@@ -136,7 +136,7 @@ def test_get_returns_a_callable_that_takes_arrays_lists_names_and_tables(om: Ome
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Omega, make: Any) -> None:
+def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Store, make: Any) -> None:
     om.models.put(make(), "net")
     om.datasets.put(X, "rows")
     net = om.runtime.model("net")
@@ -152,7 +152,7 @@ def test_the_runtime_predicts_with_it_and_says_what_it_does_not_have(om: Omega, 
 
 
 def test_an_onnx_model_computes_on_the_device_that_was_asked_for_or_is_refused_with_the_providers(
-    om: Omega, monkeypatch: pytest.MonkeyPatch
+    om: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = om.models.put(onnx_model(), "net")
     runtime = pytest.importorskip("onnxruntime")
@@ -182,7 +182,7 @@ def test_an_onnx_model_computes_on_the_device_that_was_asked_for_or_is_refused_w
     assert asked == [["CPUExecutionProvider"]] * 2 + [cuda] * 2
 
 
-def test_openvino_models_refuse_a_gpu(om: Omega) -> None:
+def test_openvino_models_refuse_a_gpu(om: Store) -> None:
     version = om.models.put(openvino_model(), "net")
     with pytest.raises(ConfigError, match="asked for; models of kind 'openvino' compute on the CPU"):
         load(om.store, version, trusted=False, device="cuda")

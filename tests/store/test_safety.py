@@ -25,7 +25,7 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from sklearn.svm import SVC, SVR
 from sklearn.tree import DecisionTreeRegressor
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, DamagedError, StoreError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.safety.onnx_file import scan
@@ -50,7 +50,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_names_that_could_lead_elsewhere_are_refused_by_every_verb(local: Omega, name: str) -> None:
+def test_names_that_could_lead_elsewhere_are_refused_by_every_verb(local: Store, name: str) -> None:
     shelf = local.datasets
     for call in (
         lambda: shelf.put(1, name),
@@ -69,7 +69,7 @@ def test_names_that_could_lead_elsewhere_are_refused_by_every_verb(local: Omega,
 
 
 @pytest.mark.parametrize("name", ["a@1", "a^", "a@prod"])
-def test_a_version_cannot_be_put(local: Omega, name: str) -> None:
+def test_a_version_cannot_be_put(local: Store, name: str) -> None:
     with pytest.raises(ConfigError, match="name alone"):
         local.datasets.put(1, name)
 
@@ -84,7 +84,7 @@ class Evil:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_pickle_needs_trust_on_both_sides(local: Omega, tmp_path: Path) -> None:
+def test_a_pickle_needs_trust_on_both_sides(local: Store, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with pytest.raises(UntrustedError):
         local.models.put(Evil(mark), "evil", kind="pickle")
@@ -98,7 +98,7 @@ def test_a_pickle_needs_trust_on_both_sides(local: Omega, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".pkl", ".joblib"])
-def test_a_file_that_is_a_pickle_is_refused(local: Omega, tmp_path: Path, suffix: str) -> None:
+def test_a_file_that_is_a_pickle_is_refused(local: Store, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"evil{suffix}"
     path.write_bytes(pickle.dumps(Evil(tmp_path / "mark")))
     with pytest.raises(UntrustedError):
@@ -109,7 +109,7 @@ def test_a_file_that_is_a_pickle_is_refused(local: Omega, tmp_path: Path, suffix
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_scikit_learn_model_is_stored_without_a_pickle(local: Omega) -> None:
+def test_a_scikit_learn_model_is_stored_without_a_pickle(local: Store) -> None:
     model = make_pipeline(StandardScaler(), LogisticRegression()).fit([[0.0], [1.0]], [0, 1])
     version = local.models.put(model, "lr")
 
@@ -118,7 +118,7 @@ def test_a_scikit_learn_model_is_stored_without_a_pickle(local: Omega) -> None:
 
 
 @pytest.mark.parametrize("model", [MLPRegressor(max_iter=3), GaussianProcessRegressor()])
-def test_scikit_learns_own_plain_types_need_no_trust(local: Omega, model: Any) -> None:
+def test_scikit_learns_own_plain_types_need_no_trust(local: Store, model: Any) -> None:
     x = np.arange(8.0).reshape(4, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has not converged
@@ -128,7 +128,7 @@ def test_scikit_learns_own_plain_types_need_no_trust(local: Omega, model: Any) -
     assert local.models.get("plain").predict(x).tolist() == model.predict(x).tolist()
 
 
-def test_a_scikit_learn_model_of_trees_needs_trust(local: Omega) -> None:
+def test_a_scikit_learn_model_of_trees_needs_trust(local: Store) -> None:
     with pytest.raises(UntrustedError, match="Tree"):
         local.models.put(DecisionTreeRegressor().fit([[0.0], [1.0]], [0, 1]), "tree")
 
@@ -156,7 +156,7 @@ BELIEVING: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a pipeline"])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_compiled_code_of_scikit_learn_that_believes_its_file_is_not_given_one_without_trust(
-    local: Omega, name: str, inside: bool
+    local: Store, name: str, inside: bool
 ) -> None:
     model = BELIEVING[name]()
     local.models.put(make_pipeline(StandardScaler(), model) if inside else model, "model")
@@ -168,7 +168,7 @@ def test_compiled_code_of_scikit_learn_that_believes_its_file_is_not_given_one_w
     assert not [field for field in vars(unfitted[-1] if inside else unfitted) if field.endswith("_")]
 
 
-def test_a_scikit_learn_model_with_a_function_of_its_own_needs_trust(local: Omega) -> None:
+def test_a_scikit_learn_model_with_a_function_of_its_own_needs_trust(local: Store) -> None:
     model = FunctionTransformer(os.path.basename)
     with pytest.raises(UntrustedError, match="posixpath"):
         local.models.put(model, "f")
@@ -189,7 +189,7 @@ def onnx(location: str) -> bytes:
     return field(7, field(5, field(8, b"w") + field(13, entry)))
 
 
-def test_an_onnx_model_brings_the_file_beside_it_and_no_other(local: Omega, tmp_path: Path) -> None:
+def test_an_onnx_model_brings_the_file_beside_it_and_no_other(local: Store, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx("weights.bin"))
     with pytest.raises(ConfigError, match=r"weights\.bin"):
@@ -210,7 +210,7 @@ def test_an_onnx_model_brings_the_file_beside_it_and_no_other(local: Omega, tmp_
         local.models.put(path, "net")
 
 
-def test_openvino_files_are_kept_together(local: Omega, tmp_path: Path) -> None:
+def test_openvino_files_are_kept_together(local: Store, tmp_path: Path) -> None:
     (tmp_path / "net.xml").write_text("<net/>")
     with pytest.raises(ConfigError, match=r"net\.bin"):
         local.models.put(tmp_path / "net.xml", "net")
@@ -235,7 +235,7 @@ def archive(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_an_archive_that_was_made_by_hand_is_read(local: Omega, tmp_path: Path) -> None:
+def test_an_archive_that_was_made_by_hand_is_read(local: Store, tmp_path: Path) -> None:
     local.datasets.import_(archive(tmp_path / "a.zip"))
     assert local.datasets.get("x") == 0
 
@@ -257,7 +257,7 @@ def test_an_archive_that_was_made_by_hand_is_read(local: Omega, tmp_path: Path) 
     ],
 )
 def test_an_archive_cannot_name_what_is_not_its_own(
-    local: Omega, tmp_path: Path, changes: dict[str, Any]
+    local: Store, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -268,14 +268,14 @@ def test_an_archive_cannot_name_what_is_not_its_own(
     assert not list(local.store.blobs.stage.glob("*"))
 
 
-def test_an_archive_that_is_cut_off_is_refused(local: Omega, tmp_path: Path) -> None:
+def test_an_archive_that_is_cut_off_is_refused(local: Store, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ConfigError, match="not a complete archive"):
         local.datasets.import_(path)
 
 
-def test_links_are_not_followed_into_the_store(local: Omega, tmp_path: Path) -> None:
+def test_links_are_not_followed_into_the_store(local: Store, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "saved_model.pb").write_bytes(b"")
@@ -285,7 +285,7 @@ def test_links_are_not_followed_into_the_store(local: Omega, tmp_path: Path) -> 
     assert local.models.list() == []
 
 
-def republished(om: Omega, version: Any, path: Path, **meta: Any) -> Omega:
+def republished(om: Store, version: Any, path: Path, **meta: Any) -> Store:
     """The same files under other metadata, as an archive of others may have them."""
     with zipfile.ZipFile(om.models.export(str(version), path)) as source:
         told = json.loads(source.read("kindler.json"))
@@ -304,7 +304,7 @@ def republished(om: Omega, version: Any, path: Path, **meta: Any) -> Omega:
 )
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_metadata_cannot_name_a_file_outside_of_the_version(
-    local: Omega, tmp_path: Path, place: Any, kind: str
+    local: Store, tmp_path: Path, place: Any, kind: str
 ) -> None:
     source = tmp_path / f"net{'.onnx' if kind == 'onnx' else '.xml'}"
     source.write_bytes(onnx("weights.bin"))
@@ -316,7 +316,7 @@ def test_metadata_cannot_name_a_file_outside_of_the_version(
         load(local.store, local.models.metadata("net"), trusted=False)
 
 
-def test_an_onnx_model_is_looked_through_again_when_it_is_loaded(local: Omega, tmp_path: Path) -> None:
+def test_an_onnx_model_is_looked_through_again_when_it_is_loaded(local: Store, tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(onnx("/etc/passwd"))
     version = local.models.put(tmp_path / "net.onnx", "net", trusted=True)
     with pytest.raises(UntrustedError, match="/etc/passwd"):
@@ -342,7 +342,7 @@ def test_an_onnx_model_is_looked_through_again_when_it_is_loaded(local: Omega, t
     ],
 )
 def test_an_onnx_model_of_operations_of_others_needs_trust(
-    local: Omega, tmp_path: Path, node: bytes, function: bytes, refused: bool
+    local: Store, tmp_path: Path, node: bytes, function: bytes, refused: bool
 ) -> None:
     functions = bytes([25 << 3 & 0x7F | 0x80 | 2, 1, len(function)]) + function if function else b""
     (tmp_path / "net.onnx").write_bytes(field(7, field(1, node)) + functions)
@@ -381,7 +381,7 @@ ZERO = "5feceb66ffc86f38d952786c6d696c79c2dbc239dd4e91b46729d73a27fb57e9"
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_malformed_archive_is_said_to_be_one(local: Omega, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_malformed_archive_is_said_to_be_one(local: Store, tmp_path: Path, changes: dict[str, Any]) -> None:
     told = {"files": [["value.json", ZERO, 1]]} | changes
     path = tmp_path / "a.zip"
     archive(path)
@@ -397,7 +397,7 @@ def test_a_malformed_archive_is_said_to_be_one(local: Omega, tmp_path: Path, cha
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"[" * 100_000, b"3", b"null"])
 def test_an_archive_whose_description_is_not_one_is_refused(
-    local: Omega, tmp_path: Path, text: bytes
+    local: Store, tmp_path: Path, text: bytes
 ) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as out:
         out.writestr("kindler.json", text)
@@ -405,7 +405,7 @@ def test_an_archive_whose_description_is_not_one_is_refused(
         local.datasets.import_(tmp_path / "a.zip")
 
 
-def test_two_files_at_one_path_cannot_write_over_a_blob(local: Omega) -> None:
+def test_two_files_at_one_path_cannot_write_over_a_blob(local: Store) -> None:
     first, second = local.datasets.put(1, "one"), local.datasets.put(2, "two")
     with pytest.raises(ConfigError, match="two files at the same path"):
         local.store.publish(first.address, kind="json", shared=[*first.files, *second.files])

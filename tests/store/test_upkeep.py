@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, DamagedError, NotFoundError, StoreError
 from kindler.store import Address
 from kindler.store.keys import Keys
 
 
 @pytest.mark.parametrize("tag", ["latest", "v1", "v0", "v12345678901234567890"])
-def test_a_tag_that_would_never_be_found_is_refused(local: Omega, tag: str) -> None:
+def test_a_tag_that_would_never_be_found_is_refused(local: Store, tag: str) -> None:
     local.datasets.put(1, "x")
     for call in (
         lambda: local.datasets.tag("x", tag),
@@ -36,13 +36,13 @@ def test_a_tag_that_would_never_be_found_is_refused(local: Omega, tag: str) -> N
 
 
 @pytest.mark.parametrize("tag", ["v1.0", "version1", "V1", "latest-1", "vv1"])
-def test_tags_that_only_look_like_versions_are_found(local: Omega, tag: str) -> None:
+def test_tags_that_only_look_like_versions_are_found(local: Store, tag: str) -> None:
     local.datasets.put(1, "x", tag=tag)
     local.datasets.put(2, "x", mode="replace")
     assert local.datasets.get(f"x@{tag}") == 1
 
 
-def test_promoting_into_the_same_bucket_needs_a_tag(local: Omega) -> None:
+def test_promoting_into_the_same_bucket_needs_a_tag(local: Store) -> None:
     local.datasets.put(1, "x")
     with pytest.raises(ConfigError, match="is in that bucket already"):
         local.datasets.promote("x", bucket="default")
@@ -51,13 +51,13 @@ def test_promoting_into_the_same_bucket_needs_a_tag(local: Omega) -> None:
     assert local.datasets.tags("x") == {"prod": 1}
 
 
-def blob_of(om: Omega, name: str) -> Path:
+def blob_of(om: Store, name: str) -> Path:
     (file,) = om.datasets.metadata(name).files
     return Path(om.store.blobs.url.removeprefix("file://")) / "blobs" / file.sha256[:2] / file.sha256
 
 
 @pytest.mark.parametrize("damage", [b"other bytes", b"", None])
-def test_a_damaged_blob_is_healed_by_putting_the_same_again(local: Omega, damage: bytes | None) -> None:
+def test_a_damaged_blob_is_healed_by_putting_the_same_again(local: Store, damage: bytes | None) -> None:
     local.datasets.put([1, 2], "x")
     blob = blob_of(local, "x")
     blob.chmod(0o644)
@@ -104,13 +104,13 @@ def changed(folder: Path, *, write: bool) -> None:
 
 def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "store"
-    om = Omega(folder)
+    om = Store(folder)
     om.datasets.put(np.arange(3), "x", tag="prod")
     om.datasets.get("x")
     om.close()
     changed(folder, write=False)
     with nobody(monkeypatch, tmp_path):
-        reader = Omega(folder)
+        reader = Store(folder)
         assert reader.datasets.get("x@prod").tolist() == [0, 1, 2]
         assert reader.datasets.list() == ["x"]
         with pytest.raises(StoreError, match="readonly|cannot write"):
@@ -130,12 +130,12 @@ def test_a_store_of_a_group_takes_what_another_member_has_put(
     folder = tmp_path / "store"
     before = os.umask(0)
     try:
-        om = Omega(folder)
+        om = Store(folder)
         om.datasets.put([1, 2], "x")
         om.close()
         changed(folder, write=True)
         with nobody(monkeypatch, tmp_path):
-            other = Omega(folder)
+            other = Store(folder)
             other.datasets.put([1, 2], "y")  # the same bytes, in a blob of the first one
             other.datasets.put([3], "z")
             assert (other.datasets.get("y"), other.datasets.get("z")) == ([1, 2], [3])
@@ -146,7 +146,7 @@ def test_a_store_of_a_group_takes_what_another_member_has_put(
     om.close()
 
 
-def test_a_full_disk_is_said_with_its_place(local: Omega, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_with_its_place(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_said_with_its_place(local: Omega, monkeypatch: pytest.Mo
         local.datasets.put([1], "x")
 
 
-def test_a_name_that_is_forgotten_leaves_no_row_and_no_bytes(local: Omega) -> None:
+def test_a_name_that_is_forgotten_leaves_no_row_and_no_bytes(local: Store) -> None:
     local.datasets.put([1, 2], "parcel")
     local.datasets.put([1, 2], "kept")
     local.datasets.put([3], "parcel", mode="replace")
@@ -165,7 +165,7 @@ def test_a_name_that_is_forgotten_leaves_no_row_and_no_bytes(local: Omega) -> No
     assert local.datasets.put([4], "parcel").number == 1
 
 
-def rows_of(om: Omega) -> tuple[int, int]:
+def rows_of(om: Store) -> tuple[int, int]:
     """What the catalog keeps: the characters of all manifests, and the rows of files."""
     database = om.store.catalog.database
     with database.reading() as connection:
@@ -173,7 +173,7 @@ def rows_of(om: Omega) -> tuple[int, int]:
         return count, connection.exec_driver_sql("SELECT COUNT(*) FROM kindler_files").scalar()
 
 
-def test_what_appending_takes_grows_with_what_is_appended(om: Omega) -> None:
+def test_what_appending_takes_grows_with_what_is_appended(om: Store) -> None:
     sizes = []
     for i in range(60):
         om.datasets.put(pa.table({"a": [i]}), "x", mode="append")
@@ -189,7 +189,7 @@ def test_what_appending_takes_grows_with_what_is_appended(om: Omega) -> None:
     assert om.datasets.newest()[0] == versions[-1] == om.datasets.metadata("x")
 
 
-def test_versions_can_be_dropped_from_among_those_that_grow(om: Omega) -> None:
+def test_versions_can_be_dropped_from_among_those_that_grow(om: Store) -> None:
     for i in range(8):
         om.datasets.put(np.array([i]), "x", mode="append", attributes={"i": i})
     for number in (3, 4, 1, 8):  # from within, the first, and the last
@@ -207,7 +207,7 @@ def test_versions_can_be_dropped_from_among_those_that_grow(om: Omega) -> None:
     assert (om.datasets.get("x").tolist(), om.datasets.get("x^").tolist()) == ([1, 2], [1])
 
 
-def test_pages_follow_one_another(om: Omega) -> None:
+def test_pages_follow_one_another(om: Store) -> None:
     names = sorted(["B", "_hidden/x", "a", "a/b", "a/é", "b.c", "z", "ä", *(f"n/{i:03}" for i in range(120))])
     for name in names:
         om.datasets.put(1, name, tag="t" if name == "z" else None)

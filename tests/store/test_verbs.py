@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import AlreadyExistsError, ConfigError, DamagedError, NotFoundError, StoreError
-from kindler.store import Store
+from kindler.store import VersionStore
 
 
-def test_what_was_put_comes_back_as_it_was(om: Omega) -> None:
+def test_what_was_put_comes_back_as_it_was(om: Store) -> None:
     frame = pd.DataFrame({"x": [1, 2, 3], "s": ["a", None, "c"]}, index=pd.Index([5, 6, 7], name="i"))
     om.datasets.put(frame, "table")
     om.datasets.put({"a": [1, None, "ü"]}, "value")
@@ -26,7 +26,7 @@ def test_what_was_put_comes_back_as_it_was(om: Omega) -> None:
     assert (told.number, told.kind, told.name, told.size > 0) == (1, "parquet", "table", True)
 
 
-def test_versions_are_found_by_number_tag_and_distance(om: Omega) -> None:
+def test_versions_are_found_by_number_tag_and_distance(om: Store) -> None:
     for i in range(1, 5):
         om.models.put(i, "net", kind="pickle", trusted=True, tag="first" if i == 1 else None)
     om.models.tag("net@3", "prod")
@@ -61,7 +61,7 @@ def test_versions_are_found_by_number_tag_and_distance(om: Omega) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "net@9", "net@unknown", "net^^^^", "net@1^", "net@9^"])
-def test_what_is_not_there_is_an_error_that_says_what_is(local: Omega, name: str) -> None:
+def test_what_is_not_there_is_an_error_that_says_what_is(local: Store, name: str) -> None:
     local.models.put(1, "net", kind="pickle", trusted=True)
     with pytest.raises(NotFoundError) as caught:
         local.models.get(name, trusted=True)
@@ -74,7 +74,7 @@ def test_what_is_not_there_is_an_error_that_says_what_is(local: Omega, name: str
             call(name)
 
 
-def test_a_tag_moves_and_can_be_taken_away(om: Omega) -> None:
+def test_a_tag_moves_and_can_be_taken_away(om: Store) -> None:
     om.datasets.put(1, "x")
     om.datasets.put(2, "x", mode="replace", tag="prod")
     om.datasets.promote("x@1", tag="prod")
@@ -87,7 +87,7 @@ def test_a_tag_moves_and_can_be_taken_away(om: Omega) -> None:
         om.datasets.get("x@prod")
 
 
-def test_drop_takes_all_versions_or_one_and_numbers_are_not_given_again(om: Omega) -> None:
+def test_drop_takes_all_versions_or_one_and_numbers_are_not_given_again(om: Store) -> None:
     for i in range(3):
         om.datasets.put(i, "x", mode="replace", tag=f"t{i}")
     assert om.datasets.drop("x@2") == [2]
@@ -104,7 +104,7 @@ def test_drop_takes_all_versions_or_one_and_numbers_are_not_given_again(om: Omeg
     assert om.datasets.put("again", "x").number == 4
 
 
-def test_lists_are_globs_that_mean_what_they_say(om: Omega) -> None:
+def test_lists_are_globs_that_mean_what_they_say(om: Store) -> None:
     for name in (
         "a.b",
         "axb",
@@ -135,7 +135,7 @@ def test_lists_are_globs_that_mean_what_they_say(om: Omega) -> None:
     assert names("nothing*") == []
 
 
-def test_buckets_are_apart_and_versions_are_promoted_between_them(om: Omega) -> None:
+def test_buckets_are_apart_and_versions_are_promoted_between_them(om: Store) -> None:
     om.datasets.put([1], "x", attributes={"by": "me"})
     assert om["live"].datasets.list() == []
     om.datasets.put([2], "x", mode="replace")
@@ -152,7 +152,7 @@ def test_buckets_are_apart_and_versions_are_promoted_between_them(om: Omega) -> 
     assert om["live"].datasets.get("x") == [1]
 
 
-def test_a_version_travels_as_one_file(om: Omega, tmp_path: Path) -> None:
+def test_a_version_travels_as_one_file(om: Store, tmp_path: Path) -> None:
     array = np.arange(6).reshape(2, 3)
     om.datasets.put(array, "dir/x", attributes={"a": 1})
     path = om.datasets.export("dir/x", tmp_path / "x.zip")
@@ -169,7 +169,7 @@ def test_a_version_travels_as_one_file(om: Omega, tmp_path: Path) -> None:
         om.models.import_(path)
 
 
-def test_appending_shares_what_is_there(om: Omega) -> None:
+def test_appending_shares_what_is_there(om: Store) -> None:
     frame = pd.DataFrame({"x": range(1000)})
     om.datasets.put(frame, "x")
     with pytest.raises(AlreadyExistsError, match="mode='replace'"):
@@ -182,7 +182,7 @@ def test_appending_shares_what_is_there(om: Omega) -> None:
     assert len(om.datasets.get("x", lazy=True)) == 2000
 
 
-def test_files_can_be_copied_out(om: Omega, tmp_path: Path) -> None:
+def test_files_can_be_copied_out(om: Store, tmp_path: Path) -> None:
     om.datasets.put([1, 2], "x")
     folder = om.datasets.get("x", local=tmp_path / "out")
     (folder / "value.json").write_text("changed by its owner")
@@ -193,18 +193,18 @@ def test_files_can_be_copied_out(om: Omega, tmp_path: Path) -> None:
 
 
 def test_a_store_is_found_again_by_its_url_alone(
-    om: Omega, url: str, monkeypatch: pytest.MonkeyPatch
+    om: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     om.datasets.put("here", "x")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")  # keys are not written down
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
 
-    assert Omega(url.partition("?")[0]).datasets.get("x") == "here"
+    assert Store(url.partition("?")[0]).datasets.get("x") == "here"
     assert pickle.loads(pickle.dumps(om.store)).buckets() == ["default"]
     assert "secret" not in repr(om.store)
 
 
-def test_bytes_that_were_changed_are_not_read(local: Omega, tmp_path: Path) -> None:
+def test_bytes_that_were_changed_are_not_read(local: Store, tmp_path: Path) -> None:
     version = local.datasets.put([1, 2, 3], "x")
     blob = next(tmp_path.rglob(version.files[0].sha256))
     blob.chmod(0o644)
@@ -218,16 +218,16 @@ def test_bytes_that_were_changed_are_not_read(local: Omega, tmp_path: Path) -> N
 
 
 def test_a_folder_that_was_moved_is_the_same_store(tmp_path: Path) -> None:
-    Omega(tmp_path / "a").datasets.put(1, "x")
+    Store(tmp_path / "a").datasets.put(1, "x")
     (tmp_path / "a").rename(tmp_path / "b %20")
-    assert Omega(tmp_path / "b %20").datasets.get("x") == 1
+    assert Store(tmp_path / "b %20").datasets.get("x") == 1
 
 
 def test_the_default_store_is_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINDLER_STORE", str(tmp_path / "named"))
-    om = Omega()
+    om = Store()
     om.datasets.put(1, "x")
     assert (tmp_path / "named" / "catalog.sqlite").exists()
 
@@ -239,10 +239,10 @@ def test_the_default_store_is_where_the_environment_says(
 
 
 def test_a_store_in_memory_works_and_stays_in_its_process() -> None:
-    om = Omega("memory://")
+    om = Store("memory://")
     om.datasets.put([1], "x")
     assert om.datasets.get("x") == [1]
-    assert Omega("memory://").datasets.list() == []
+    assert Store("memory://").datasets.list() == []
     with pytest.raises(StoreError, match="memory"):
         pickle.dumps(om.store)
 
@@ -253,4 +253,4 @@ def test_a_url_that_cannot_be_a_store_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=(url.partition("=")[2] or url).partition("//")[0]):
-        Store.open(url)
+        VersionStore.open(url)

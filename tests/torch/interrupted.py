@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Checkpoints, Estimator, Optimization, RunSettings
+from kindler.callbacks import Callback
 from tests.exact import CLASSES, WIDTH, Note, await_file, problem
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
@@ -49,7 +50,7 @@ def decay(optimizer: Any, config: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
 
-def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
+def shaky(**options: Any) -> Estimator:
     import torchmetrics  # workers import this module, and what it imports in turn takes seconds
 
     model = Shaky()
@@ -59,23 +60,23 @@ def shaky(model_dir: Path | None = None, **options: Any) -> Estimator:
         loss=nn.CrossEntropyLoss(),
         metrics={"accuracy": "accuracy", "auc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES)},
         scheduler=decay,
-        scheduler_step="step",
-        model_dir=model_dir,
+        optimization=Optimization(scheduler_step="step"),
         **{"workers": 2, "settings": AT_ONCE, **options},
     )
 
 
-def fit(est: Estimator, *callbacks: Callback, **options: Any) -> Any:
+def fit(est: Estimator, *callbacks: Callback, folder: Path | None = None, **options: Any) -> Any:
+    """Train; with a folder, there is a checkpoint of every third step in it."""
     return est.fit(
-        options.pop("data", DATA),
         **{
+            "data": DATA,
             "epochs": EPOCHS,
             "batch_size": BATCH,
             "feature_cols": ["id", "x"],
             "label_cols": "y",
             "validation_data": DATA,
             "callbacks": list(callbacks),
-            "checkpoint_trigger": 3 if est.model_dir is not None else None,
+            "checkpoint": folder and Checkpoints(folder, every=3),
             "verbose": 0,
             **options,
         },
@@ -86,10 +87,10 @@ class Falls(Callback):
     """Once, on one rank, after one step, when the checkpoint before it is written, something happens."""
 
     def __init__(
-        self, folder: Path, what: str, *, model_dir: Path | None = None, rank: int = 1, always: bool = False
+        self, folder: Path, what: str, *, checkpoints: Path | None = None, rank: int = 1, always: bool = False
     ) -> None:
         self.folder, self.what, self.rank, self.always = str(folder), what, rank, always
-        self.model_dir = model_dir and str(model_dir)
+        self.checkpoints = checkpoints and str(checkpoints)
         self.driver = os.getpid()
 
     def on_run_begin(self, run: Any) -> None:
@@ -102,8 +103,8 @@ class Falls(Callback):
         if run.rank != self.rank or run.step != FALL or (marker.exists() and not self.always):
             return
         marker.touch()
-        if self.model_dir is not None:
-            await_file(Path(self.model_dir), f"checkpoint-*-step-{KEPT:09d}.kindler")
+        if self.checkpoints is not None:
+            await_file(Path(self.checkpoints), f"checkpoint-*-step-{KEPT:09d}.kindler")
         getattr(self, self.what)()
 
     def die(self) -> None:

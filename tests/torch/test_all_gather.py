@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kindler
-from kindler import Estimator
+from kindler import Estimator, Optimization
 from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -70,9 +70,9 @@ def test_a_fit_of_three_workers_has_the_losses_of_one_and_without_gathering_is_r
     ):
         fit(2, loss=of_own)
     with pytest.raises(ConfigError, match=r"(?s)the passes of accumulation_steps.*accumulation_steps=1"):
-        fit(1, loss=of_own, accumulation_steps=2)
+        fit(1, loss=of_own, optimization=Optimization(accumulation_steps=2))
     either = r"(?s)(passes of accumulation_steps|all_gather needs workers that meet).*accumulation_steps=1"
     with pytest.raises(ConfigError, match=either):  # one worker finds the one, and one the other
-        fit(2, loss=of_all, accumulation_steps=2)
+        fit(2, loss=of_all, optimization=Optimization(accumulation_steps=2))
     with pytest.raises(ConfigError, match=r"(?s)all_gather needs workers that meet in every step.*allreduce"):
         fit(2, loss=of_all, strategy="local_sgd")

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator, Optimization
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, WorkerError, WorkerLostError
 from kindler.strategies import AllReduce, Async, LocalSGD, Strategy
 
@@ -29,7 +30,7 @@ def clouds() -> Arrays:
     return x.astype(np.float32), np.repeat([0.0, 1.0], 200).astype(np.float32)[:, None]
 
 
-def classifier(workers: int = 2, *, norm: bool = False, **options: Any) -> Estimator:
+def classifier(workers: int = 2, *, norm: bool = False) -> Estimator:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(10, 12), nn.BatchNorm1d(12)] if norm else [nn.Linear(10, 12)]
     model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 1))
@@ -39,7 +40,6 @@ def classifier(workers: int = 2, *, norm: bool = False, **options: Any) -> Estim
         loss=nn.BCEWithLogitsLoss(),
         metrics=["accuracy"],
         workers=workers,
-        **options,
     )
 
 
@@ -195,7 +195,7 @@ class Rates(Callback):
 
 
 def test_workers_without_rows_in_a_step_keep_up_with_the_schedule_in_rounds(tmp_path: Path) -> None:
-    est = counter(2, scheduler=halves_by_step, scheduler_step="step")
+    est = counter(2, scheduler=halves_by_step, optimization=Optimization(scheduler_step="step"))
     est.fit(
         rows(7), batch_size=1, shuffle=False, strategy="local_sgd", callbacks=[Rates(tmp_path)], verbose=0
     )
@@ -235,9 +235,8 @@ def test_a_rate_that_a_callback_changes_and_a_schedule_reach_the_server() -> Non
 
 def test_a_checkpoint_has_the_servers_weights_and_optimizer_and_a_run_resumes_from_it(tmp_path: Path) -> None:
     x, y = clouds()
-    est = classifier(model_dir=tmp_path, norm=True)
-    first = est.fit((x, y), epochs=2, batch_size=64, strategy="async", verbose=0)
-    again = classifier(model_dir=tmp_path, norm=True)
+    est, again = classifier(norm=True), classifier(norm=True)
+    first = est.fit((x, y), epochs=2, batch_size=64, strategy="async", checkpoint=tmp_path, verbose=0)
     again.load_checkpoint(Estimator.latest_checkpoint(tmp_path))
     history = again.fit((x, y), epochs=1, batch_size=64, strategy="async", verbose=0)
 
@@ -260,10 +259,9 @@ def test_the_others_finish_when_a_worker_dies_and_the_report_says_so(
     rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     x, y = clouds()
-    est = classifier(3, norm=True, model_dir=tmp_path)
-    history = est.fit(
-        (x, y), epochs=3, batch_size=48, callbacks=[At(2, rank, die)], strategy="async", verbose=1
-    )
+    est = classifier(3, norm=True)
+    dying = [At(2, rank, die)]
+    history = est.fit((x, y), 3, 48, callbacks=dying, strategy="async", checkpoint=tmp_path, verbose=1)
 
     assert history["lost_workers"] == [0, 1, 1]
     assert history["num_samples"][0] == 400
@@ -300,7 +298,7 @@ class DieOnce(Callback):
         assert self.seen == 7 * run.epoch, "no step is missing, and none was made twice"
 
 
-def dropping(**options: Any) -> Estimator:
+def dropping() -> Estimator:
     """A model with all that a replacement could get wrong: statistics, momentum, randomness."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 12), nn.BatchNorm1d(12), nn.Dropout(0.3), nn.Linear(12, 1))
@@ -310,7 +308,6 @@ def dropping(**options: Any) -> Estimator:
         loss=nn.BCEWithLogitsLoss(),
         metrics=["accuracy"],
         workers=2,
-        **options,
     )
 
 
@@ -322,7 +319,7 @@ def test_rounds_in_which_workers_were_killed_end_as_those_in_which_they_lived(
     for name, ranks in (("alone", ()), ("disturbed", (0, 1))):
         folder = tmp_path / name
         folder.mkdir()
-        est = dropping(model_dir=folder / "run")
+        est = dropping()
         history = est.fit(
             (x, y),
             epochs=3,
@@ -330,6 +327,7 @@ def test_rounds_in_which_workers_were_killed_end_as_those_in_which_they_lived(
             validation_data=(x[::4], y[::4]),
             callbacks=[DieOnce(folder, ranks)],
             strategy=LocalSGD(every_steps=2),
+            checkpoint=folder / "run",
             verbose=0,
         )
         timed = {"seconds", "rows_per_s"}
@@ -346,25 +344,18 @@ def test_rounds_in_which_workers_were_killed_end_as_those_in_which_they_lived(
 
 
 def test_a_dead_server_ends_the_run_with_its_newest_checkpoint(tmp_path: Path) -> None:
-    est = counter(2, model_dir=tmp_path)
+    est, again = counter(2), counter(2)
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 4, "strategy": "async", "verbose": 0}
 
     with pytest.raises(
         WorkerLostError, match=r"the parameter server.*newest checkpoint is .*epoch-00001-"
     ) as caught:
-        est.fit(
-            rows(40),
-            epochs=3,
-            batch_size=4,
-            callbacks=[At(2, 0, kill_the_server)],
-            strategy="async",
-            verbose=0,
-        )
+        est.fit(rows(40), callbacks=[At(2, 0, kill_the_server)], checkpoint=tmp_path, **options)
 
     assert caught.value.role == "ps"
-    counted = counter(2, model_dir=tmp_path)
-    history = counted.fit(rows(40), epochs=3, batch_size=4, strategy="async", resume=True, verbose=0)
+    history = again.fit(rows(40), checkpoint=tmp_path, resume=True, **options)
     assert history["epoch"] == [1, 2, 3]
-    assert counted.get_model().weight.tolist() == [-60.0] * 3
+    assert again.get_model().weight.tolist() == [-60.0] * 3
 
 
 class Refuses(torch.optim.SGD):
@@ -408,7 +399,7 @@ def test_what_does_not_go_together_is_refused_on_the_driver() -> None:
     with pytest.raises(ConfigError, match="every_steps is a whole number of at least 1"):
         counter(2).fit(rows(4), strategy=LocalSGD(every_steps=0), verbose=0)
     with pytest.raises(ConfigError, match="clip_norm needs the gradients of all parameters"):
-        counter(2, clip_norm=1.0).fit(rows(4), strategy=Async(shards=2), verbose=0)
+        counter(2, optimization=Optimization(clip_norm=1.0)).fit(rows(4), strategy=Async(shards=2), verbose=0)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.from_numpy, rows(4))))
     with pytest.raises(ConfigError, match="max_staleness is for data that has columns"):
         counter(2).fit(loader, strategy=Async(max_staleness=1), verbose=0)

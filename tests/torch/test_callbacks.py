@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, EarlyStopping, Estimator, LearningRateMonitor, ModelCheckpoint
+from kindler import Columns, Estimator, RunSettings
+from kindler.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from kindler.errors import ConfigError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -200,8 +201,8 @@ def test_nan_counts_as_no_better(tmp_path: Path) -> None:
     data = (np.full_like(X, math.inf), Y)
 
     with pytest.warns(RuntimeWarning, match="the loss is nan"):
-        history = regression().fit(
-            data, epochs=9, callbacks=[stopping], allow_nan=True, nan_loss="warn", verbose=0
+        history = regression(settings=RunSettings(nan_loss="warn")).fit(
+            data, epochs=9, callbacks=[stopping], columns=Columns(allow_nan=True), verbose=0
         )
 
     assert len(history) == 2

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Callback, DriverCallback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback, DriverCallback
 from kindler.errors import ConfigError
 from kindler.train.callbacks import Run
 from tests import caller

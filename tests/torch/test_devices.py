@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 import kindler
-from kindler import Callback, Estimator, Omega, RunSettings
+from kindler import Device, Estimator, Optimization, RunSettings, Store
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from kindler.models.loaded import load
 
@@ -79,7 +80,7 @@ def test_the_driver_refuses_more_workers_than_gpus_before_any_starts(monkeypatch
     with pytest.raises(ConfigError, match="2 workers on one machine, which has 1 GPU:"):
         estimator().fit((X, Y), batch_size=16, verbose=0)
 
-    estimator(share_gpus=True).fit((X, Y), batch_size=16, verbose=0)
+    estimator(device=Device(share=True)).fit((X, Y), batch_size=16, verbose=0)
     estimator(device="cpu").fit((X, Y), batch_size=16, verbose=0)
 
 
@@ -100,7 +101,7 @@ def test_as_many_workers_start_as_there_are_gpus_to_compute_on(
 
 
 def test_the_history_says_how_steps_were_made_and_why(tmp_path: Path) -> None:
-    history = estimator(workers=1, compile="auto").fit((X, Y), batch_size=16, verbose=0)
+    history = estimator(workers=1, device=Device(compile="auto")).fit((X, Y), batch_size=16, verbose=0)
 
     assert history.mode == "eager: the device is cpu"
     assert estimator(workers=1).fit((X, Y), batch_size=16, verbose=0).mode is None
@@ -138,13 +139,13 @@ def test_a_model_may_call_torch_distributed() -> None:
             (X, Y), batch_size=len(X), verbose=0, callbacks=[SumOfAll()]
         )
 
-    fit(process_group=True)
+    fit(device=Device(process_group=True))
     with pytest.raises(LookupError, match="there is no process group"):
         fit()
 
 
 def test_a_worker_without_a_row_cannot_run_a_model_that_waits_for_all() -> None:
-    est = estimator(process_group=True)
+    est = estimator(device=Device(process_group=True))
     with pytest.raises(ConfigError, match=r"worker 1 has no row in step \d+, and with process_group=True"):
         est.fit((X[:1], Y[:1]), batch_size=16, verbose=0)
 
@@ -152,7 +153,9 @@ def test_a_worker_without_a_row_cannot_run_a_model_that_waits_for_all() -> None:
 def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
     found = {}
     for workers, precision in ((1, None), (1, "fp16"), (2, "fp16")):
-        est = estimator(workers=workers, precision=precision, clip_norm=1.0)
+        est = estimator(
+            workers=workers, device=Device(precision=precision), optimization=Optimization(clip_norm=1.0)
+        )
         history = est.fit((X, Y * 0.1), epochs=3, batch_size=16, verbose=0)
         assert np.isfinite(history["loss"]).all()
         found[workers, precision] = np.concatenate([p.detach().ravel() for p in est.get_model().parameters()])
@@ -162,13 +165,13 @@ def test_fp16_trains_nearly_as_float32_on_any_number_of_workers() -> None:
 
 
 def test_options_of_devices_are_checked_before_anything_starts() -> None:
-    for options, message in (
-        ({"precision": "fp8"}, "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
-        ({"tf32": "yes"}, "tf32 must be True or False; received 'yes'"),
-        ({"process_group": 1}, "process_group must be True or False; received 1"),
+    for device, message in (
+        (Device(precision="fp8"), "precision must be None, 'bf16' or 'fp16'; received 'fp8'"),
+        (Device(tf32="yes"), "tf32 must be True or False; received 'yes'"),
+        (Device(process_group=1), "process_group must be True or False; received 1"),
     ):
         with pytest.raises(ConfigError, match=message):
-            estimator(**options)
+            estimator(device=device)
 
 
 def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.WarningsRecorder) -> None:
@@ -178,7 +181,7 @@ def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.Warni
         with torch.autocast("cpu", torch.bfloat16):
             half = model(torch.from_numpy(X)).float().numpy()
     plain = Estimator.from_torch(model=model, device="cpu")
-    trained_in_half = Estimator.from_torch(model=model, device="cpu", precision="bf16")
+    trained_in_half = Estimator.from_torch(model=model, device=Device("cpu", precision="bf16"))
 
     np.testing.assert_array_equal(plain.predict(X, batch_size=48, precision="bf16"), half)
     np.testing.assert_array_equal(trained_in_half.predict(X, batch_size=48), half)
@@ -191,7 +194,7 @@ def test_predict_computes_in_the_precision_that_it_is_told(recwarn: pytest.Warni
 
 
 def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     trained = estimator(workers=1)
     trained.fit((X, Y), batch_size=16, verbose=0)
     model = trained.get_model()

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Columns, Estimator, Optimization
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, NotFittedError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -133,7 +134,7 @@ def test_creators_partials_bound_methods_and_callables_make_the_same_model(
 
 
 def test_accumulation_changes_nothing_but_memory(expected: list[float]) -> None:
-    est = estimator(accumulation_steps=4)
+    est = estimator(optimization=Optimization(accumulation_steps=4))
 
     est.fit((X, Y), epochs=3, **WHOLE)
 
@@ -157,7 +158,7 @@ def test_a_scheduler_moves_per_epoch_or_per_step() -> None:
 
     for when, rates in (("epoch", "0.1000 0.1000 0.0500 0.0500"), ("step", "0.0500 0.0250 0.0125 0.0063")):
         with tempfile.NamedTemporaryFile() as file:
-            est = estimator(scheduler=halve, scheduler_step=when)
+            est = estimator(scheduler=halve, optimization=Optimization(scheduler_step=when))
             est.fit((X, Y), epochs=2, batch_size=51, callbacks=[Rates(Path(file.name))], verbose=0)
             assert Path(file.name).read_text().split() == rates.split()
 
@@ -232,10 +233,10 @@ def test_training_from_a_checkpoint_equals_training_that_never_stopped(tmp_path:
     assert weights(second) == weights(whole)
 
 
-def test_a_model_dir_gets_a_whole_checkpoint_per_epoch(tmp_path: Path) -> None:
-    est = estimator(model_dir=tmp_path / "run")
+def test_a_folder_gets_a_whole_checkpoint_per_epoch(tmp_path: Path) -> None:
+    est = estimator()
 
-    est.fit((X, Y), epochs=2, **WHOLE)
+    est.fit((X, Y), epochs=2, checkpoint=tmp_path / "run", **WHOLE)
 
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "checkpoint-000001-epoch-00001-step-000000001.kindler",
@@ -265,12 +266,12 @@ def test_shapes_and_dtypes_of_labels_are_not_asked_of_rows_that_are_scored() -> 
         model=nn.Linear(4, 2), optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1, engine="local"
     )
     rows = {"x": np.ones((8, 4), "float32"), "goal": np.zeros((8, 2), "float32")}
-    told = {"shapes": {"goal": (2,)}, "dtypes": {"goal": "float32"}}
-    est.fit(rows, feature_cols="x", label_cols="goal", epochs=1, batch_size=8, verbose=0, **told)
+    told = Columns(shapes={"goal": (2,)}, dtypes={"goal": "float32"})
+    est.fit(rows, 1, 8, feature_cols="x", label_cols="goal", columns=told, verbose=0)
 
     assert est.predict(rows["x"]).shape == (8, 2)
     with pytest.raises(ConfigError, match="shapes: there is no column 'goal'"):
-        est.predict(rows["x"], shapes={"goal": (2,)})
+        est.predict(rows["x"], columns=Columns(shapes={"goal": (2,)}))
 
 
 def test_a_column_of_the_training_that_is_missing_is_named_as_such() -> None:
@@ -279,7 +280,12 @@ def test_a_column_of_the_training_that_is_missing_is_named_as_such() -> None:
     )
     rows = {name: np.ones((8,), "float32") for name in ("height", "width", "y")}
     est.fit(
-        rows, feature_cols=["height", "width"], stack_features=True, label_cols="y", batch_size=8, verbose=0
+        rows,
+        feature_cols=["height", "width"],
+        columns=Columns(stack_features=True),
+        label_cols="y",
+        batch_size=8,
+        verbose=0,
     )
     rows["hight"] = rows.pop("height")
 
@@ -305,6 +311,8 @@ def test_a_model_that_takes_one_input_gets_no_several_columns() -> None:
 
 
 def test_a_misspelt_argument_is_answered_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match="'label_col'. Did you mean 'label_cols'"):
+        estimator().fit(X, label_col="y")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'stack_feature'. Did you mean 'stack_features'"):
         estimator().fit(X, stack_feature=True)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'optimiser'. Did you mean 'optimizer'"):

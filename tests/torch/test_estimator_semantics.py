@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -71,10 +72,9 @@ def _plain(epochs: int) -> tuple[nn.Sequential, Scaled]:
 def test_unfreezing_modes_and_a_loss_that_learns_are_those_of_one_process(tmp_path: Path) -> None:
     model, loss = _network(), Scaled()
     optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=0.05)
-    est = Estimator.from_torch(
-        model=model, optimizer=optimizer, loss=loss, workers=2, model_dir=tmp_path / "run"
-    )
+    est = Estimator.from_torch(model=model, optimizer=optimizer, loss=loss, workers=2)
     options: dict[str, Any] = {"batch_size": 24, "callbacks": [Unfreeze()], "verbose": 0}
+    options["checkpoint"] = tmp_path / "run"
 
     est.fit((X, Y), epochs=3, **options)
 
@@ -89,7 +89,6 @@ def test_unfreezing_modes_and_a_loss_that_learns_are_those_of_one_process(tmp_pa
         optimizer=torch.optim.Adam([*again.parameters(), *other.parameters()], lr=0.05),
         loss=other,
         workers=2,
-        model_dir=tmp_path / "run",
     )
     resumed.fit((X, Y), epochs=5, resume=True, **options)
     _assert_same(again, other, resumed.history["epoch"][-1])

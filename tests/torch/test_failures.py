@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Columns, Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import (
     ConfigError,
     DataError,
@@ -168,10 +169,10 @@ def test_ranks_that_never_come_to_an_exchange_are_named_and_the_run_is_not_tried
     tmp_path: Path,
 ) -> None:
     settings = RunSettings(sync_timeout_s=6.0, retry_backoff_s=0.01)
-    est = regression(settings=settings, model_dir=tmp_path / "run")
+    est, waits = regression(settings=settings), [Waits(tmp_path, stopped=False)]
 
     with pytest.raises(SyncTimeoutError, match=r"1 of 2 workers: \[1\] did not arrive") as caught:
-        est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=False)], verbose=0)
+        est.fit((X, Y), 2, 4, callbacks=waits, checkpoint=tmp_path / "run", verbose=0)
 
     assert caught.value.missing == (1,)
     assert (tmp_path / "attempts").read_text() == "1"
@@ -179,9 +180,9 @@ def test_ranks_that_never_come_to_an_exchange_are_named_and_the_run_is_not_tried
 
 def test_an_exchange_that_waited_in_vain_for_a_stopped_worker_is_tried_again(tmp_path: Path) -> None:
     settings = RunSettings(sync_timeout_s=6.0, retry_backoff_s=0.01)
-    est = regression(settings=settings, model_dir=tmp_path / "run")
+    est, waits = regression(settings=settings), [Waits(tmp_path, stopped=True)]
 
-    history = est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Waits(tmp_path, stopped=True)], verbose=0)
+    history = est.fit((X, Y), 2, 4, callbacks=waits, checkpoint=tmp_path / "run", verbose=0)
 
     assert history["steps"] == [8, 8]
     assert (tmp_path / "attempts").read_text() == "11"
@@ -203,7 +204,7 @@ def test_nan_and_null_and_ragged_rows_name_column_and_row() -> None:
 
 def test_all_wrong_arguments_are_named_at_once_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="(?s)epochs.*received 0.*batch_size.*received -1.*ingest"):
-        regression().fit((X, Y), epochs=0, batch_size=-1, ingest="fast")  # type: ignore[arg-type]
+        regression().fit((X, Y), epochs=0, batch_size=-1, columns=Columns(ingest="fast"))  # type: ignore[arg-type]
     for nothing, kind in ((3, "int"), (None, "NoneType")):
         with pytest.raises(ConfigError, match=f"data is a builtins.{kind}"):
             regression().fit(nothing)
@@ -239,7 +240,8 @@ def test_a_missing_framework_is_named_with_the_extra_that_brings_it(tmp_path: Pa
 PROGRAM = """
     import numpy as np, torch, os, time
     from torch import nn
-    from kindler import Callback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import Callback
 
     class Long(Callback):
         def on_step_end(self, run):

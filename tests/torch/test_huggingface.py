@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Prepare, Store
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.registry import MODEL_KINDS
@@ -42,7 +42,7 @@ def estimator(workers: int, model: Any = None, **options: Any) -> Estimator:
         loss="model",
         metrics="accuracy",
         inputs="kwargs",
-        collate=Tokenize(tokenizer()),
+        prepare=Prepare(collate=Tokenize(tokenizer())),
         workers=workers,
         **options,
     )
@@ -99,7 +99,7 @@ def test_two_workers_take_the_steps_of_one_and_of_a_plain_loop() -> None:
 def test_a_stored_model_is_what_save_pretrained_writes_and_predicts_alike(
     trained: Estimator, tmp_path: Path
 ) -> None:
-    om = Omega(tmp_path)
+    om = Store(tmp_path)
     texts = {"text": np.array(TEST["text"][:5], object)}
     expected = trained.predict({"text": TEST["text"][:5]}, verbose=0)["logits"]
 

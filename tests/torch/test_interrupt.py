@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import DriverCallback, Estimator
+from kindler import Estimator
+from kindler.callbacks import DriverCallback
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
@@ -56,11 +57,11 @@ def _weights(estimator: Estimator) -> list[Any]:
 
 
 def test_the_newest_whole_step_is_kept_and_fit_goes_on_from_there(tmp_path: Path) -> None:
-    interrupted, pressed = _estimator(model_dir=tmp_path / "run"), Interrupt()
+    interrupted, pressed = _estimator(), Interrupt()
     with pytest.raises(
-        KeyboardInterrupt, match=r"interrupted after step [\d,]+\..* the next fit goes on"
+        KeyboardInterrupt, match=r"interrupted after step [\d,]+\..* the next fit continues"
     ) as raised:
-        interrupted.fit((X, Y), epochs=100_000, batch_size=2, callbacks=[pressed], verbose=0)
+        interrupted.fit((X, Y), 100_000, 2, callbacks=[pressed], checkpoint=tmp_path, verbose=0)
 
     step = int(re.search(r"step ([\d,]+)", str(raised.value))[1].replace(",", ""))  # type: ignore[index]
     assert step >= pressed.steps
@@ -74,8 +75,8 @@ def test_the_newest_whole_step_is_kept_and_fit_goes_on_from_there(tmp_path: Path
     for first, second in zip(_weights(interrupted), _weights(straight), strict=True):
         np.testing.assert_array_equal(first, second)
     epoch = interrupted.history[-1]["epoch"]
-    resumed, whole = _estimator(model_dir=tmp_path / "run"), _estimator()
-    resumed.fit((X, Y), epochs=epoch, batch_size=2, resume=True, verbose=0)
+    resumed, whole = _estimator(), _estimator()
+    resumed.fit((X, Y), epochs=epoch, batch_size=2, checkpoint=tmp_path, resume=True, verbose=0)
     whole.fit((X, Y), epochs=epoch, batch_size=2, verbose=0)
     for first, second in zip(_weights(resumed), _weights(whole), strict=True):
         np.testing.assert_array_equal(first, second)
@@ -100,7 +101,8 @@ def test_workers_that_do_not_meet_in_steps_keep_what_they_have_learned_too() -> 
 PROGRAM = """
     import numpy as np
     import torch
-    from kindler import DriverCallback, Estimator
+    from kindler import Estimator
+    from kindler.callbacks import DriverCallback
 
     class Told(DriverCallback):
         told = False

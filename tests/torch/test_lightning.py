@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kindler
-from kindler import Estimator
+from kindler import Device, Estimator, Optimization
 from kindler.errors import ConfigError
 from tests.exact import assert_close, problem
 
@@ -236,6 +237,34 @@ def test_what_is_not_supported_is_named_before_anything_runs() -> None:
         Estimator.from_lightning(lightning.LightningModule(), workers=1).fit(DATA, verbose=0)
     with pytest.raises(TypeError, match="'transforms'. Did you mean 'transform'?"):
         Estimator.from_lightning(Classifier(), transforms=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"device": Device(compile="auto")}, "Device(compile='auto')"),
+        ({"device": Device(cache=False)}, "Device(cache=False)"),
+        ({"device": Device(process_group=True)}, "Device(process_group=True)"),
+        ({"optimization": Optimization(loss_weights=[1.0])}, "Optimization(loss_weights=[1.0])"),
+        ({"optimization": Optimization(accumulation_steps=2)}, "Optimization(accumulation_steps=2)"),
+        ({"optimization": Optimization(scheduler_step="step")}, "Optimization(scheduler_step='step')"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fields_of_groups_that_modules_do_not_take_are_refused(options: Any, refused: str) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(refused)} is not for LightningModules"):
+        Estimator.from_lightning(Classifier(), **options)
+
+
+def test_all_fields_that_modules_do_not_take_are_named_at_once_with_what_to_do_instead() -> None:
+    steps = Optimization(accumulation_steps=2, scheduler_step="step", clip_norm=1.0)
+    with pytest.raises(ConfigError) as told:
+        Estimator.from_lightning(Classifier(), device=Device(compile="auto", tf32=True), optimization=steps)
+
+    for word in ("compile='auto'", "a smaller batch_size", "configure_optimizers names the interval"):
+        assert word in str(told.value)
+    for taken in ("clip_norm", "tf32"):
+        assert taken not in str(told.value)
 
 
 class Forked(Classifier):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Estimator, RunSettings
+from kindler.callbacks import Callback
 from tests.listening import listeners, wildcards
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Estimator, Optimization
 from kindler.errors import ConfigError
 from tests.exact import assert_close
 
@@ -63,7 +63,7 @@ def test_two_workers_sum_losses_of_their_own_divisors_as_one_process_does(named:
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.3),
         loss=losses if named else list(losses.values()),
-        loss_weights=WEIGHTS if named else list(WEIGHTS.values()),
+        optimization=Optimization(loss_weights=WEIGHTS if named else list(WEIGHTS.values())),
         workers=2,
     )
     columns = {"feature_cols": "x", "label_cols": ["size", "kind"]}
@@ -78,20 +78,22 @@ def test_two_workers_sum_losses_of_their_own_divisors_as_one_process_does(named:
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("loss", "optimization", "match"),
     [
-        ({"loss": []}, "there is no loss in it"),
-        ({"loss": {"size": "mse"}}, r"loss\['size'\] must be a module"),
-        ({"loss": [nn.MSELoss(), nn.MSELoss()], "loss_weights": [1.0]}, "a number for each of the 2"),
-        ({"loss": {"size": nn.MSELoss()}, "loss_weights": {"kind": 1.0}}, "there is no loss of that name"),
-        ({"loss": nn.MSELoss(), "loss_weights": [1.0]}, "belong to a list or dict of losses"),
-        ({"loss": [nn.MSELoss()], "accumulation_steps": 2}, "with several losses it must be 1"),
-        ({"loss": [nn.Bilinear(1, 1, 1)]}, "has parameters of its own"),
+        ([], {}, "there is no loss in it"),
+        ({"size": "mse"}, {}, r"loss\['size'\] must be a module"),
+        ([nn.MSELoss(), nn.MSELoss()], {"loss_weights": [1.0]}, "a number for each of the 2"),
+        ({"size": nn.MSELoss()}, {"loss_weights": {"kind": 1.0}}, "there is no loss of that name"),
+        (nn.MSELoss(), {"loss_weights": [1.0]}, "belong to a list or dict of losses"),
+        ([nn.MSELoss()], {"accumulation_steps": 2}, "with several losses it must be 1"),
+        ([nn.Bilinear(1, 1, 1)], {}, "has parameters of its own"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_estimator_is_made(options: dict[str, Any], match: str) -> None:
+def test_what_cannot_work_is_refused_when_the_estimator_is_made(
+    loss: Any, optimization: dict[str, Any], match: str
+) -> None:
     with pytest.raises(ConfigError, match=match):
-        Estimator.from_torch(model=Heads(), **options)
+        Estimator.from_torch(model=Heads(), loss=loss, optimization=Optimization(**optimization))
 
 
 def test_losses_that_outputs_or_labels_do_not_fit_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Estimator, Optimization
 from kindler.errors import ConfigError
 from tests.exact import assert_close
 
@@ -109,7 +109,7 @@ def test_a_mean_over_something_else_is_refused_on_several_workers_and_trained_on
     ):
         trained(OddMean(), 2)
     with pytest.raises(ConfigError, match="the passes of accumulation_steps"):
-        trained(OddMean(), 1, accumulation_steps=2)
+        trained(OddMean(), 1, optimization=Optimization(accumulation_steps=2))
     _, history, _ = trained(OddMean(), 1)
     assert history["loss"][-1] < history["loss"][0]
 

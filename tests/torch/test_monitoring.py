@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback, TensorBoard
 from kindler.errors import ConfigError, MissingExtraError, NotFittedError
 from tests.events import scalars
 
@@ -48,10 +49,18 @@ def alone(epochs: int, batch_size: int) -> list[float]:
 
 
 def test_tensorboard_shows_every_step_and_every_epoch_of_all_fits(tmp_path: Path) -> None:
-    est = regression(log_dir=tmp_path)
+    est = regression()
 
     for _ in range(2):
-        est.fit((X, Y), epochs=2, batch_size=14, validation_data=(X, Y), shuffle=False, verbose=0)
+        est.fit(
+            (X, Y),
+            epochs=2,
+            batch_size=14,
+            validation_data=(X, Y),
+            callbacks=[TensorBoard(tmp_path)],
+            shuffle=False,
+            verbose=0,
+        )
 
     train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
     ends = [3, 6, 9, 12]
@@ -67,8 +76,8 @@ def test_tensorboard_shows_every_step_and_every_epoch_of_all_fits(tmp_path: Path
 def test_the_loss_of_a_step_is_that_of_all_its_rows_whatever_the_workers(tmp_path: Path) -> None:
     for workers in (1, 2):
         folder = tmp_path / str(workers)
-        est = regression(log_dir=folder, workers=workers)
-        est.fit((X, Y), epochs=2, batch_size=42, shuffle=False, verbose=0)
+        est = regression(workers=workers)
+        est.fit((X, Y), 2, 42, callbacks=[TensorBoard(folder)], shuffle=False, verbose=0)
 
         assert [v for _, v in scalars(folder / "train")["batch_loss"]] == pytest.approx(
             alone(2, 42), rel=1e-5
@@ -76,11 +85,11 @@ def test_the_loss_of_a_step_is_that_of_all_its_rows_whatever_the_workers(tmp_pat
 
 
 def test_summaries_are_rows_of_step_value_and_time(tmp_path: Path) -> None:
-    est = regression(log_dir=tmp_path)
+    est = regression()
     with pytest.raises(NotFittedError):
         est.get_train_summary("Loss")
 
-    est.fit((X, Y), epochs=2, batch_size=14, validation_data=(X, Y), verbose=0)
+    est.fit((X, Y), 2, 14, validation_data=(X, Y), callbacks=[TensorBoard(tmp_path)], verbose=0)
 
     assert est.get_train_summary("Loss")[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
     assert est.get_train_summary("LearningRate")[:, 1] == pytest.approx(0.1)
@@ -111,7 +120,7 @@ class Fails(Callback):
 
 def test_what_came_before_an_error_is_on_disk(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="enough"):
-        regression(log_dir=tmp_path).fit((X, Y), epochs=2, batch_size=14, callbacks=[Fails()], verbose=0)
+        regression().fit((X, Y), 2, 14, callbacks=[TensorBoard(tmp_path), Fails()], verbose=0)
 
     train = scalars(tmp_path / "train")
     assert [step for step, _ in train["loss"]] == [3]
@@ -124,7 +133,7 @@ def test_a_missing_package_is_named_before_anything_starts(
     monkeypatch.setitem(sys.modules, "tensorboard", None)
 
     with pytest.raises(MissingExtraError, match=r"kindler\[tensorboard\]"):
-        regression(log_dir=tmp_path)
+        TensorBoard(tmp_path)
 
 
 def test_a_log_file_gets_one_line_per_epoch(capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ SETUP = """
     import torch
     from torch import nn
     import kindler
-    from kindler import DriverCallback, Estimator, XShards, om
+    from kindler import Estimator, XShards, om
+    from kindler.callbacks import DriverCallback
 
     class Net(nn.Module):
         def __init__(self):

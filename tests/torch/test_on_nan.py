@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Columns, Estimator, RunSettings
 from kindler.errors import ConfigError, NonFiniteLossError
 from tests.unit.with_torch.rows import Array
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 ROWS = 8
+FIT: dict[str, Any] = {"batch_size": 10, "shuffle": False, "columns": Columns(allow_nan=True), "verbose": 0}
+SKIP = RunSettings(nan_loss="skip")
 
 
 def _data(step: int) -> tuple[Array, Array]:
@@ -43,11 +45,10 @@ def _with_a_bad_row() -> dict[str, Array]:
 
 
 def test_fit_raises_with_step_worker_and_rows() -> None:
-    options: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "verbose": 0}
     with pytest.raises(
         NonFiniteLossError, match=r"(?s)the loss is nan in step 3 on worker [01].*Row 23.*'x'"
     ) as raised:
-        _estimator().fit(_with_a_bad_row(), **options)
+        _estimator().fit(_with_a_bad_row(), **FIT)
 
     error = raised.value
     assert (error.step, isinstance(error, FloatingPointError)) == (3, True)
@@ -57,22 +58,20 @@ def test_fit_raises_with_step_worker_and_rows() -> None:
 
 
 def test_fit_warns_or_leaves_out_and_goes_on() -> None:
-    options: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "verbose": 0}
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* Training goes on with it"):
-        history = _estimator().fit(_with_a_bad_row(), nan_loss="warn", **options)
+        history = _estimator(settings=RunSettings(nan_loss="warn")).fit(_with_a_bad_row(), **FIT)
     assert np.isnan(history[0]["loss"])
 
-    skipping = _estimator()
+    skipping = _estimator(settings=SKIP)
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = skipping.fit(_with_a_bad_row(), epochs=2, nan_loss="skip", **options)
+        history = skipping.fit(_with_a_bad_row(), epochs=2, **FIT)
     assert history["skipped_steps"] == [1, 1]
     assert np.isfinite(history["loss"]).all()
     assert np.isfinite(skipping.get_model().weight.detach().numpy()).all()
 
 
 def test_what_cannot_be_done_about_a_loss_is_refused() -> None:
-    x, y = _data(0)
-    with pytest.raises(ConfigError, match="nan_loss must be 'raise', 'warn' or 'skip'; received 'ignore'"):
-        _estimator().fit((x, y), nan_loss="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"nan_loss='ignore'\): nan_loss is 'raise', 'warn' or 'skip'"):
+        RunSettings(nan_loss="ignore")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"takes strategy='allreduce'; received strategy='async'"):
-        _estimator().fit((x, y), nan_loss="skip", strategy="async")
+        _estimator(settings=SKIP).fit(_data(0), strategy="async")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, DataError
 from tests import exact
 
@@ -44,19 +45,20 @@ def uninterrupted() -> tuple[list[np.ndarray], list[float]]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize(("kept", "trigger"), [(5, None), (8, 4)], ids=["end", "middle"])
+@pytest.mark.parametrize(("kept", "every"), [(5, None), (8, 4)], ids=["end", "middle"])
 def test_another_number_of_workers_goes_on_to_the_same_weights(
-    tmp_path: Path, uninterrupted: Any, workers: int, kept: int, trigger: Any
+    tmp_path: Path, uninterrupted: Any, workers: int, kept: int, every: int | None
 ) -> None:
     """From the end of epoch 1, and from step 3 of epoch 2, of a run that two workers began."""
-    options = {"epochs": 3, "batch_size": 20, "checkpoint_trigger": trigger, "verbose": 0, **exact.COLUMNS}
+    checkpoint = Checkpoints(tmp_path, every=every)
+    options = {"epochs": 3, "batch_size": 20, "checkpoint": checkpoint, "verbose": 0, **exact.COLUMNS}
     with pytest.raises(RuntimeError, match="the power is gone"):
-        exact.estimator(workers=2, model_dir=tmp_path).fit(
+        exact.estimator(workers=2).fit(
             exact.problem(100), callbacks=[exact.Breaks(kept + 1, tmp_path, kept)], **options
         )
     notes = tmp_path / "notes"
     notes.mkdir()
-    again = exact.estimator(workers=workers, model_dir=tmp_path)
+    again = exact.estimator(workers=workers)
 
     history = again.fit(exact.problem(100), callbacks=[exact.Note(notes)], resume=True, **options)
 

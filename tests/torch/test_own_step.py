@@ -13,7 +13,8 @@ from interrupted import AT_ONCE
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Device, Estimator, Optimization
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError, KindlerError
 from tests.exact import assert_close, await_file
 
@@ -70,7 +71,7 @@ def gan(workers: int, step: Any = play, **options: Any) -> Estimator:
         model=Gan(),
         optimizer={"g": of_generator, "d": of_discriminator},
         scheduler={"d": decay},
-        scheduler_step="step",
+        optimization=Optimization(scheduler_step="step"),
         train_step=step,
         **{"workers": workers, "settings": AT_ONCE, **options},
     )
@@ -156,11 +157,11 @@ def test_a_run_that_broke_in_mid_epoch_goes_on_bit_by_bit_with_all_optimizers(tm
     whole = gan(2, noisy)
     told = fit(whole)
     folder = tmp_path / "run"
-    broken = gan(2, noisy, model_dir=folder)
+    checkpoint = Checkpoints(folder, every=3)
     with pytest.raises(RuntimeError, match="the power is gone"):
-        fit(broken, callbacks=[Falls(folder)], checkpoint_trigger=3)
-    again = gan(2, noisy, model_dir=folder)
-    history = fit(again, resume=True, checkpoint_trigger=3)
+        fit(gan(2, noisy), callbacks=[Falls(folder)], checkpoint=checkpoint)
+    again = gan(2, noisy)
+    history = fit(again, checkpoint=checkpoint, resume=True)
 
     assert history["loss"] == told["loss"]
     for ours, theirs in zip(weights(again), weights(whole), strict=True):
@@ -195,11 +196,11 @@ def test_a_function_that_returns_the_loss_trains_as_the_loss_itself_does_with_cl
         model=nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
         optimizer=torch.optim.SGD,
         loss=nn.MSELoss(),
-        clip_norm=0.1,
+        optimization=Optimization(clip_norm=0.1),
         workers=1,
     )
     expected = fit(known, few, batch_size=1, shuffle=False)
-    est = linear(2, clip_norm=0.1)
+    est = linear(2, optimization=Optimization(clip_norm=0.1))
     history = fit(est, few, batch_size=1, shuffle=False, validation_data=DATA)
 
     assert_close(weights(est), weights(known))
@@ -264,8 +265,8 @@ def test_steps_that_workers_would_not_share_are_refused_and_work_alone() -> None
             {"optimizer": {"a": of_discriminator}, "scheduler": {"b": decay}},
             "there is no optimizer of",
         ),
-        ({"accumulation_steps": 2}, "leave accumulation_steps=1"),
-        ({"precision": "fp16"}, "scales losses"),
+        ({"optimization": Optimization(accumulation_steps=2)}, "leave accumulation_steps=1"),
+        ({"device": Device(precision="fp16")}, "scales losses"),
         ({"metrics": ["mse"]}, "eval_step returns all figures itself"),
         ({"train_step": None}, "eval_step belongs to a train_step"),
     ],

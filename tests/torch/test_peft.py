@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.registry import MODEL_KINDS
@@ -103,14 +103,14 @@ def outputs(model: Any) -> Any:
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Iterator[Omega]:
-    opened = Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "store")
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_a_model_comes_back_as_it_was_without_trust(om: Omega, make: Any) -> None:
+def test_a_model_comes_back_as_it_was_without_trust(om: Store, make: Any) -> None:
     model = make()
     expected, state = outputs(model), {name: value.clone() for name, value in model.state_dict().items()}
     flags = {name: weight.requires_grad for name, weight in model.named_parameters()}
@@ -133,7 +133,7 @@ def test_a_model_comes_back_as_it_was_without_trust(om: Omega, make: Any) -> Non
     assert all(file.path.endswith((".json", ".safetensors")) for file in version.files)
 
 
-def test_a_stored_model_predicts_by_the_inputs_of_its_base(om: Omega) -> None:
+def test_a_stored_model_predicts_by_the_inputs_of_its_base(om: Store) -> None:
     tuned, layers = text(), MODELS["layers"]()
     found = load(om.store, om.models.put(tuned, "text"), trusted=False).predictor
     assert found.signature.names == ("input_ids", "attention_mask")
@@ -144,7 +144,7 @@ def test_a_stored_model_predicts_by_the_inputs_of_its_base(om: Omega) -> None:
     np.testing.assert_allclose(found({"input": ROWS.numpy()}), outputs(layers), atol=1e-6)
 
 
-def test_a_base_of_a_class_of_the_users_needs_trust_or_the_class(om: Omega) -> None:
+def test_a_base_of_a_class_of_the_users_needs_trust_or_the_class(om: Store) -> None:
     model = moved(get_peft_model(Own(6), LoraConfig(target_modules=["first"])))
     om.models.put(model, "own", init={"width": 6})
     with pytest.raises(UntrustedError, match="Own"):
@@ -153,7 +153,7 @@ def test_a_base_of_a_class_of_the_users_needs_trust_or_the_class(om: Omega) -> N
         torch.testing.assert_close(outputs(om.models.get("own", **options)), outputs(model))
 
 
-def test_only_the_adapters_are_trained_on_by_an_estimator_which_is_stored_too(om: Omega) -> None:
+def test_only_the_adapters_are_trained_on_by_an_estimator_which_is_stored_too(om: Store) -> None:
     om.models.put(get_peft_model(chain(), LoraConfig(target_modules=["0"], r=2)), "tuned")
     model = om.models.get("tuned")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -172,7 +172,7 @@ def test_only_the_adapters_are_trained_on_by_an_estimator_which_is_stored_too(om
     )
 
 
-def test_adapters_that_could_load_something_and_those_that_cannot_be_stored_are_refused(om: Omega) -> None:
+def test_adapters_that_could_load_something_and_those_that_cannot_be_stored_are_refused(om: Store) -> None:
     version = om.models.put(MODELS["layers"](), "layers")
     harmful = {**version.meta["adapters"]["default"], "megatron_config": {"a": 1}, "megatron_core": "evil"}
     with om.store.files(version) as folder, pytest.raises(UntrustedError, match="megatron_core"):

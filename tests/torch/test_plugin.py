@@ -12,7 +12,8 @@ import torch
 from gang import PRELOAD
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Device, Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.strategies import Strategy
@@ -114,14 +115,14 @@ class Asks(Callback):
 
 
 def test_a_sync_that_is_not_in_step_meets_only_at_the_ends_of_epochs(tmp_path: Path) -> None:
-    est = Estimator.from_framework("toy", model=_plane(), workers=2, model_dir=tmp_path)
+    est = Estimator.from_framework("toy", model=_plane(), workers=2)
     history = est.fit(
         _points(),
         epochs=2,
         batch_size=16,
         strategy="apart",
         callbacks=[Asks()],
-        checkpoint_trigger=1,
+        checkpoint=Checkpoints(tmp_path, every=1),
         verbose=0,
     )
 
@@ -133,6 +134,8 @@ def test_a_sync_that_is_not_in_step_meets_only_at_the_ends_of_epochs(tmp_path: P
 def test_what_a_framework_cannot_take_is_refused_by_itself() -> None:
     with pytest.raises(ConfigError, match=r"takes model, lr and momentum; received \['depth'\]"):
         Estimator.from_framework("toy", model=_plane(), depth=3)
+    with pytest.raises(ConfigError, match=r"Device\(precision='bf16'\) is not for 'toy' models"):
+        Estimator.from_framework("toy", model=_plane(), device=Device(precision="bf16"))
 
 
 def test_an_unknown_sync_is_answered_with_the_nearest_name() -> None:

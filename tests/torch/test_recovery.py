@@ -22,10 +22,12 @@ from interrupted import (
     weights,
 )
 
-from kindler import RunSettings
+from kindler import Epochs, RunSettings
 from kindler.errors import WorkerLostError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+LONG = Epochs(1, steps_per_epoch=2 * STEPS)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -35,11 +37,11 @@ def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(
     alone = shaky()
     expected = figures(fit(alone))
     folder = tmp_path / "run"
-    est = shaky(folder)
+    est = shaky()
 
     with caplog.at_level(logging.INFO, "kindler"):
-        falls = Falls(tmp_path, "die", model_dir=folder, rank=rank)
-        history = fit(est, falls, notes(tmp_path / "rows"), verbose=1)
+        falls = Falls(tmp_path, "die", checkpoints=folder, rank=rank)
+        history = fit(est, falls, notes(tmp_path / "rows"), folder=folder, verbose=1)
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
@@ -53,12 +55,10 @@ def test_a_run_that_lost_a_worker_ends_as_if_it_had_not(
 
 
 def test_a_loss_before_the_first_checkpoint_begins_the_run_again(tmp_path: Path) -> None:
-    options = {"checkpoint_trigger": None, "steps_per_epoch": 2 * STEPS, "epochs": 1}
-    alone = shaky()
-    expected = figures(fit(alone, **options))
-    est = shaky(tmp_path / "run")
+    alone, est = shaky(), shaky()
+    expected = figures(fit(alone, epochs=LONG))
 
-    history = fit(est, Falls(tmp_path, "die"), **options)
+    history = fit(est, Falls(tmp_path, "die"), epochs=LONG, checkpoint=tmp_path / "run")
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
@@ -67,12 +67,11 @@ def test_a_loss_before_the_first_checkpoint_begins_the_run_again(tmp_path: Path)
 
 def test_another_runs_checkpoints_in_the_folder_are_never_taken_up_by_itself(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    fit(shaky(folder, seed=5), epochs=6)
-    alone = shaky()
-    expected = figures(fit(alone, steps_per_epoch=2 * STEPS, epochs=1))
-    est = shaky(folder)
+    fit(shaky(seed=5), folder=folder, epochs=6)
+    alone, est = shaky(), shaky()
+    expected = figures(fit(alone, epochs=LONG))
 
-    history = fit(est, Falls(tmp_path, "die"), checkpoint_trigger=None, steps_per_epoch=2 * STEPS, epochs=1)
+    history = fit(est, Falls(tmp_path, "die"), epochs=LONG, checkpoint=folder)
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
@@ -80,13 +79,12 @@ def test_another_runs_checkpoints_in_the_folder_are_never_taken_up_by_itself(tmp
 
 
 def test_a_resumed_run_that_loses_a_worker_goes_on_too(tmp_path: Path) -> None:
-    alone = shaky()
+    alone, est = shaky(), shaky()
     expected = figures(fit(alone))
     folder = tmp_path / "run"
-    fit(shaky(folder), epochs=1)
-    est = shaky(folder)
+    fit(shaky(), folder=folder, epochs=1)
 
-    history = fit(est, Falls(tmp_path, "die"), checkpoint_trigger=None, resume=True)
+    history = fit(est, Falls(tmp_path, "die"), checkpoint=folder, resume=True)
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
@@ -94,10 +92,10 @@ def test_a_resumed_run_that_loses_a_worker_goes_on_too(tmp_path: Path) -> None:
 
 
 def test_the_last_error_is_raised_when_the_retries_are_spent(tmp_path: Path) -> None:
-    est = shaky(tmp_path / "run", settings=RunSettings(max_failures=2, retry_backoff_s=0.01))
+    est = shaky(settings=RunSettings(max_failures=2, retry_backoff_s=0.01))
 
     with pytest.raises(WorkerLostError, match="(?s)lost worker 1 .*SIGKILL.*failed 3 times") as caught:
-        fit(est, Falls(tmp_path, "die", always=True))
+        fit(est, Falls(tmp_path, "die", always=True), folder=tmp_path / "run")
 
     assert caught.value.rank == 1
     assert attempts(tmp_path) == [2, 2, 2]
@@ -105,13 +103,13 @@ def test_the_last_error_is_raised_when_the_retries_are_spent(tmp_path: Path) -> 
 
 def test_an_error_of_the_users_own_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="boom"):
-        fit(shaky(tmp_path / "run"), Falls(tmp_path, "fail"))
+        fit(shaky(), Falls(tmp_path, "fail"), folder=tmp_path / "run")
 
     assert attempts(tmp_path) == [2]
 
 
-def test_without_a_model_dir_a_loss_is_raised_at_once_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLostError, match=r"(?s)SIGKILL.*Hint: with model_dir=\.\.\."):
+def test_without_checkpoints_a_loss_is_raised_at_once_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLostError, match=r"(?s)SIGKILL.*Hint: fit\(checkpoint=\.\.\.\)"):
         fit(shaky(), Falls(tmp_path, "die"))
 
     assert attempts(tmp_path) == [2]
@@ -121,4 +119,4 @@ def test_a_folder_that_cannot_be_written_fails_the_run_with_its_reason(tmp_path:
     (tmp_path / "file").write_text("no folder")
 
     with pytest.raises(OSError, match=str(tmp_path / "file")):
-        fit(shaky(tmp_path / "file"))
+        fit(shaky(), folder=tmp_path / "file")

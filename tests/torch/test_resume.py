@@ -29,7 +29,8 @@ from interrupted import (
     weights,
 )
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Epochs, Estimator
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 from tests.exact import assert_each_row_once_per_epoch, steps
 
@@ -46,11 +47,11 @@ def whole() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     return figures(history), weights(est)
 
 
-def interrupted(tmp_path: Path, **options: Any) -> Path:
+def interrupted(tmp_path: Path, *callbacks: Callback, **options: Any) -> Path:
     """The folder of a run that failed in the middle of epoch 2."""
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match="boom"):
-        fit(shaky(folder, **options), Falls(tmp_path, "fail", model_dir=folder))
+        fit(shaky(), *callbacks, Falls(tmp_path, "fail", checkpoints=folder), folder=folder, **options)
     return folder
 
 
@@ -61,17 +62,17 @@ def made_at(folder: Path) -> list[tuple[int, int]]:
 
 
 def test_checkpoints_change_nothing(tmp_path: Path, whole: Any) -> None:
-    est = shaky(tmp_path / "run")
+    est = shaky()
 
-    assert figures(fit(est)) == whole[0]
+    assert figures(fit(est, folder=tmp_path / "run")) == whole[0]
     assert_same(est, whole[1])
 
 
 def test_a_run_that_failed_goes_on_in_the_middle_of_its_epoch(tmp_path: Path, whole: Any) -> None:
     folder = interrupted(tmp_path)
-    again = shaky(folder)
+    again = shaky()
 
-    history = fit(again, notes(tmp_path / "rows"), resume=True)
+    history = fit(again, notes(tmp_path / "rows"), folder=folder, resume=True)
 
     assert figures(history) == whole[0], "tallies of the part before are in the figures"
     assert_same(again, whole[1])
@@ -85,7 +86,7 @@ PROGRAM = """
     from interrupted import Falls, fit, shaky
 
     work = Path(sys.argv[1])
-    fit(shaky(work / "run"), Falls(work, "kill_driver", model_dir=work / "run"))
+    fit(shaky(), Falls(work, "kill_driver", checkpoints=work / "run"), folder=work / "run")
 """
 
 
@@ -102,8 +103,8 @@ def test_a_run_whose_driver_was_killed_goes_on_in_another_process(tmp_path: Path
     )
     assert driver.returncode == -signal.SIGKILL, driver.stderr
 
-    again = shaky(tmp_path / "run")
-    history = fit(again, resume=True)
+    again = shaky()
+    history = fit(again, folder=tmp_path / "run", resume=True)
 
     assert figures(history) == whole[0]
     assert_same(again, whole[1])
@@ -114,9 +115,9 @@ def test_another_worker_count_goes_on_in_the_middle_of_the_epoch_with_the_rows_t
 ) -> None:
     fit(shaky(), notes(tmp_path / "whole"))
     folder = interrupted(tmp_path)
-    again = shaky(folder, workers=1)
+    again = shaky(workers=1)
 
-    history = fit(again, notes(tmp_path / "rows"), resume=True)
+    history = fit(again, notes(tmp_path / "rows"), folder=folder, resume=True)
 
     trained, expected = ({k: sorted(v) for k, v in steps(tmp_path / n).items()} for n in ("rows", "whole"))
     assert trained == {key: ids for key, ids in expected.items() if key[1] > KEPT}
@@ -130,7 +131,7 @@ def test_with_rows_dealt_otherwise_the_epoch_begins_again_and_has_each_row_once(
     folder = interrupted(tmp_path)
     otherwise = {name: values[::-1].copy() for name, values in DATA.items()}
 
-    history = fit(shaky(folder), notes(tmp_path / "rows"), data=otherwise, resume=True)
+    history = fit(shaky(), notes(tmp_path / "rows"), data=otherwise, folder=folder, resume=True)
 
     trained = steps(tmp_path / "rows")
     assert {epoch for epoch, _ in trained} == {2, 3}
@@ -147,10 +148,10 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data if damage == "flip" else data[: len(data) // 2])
-    again = shaky(folder)
+    again = shaky()
 
     with pytest.warns(UserWarning, match=newest.name):
-        history = fit(again, notes(tmp_path / "rows"), resume=True)
+        history = fit(again, notes(tmp_path / "rows"), folder=folder, resume=True)
 
     assert min(times_trained(tmp_path / "rows")) == STEPS + 1, "from the end of epoch 1"
     assert figures(history) == whole[0]
@@ -158,55 +159,61 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 
 
 def test_a_run_that_is_complete_trains_nothing_and_returns_its_history(tmp_path: Path, whole: Any) -> None:
-    fit(shaky(tmp_path / "run"))
-    again = shaky(tmp_path / "run")
+    folder = tmp_path / "run"
+    fit(shaky(), folder=folder)
+    again = shaky()
 
-    history = fit(again, notes(tmp_path / "rows"), resume=True)
+    history = fit(again, notes(tmp_path / "rows"), folder=folder, resume=True)
 
     assert figures(history) == whole[0]
     assert_same(again, whole[1])
     assert times_trained(tmp_path / "rows") == {}
-    assert fit(again, resume=True)["epoch"] == [1, 2, 3]
+    assert fit(again, folder=folder, resume=True)["epoch"] == [1, 2, 3]
     assert again.history["epoch"] == [1, 2, 3], "no epoch is in the history twice"
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended(tmp_path: Path, whole: Any) -> None:
-    fit(shaky(tmp_path / "run"), epochs=1)
-    again = shaky(tmp_path / "run")
+    fit(shaky(), folder=tmp_path / "run", epochs=1)
+    again = shaky()
 
-    assert figures(fit(again, resume=True)) == whole[0]
+    assert figures(fit(again, folder=tmp_path / "run", resume=True)) == whole[0]
     assert_same(again, whole[1])
 
 
 def test_without_a_checkpoint_resume_begins_anew(tmp_path: Path, whole: Any) -> None:
-    est = shaky(tmp_path / "run")
-
-    assert figures(fit(est, resume=True)) == whole[0]
+    assert figures(fit(shaky(), folder=tmp_path / "run", resume=True)) == whole[0]
 
 
 def test_a_folder_behind_a_url_serves_as_well(tmp_path: Path, whole: Any) -> None:
     url: Any = f"local://{tmp_path}/run"  # fsspec's name for this machine's disk
-    fit(shaky(url), epochs=1)
-    again = shaky(url)
+    fit(shaky(), folder=url, epochs=1)
+    again = shaky()
 
-    assert figures(fit(again, resume=True)) == whole[0]
+    assert figures(fit(again, folder=url, resume=True)) == whole[0]
     assert_same(again, whole[1])
     assert str(Estimator.latest_checkpoint(url)).startswith(f"{url}/checkpoint-")
 
 
-def test_resume_and_its_like_need_a_model_dir() -> None:
-    est = shaky()
+def test_a_folder_alone_is_the_folder_of_checkpoints(tmp_path: Path, whole: Any) -> None:
+    for name, checkpoint in (("alone", tmp_path / "alone"), ("group", Checkpoints(tmp_path / "group"))):
+        est = shaky()
+        assert figures(fit(est, checkpoint=checkpoint)) == whole[0]
+        assert made_at(tmp_path / name) == [(epoch, epoch * STEPS) for epoch in (1, 2, 3)]
+        assert figures(fit(shaky(), checkpoint=checkpoint, resume=True)) == whole[0]
 
-    with pytest.raises(ConfigError, match=r"resume=True needs .*model_dir=\.\.\."):
-        fit(est, resume=True)
-    with pytest.raises(ConfigError, match="best_metric and checkpoint_trigger need a folder"):
-        fit(est, checkpoint_trigger=1, best_metric="val_loss")
+
+def test_what_checkpoints_need_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"resume=True needs the folder.*checkpoint=\.\.\."):
+        fit(shaky(), resume=True)
+    with pytest.raises(TypeError, match="folder"):
+        Checkpoints(every=1, best="val_loss")  # type: ignore[call-arg]
+    every: Any = "epoch"
     with pytest.raises(
-        ConfigError, match="checkpoint_trigger must be a number of steps or a function.*received 'epoch'"
+        ConfigError, match=r"every=\.\.\.\) must be a number of steps or a function.*received 'epoch'"
     ):
-        fit(shaky("unused"), checkpoint_trigger="epoch")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="needs validation_data"):
-        fit(shaky("unused"), best_metric="val_loss", validation_data=None)  # type: ignore[arg-type]
+        fit(shaky(), checkpoint=Checkpoints("unused", every=every))
+    with pytest.raises(ConfigError, match=r"Checkpoints\(best='val_loss'\) needs validation_data"):
+        fit(shaky(), checkpoint=Checkpoints("unused", best="val_loss"), validation_data=None)
 
 
 class Counts(Callback):
@@ -231,19 +238,17 @@ class Counts(Callback):
 
 
 def test_callbacks_remember_what_they_want_to(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(ValueError, match="boom"):
-        fit(shaky(folder), Counts(), Falls(tmp_path, "fail", model_dir=folder))
+    folder = interrupted(tmp_path, Counts())
 
-    history = fit(shaky(folder), Counts(), resume=True)
+    history = fit(shaky(), Counts(), folder=folder, resume=True)
 
     assert history["counted"] == [STEPS, 2 * STEPS, 3 * STEPS]
 
 
 def test_a_run_that_a_callback_ended_is_not_taken_up_again(tmp_path: Path) -> None:
-    assert fit(shaky(tmp_path / "run"), Counts(stop=True))["epoch"] == [1, 2]
+    assert fit(shaky(), Counts(stop=True), folder=tmp_path / "run")["epoch"] == [1, 2]
 
-    assert fit(shaky(tmp_path / "run"), Counts(), resume=True)["epoch"] == [1, 2]
+    assert fit(shaky(), Counts(), folder=tmp_path / "run", resume=True)["epoch"] == [1, 2]
 
 
 class Unkeepable(Callback):
@@ -253,7 +258,7 @@ class Unkeepable(Callback):
 
 def test_a_callback_whose_state_json_cannot_carry_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Unkeepable\.state_dict\(\) returned .*, which is not JSON"):
-        fit(shaky(tmp_path / "run"), Unkeepable())
+        fit(shaky(), Unkeepable(), folder=tmp_path / "run")
 
 
 class Asks(Callback):
@@ -265,14 +270,14 @@ class Asks(Callback):
 
 
 def test_a_checkpoint_is_written_when_one_worker_asks_for_it(tmp_path: Path) -> None:
-    fit(shaky(tmp_path), Asks(), epochs=1, checkpoint_trigger=None)
+    fit(shaky(), Asks(), epochs=1, checkpoint=tmp_path)
 
     assert made_at(tmp_path) == [(1, 4), (1, STEPS)]
 
 
 def test_the_best_checkpoint_is_kept_besides_the_last(tmp_path: Path) -> None:
-    est = shaky(tmp_path, workers=1)
-    history = fit(est, epochs=6, checkpoint_trigger=None, keep_checkpoints=1, best_metric="max:val_loss")
+    best = Checkpoints(tmp_path, keep=1, best="max:val_loss")
+    history = fit(shaky(workers=1), epochs=6, checkpoint=best)
 
     worst = max(history, key=lambda row: row["val_loss"])["epoch"]
     assert [epoch for epoch, _ in made_at(tmp_path)] == sorted({worst, 6})
@@ -281,7 +286,7 @@ def test_the_best_checkpoint_is_kept_besides_the_last(tmp_path: Path) -> None:
 def test_an_epoch_of_fewer_steps_goes_on_with_the_rows_where_the_last_one_ended(tmp_path: Path) -> None:
     est = shaky()
 
-    history = fit(est, notes(tmp_path), epochs=7, steps_per_epoch=2)
+    history = fit(est, notes(tmp_path), epochs=Epochs(7, steps_per_epoch=2))
 
     assert history["steps"] == [2] * 7
     ids = [i for step in steps(tmp_path).values() for i in step]
@@ -292,7 +297,7 @@ def test_an_epoch_of_fewer_steps_goes_on_with_the_rows_where_the_last_one_ended(
 def test_steps_per_epoch_of_one_pass_is_the_same_as_none(tmp_path: Path, whole: Any) -> None:
     est = shaky()
 
-    assert figures(fit(est, notes(tmp_path), steps_per_epoch=STEPS)) == whole[0]
+    assert figures(fit(est, notes(tmp_path), epochs=Epochs(EPOCHS, steps_per_epoch=STEPS))) == whole[0]
     assert_each_row_once_per_epoch(tmp_path, ROWS, EPOCHS)
 
 
@@ -305,41 +310,38 @@ def after_epochs(number: int) -> Callable[[Any], bool]:
 
 
 @pytest.mark.parametrize(
-    ("trigger", "options", "steps_made"),
+    ("trigger", "epochs", "steps_made"),
     [
-        (after_steps(10), {"epochs": None}, [7, 3]),
-        (after_epochs(2), {"epochs": None}, [7, 7]),
-        (after_epochs(5), {"epochs": 2}, [7, 7]),
-        (lambda progress: progress.loss is not None and progress.loss < 100, {"epochs": None}, [7]),
-        (lambda progress: progress.loss == 0 or progress.step == 1, {"epochs": 3}, [1]),
+        (after_steps(10), None, [7, 3]),
+        (after_epochs(2), None, [7, 7]),
+        (after_epochs(5), 2, [7, 7]),
+        (lambda progress: progress.loss is not None and progress.loss < 100, None, [7]),
+        (lambda progress: progress.loss == 0 or progress.step == 1, 3, [1]),
     ],
     ids=["steps", "epochs", "fewer epochs", "loss", "either"],
 )
 def test_a_run_ends_when_its_trigger_fires_or_its_epochs_are_over(
-    trigger: Any, options: dict[str, Any], steps_made: list[int]
+    trigger: Any, epochs: int | None, steps_made: list[int]
 ) -> None:
     est = shaky(workers=1)
 
-    assert fit(est, end_trigger=trigger, **options)["steps"] == steps_made
+    assert fit(est, epochs=Epochs(epochs, stop_when=trigger))["steps"] == steps_made
 
 
 def test_a_trigger_that_has_fired_ends_the_next_fit_before_it_begins(tmp_path: Path) -> None:
-    est = shaky(tmp_path, workers=1)
-    assert fit(est, epochs=None, end_trigger=after_steps(7))["steps"] == [7]
+    est, again = shaky(workers=1), shaky(workers=1)
+    one, two = Epochs(stop_when=after_steps(7)), Epochs(stop_when=after_epochs(2))
+    assert fit(est, epochs=one, folder=tmp_path)["steps"] == [7]
 
-    assert len(fit(est, epochs=None, end_trigger=after_steps(7))) == 0
-    assert fit(est, epochs=None, end_trigger=after_epochs(2))["epoch"] == [2]
-    assert fit(shaky(tmp_path, workers=1), epochs=None, end_trigger=after_epochs(2), resume=True)[
-        "epoch"
-    ] == [2]
+    assert len(fit(est, epochs=one, folder=tmp_path)) == 0
+    assert fit(est, epochs=two, folder=tmp_path)["epoch"] == [2]
+    assert fit(again, epochs=two, folder=tmp_path, resume=True)["epoch"] == [2]
 
 
 def test_max_steps_counts_from_where_the_run_began(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(ValueError, match="boom"):
-        fit(shaky(folder), Falls(tmp_path, "fail", model_dir=folder), max_steps=FALL + 1)
+    folder = interrupted(tmp_path, max_steps=FALL + 1)
 
-    history = fit(shaky(folder), max_steps=FALL + 1, resume=True)
+    history = fit(shaky(), folder=folder, max_steps=FALL + 1, resume=True)
 
     assert history["steps"] == [STEPS, FALL + 1 - STEPS]
 
@@ -358,7 +360,7 @@ def test_a_checkpoint_of_the_middle_of_an_epoch_gives_its_weights(tmp_path: Path
 
 
 def test_a_checkpoint_written_after_every_step_costs_no_step(tmp_path: Path, whole: Any) -> None:
-    est = shaky(tmp_path / "run")
+    every_step = Checkpoints(tmp_path / "run", every=1)
 
-    assert figures(fit(est, checkpoint_trigger=1)) == whole[0]
+    assert figures(fit(shaky(), checkpoint=every_step)) == whole[0]
     assert len(list((tmp_path / "run").iterdir())) == 3

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Columns, Estimator
 from kindler.errors import ConfigError
 from tests.unit.with_torch.rows import Array
 
@@ -60,8 +60,7 @@ def test_fit_weighs_classes_in_training_and_the_column_in_validation_too() -> No
         history = estimator.fit(
             data,
             batch_size=ROWS,
-            class_weight=CLASS_WEIGHT,
-            sample_weight_col="w",
+            columns=Columns(class_weight=CLASS_WEIGHT, weight_col="w"),
             validation_data=data,
             verbose=0,
         )
@@ -85,16 +84,20 @@ def _one_number(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_what_cannot_be_weighed_is_refused_with_the_reason() -> None:
     x, y, _ = _data(0, 3)
     with pytest.raises(ConfigError, match=r"class_weight: the loss AdaptiveLogSoftmax.* has no reduction"):
-        _estimator(1, loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit((x, y), class_weight={0: 2.0})
+        _estimator(1, loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit(
+            (x, y), columns=Columns(class_weight={0: 2.0})
+        )
     with pytest.raises(ConfigError, match=r"finite weights of at least 0; received 1: nan"):
-        _estimator(1).fit((x, y), class_weight={1: float("nan")})
+        _estimator(1).fit((x, y), columns=Columns(class_weight={1: float("nan")}))
     with pytest.raises(ConfigError, match=r"finite weights of at least 0; received 'cat': 2"):
-        _estimator(1).fit((x, y), class_weight={"cat": 2})
+        _estimator(1).fit((x, y), columns=Columns(class_weight={"cat": 2}))
     with pytest.raises(ConfigError, match=r"class_weight must be a dict .* received 'balanced'"):
-        _estimator(1).fit((x, y), class_weight="balanced")  # type: ignore[arg-type]
+        _estimator(1).fit((x, y), columns=Columns(class_weight="balanced"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"class_weight needs one label column; received \['a', 'b'\]"):
-        _estimator(1).fit({"x": x, "a": y, "b": y}, label_cols=["a", "b"], class_weight={0: 2.0})
+        _estimator(1).fit(
+            {"x": x, "a": y, "b": y}, label_cols=["a", "b"], columns=Columns(class_weight={0: 2.0})
+        )
     with pytest.raises(
         ConfigError, match=r"(?s)_one_number\(\) returned a single number for 12 rows.*reduction"
     ):
-        _estimator(1, loss=_one_number).fit((x, y), class_weight={0: 2.0}, verbose=0)
+        _estimator(1, loss=_one_number).fit((x, y), columns=Columns(class_weight={0: 2.0}), verbose=0)

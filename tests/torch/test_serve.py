@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Columns, Estimator, Store
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
 from tests.serve.served import serving
@@ -24,7 +24,7 @@ class Two(torch.nn.Module):
 
 def test_a_stored_module_gives_what_it_gives_in_evaluation(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
 
     served = load(om.store, om.models.put(model, "net"), trusted=False).predictor
 
@@ -34,7 +34,7 @@ def test_a_stored_module_gives_what_it_gives_in_evaluation(tmp_path: Path) -> No
 
 
 def test_metadata_of_a_stored_estimator_has_its_columns_its_outputs_and_all_versions(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     names, data = ["a", "b", "c", "d"], np.tile(X, (2, 1))
     columns = {name: data[:, i] for i, name in enumerate(names)} | {"y": np.arange(10) % 2}
     for stacked in (True, False):
@@ -46,9 +46,8 @@ def test_metadata_of_a_stored_estimator_has_its_columns_its_outputs_and_all_vers
             engine="local",
         )
         rows = columns if stacked else {"rows": data, "y": columns["y"]}
-        features = names if stacked else "rows"
-        options = {"feature_cols": features, "label_cols": "y", "stack_features": stacked}
-        estimator.fit(rows, epochs=1, batch_size=5, verbose=0, **options)
+        features, read = names if stacked else "rows", Columns(stack_features=stacked)
+        estimator.fit(rows, 1, 5, feature_cols=features, label_cols="y", columns=read, verbose=0)
         om.models.put(estimator, "est")
     om.close()
     with serving(tmp_path / "store") as served, httpx.Client(base_url=served.url, timeout=120) as client:

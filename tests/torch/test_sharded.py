@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gang import PRELOAD
-from interrupted import DATA, Falls, assert_same, attempts, figures, fit, shaky, weights
+from interrupted import Falls, assert_same, attempts, figures, fit, shaky, weights
 from torch import nn
 
-from kindler import Callback, EarlyStopping, Estimator, ModelCheckpoint
+from kindler import Checkpoints, Device, Estimator, Optimization
+from kindler.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from kindler.errors import ConfigError
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.strategies import FSDP, Strategy
@@ -141,13 +142,15 @@ class _Watch(Callback):
             run.write_checkpoint(self.path)
 
 
-def _estimator(**options: Any) -> Estimator:
+def _estimator() -> Estimator:
     model = Mixed()
     return Estimator.from_torch(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.02),
         loss=nn.MSELoss(),
-        **{"workers": 2, "precision": "bf16", "accumulation_steps": 2, "clip_norm": 0.5, **options},
+        workers=2,
+        device=Device(precision="bf16"),
+        optimization=Optimization(accumulation_steps=2, clip_norm=0.5),
     )
 
 
@@ -183,7 +186,7 @@ def test_a_run_has_the_result_of_all_reduce_and_a_checkpoint_of_it_goes_on_with_
 
 
 def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sync(tmp_path: Path) -> None:
-    def estimator(folder: Path | None = None) -> Estimator:
+    def estimator() -> Estimator:
         return Estimator.from_torch(
             model=lambda: nn.Sequential(
                 nn.Linear(4, 32, bias=False), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1)
@@ -191,13 +194,12 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
             optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
             loss=nn.MSELoss(),
             workers=2,
-            clip_norm=0.5,
-            model_dir=folder,
+            optimization=Optimization(clip_norm=0.5),
         )
 
     x, y = _data(7)
     options: dict[str, Any] = {"batch_size": 8, "validation_data": (x[:5], y[:5]), "verbose": 0}
-    plain, full, again = estimator(), estimator(tmp_path / "run"), estimator()
+    plain, full, again = estimator(), estimator(), estimator()
     expected = plain.fit((x, y), epochs=2, **options)
     stopping = [
         EarlyStopping("loss", patience=9, restore_best_weights=True),
@@ -208,7 +210,7 @@ def test_fsdp_has_the_result_of_all_reduce_and_its_checkpoints_go_on_with_any_sy
         epochs=2,
         strategy=FSDP(modules=["0"]),
         callbacks=stopping,
-        checkpoint_trigger=1,
+        checkpoint=Checkpoints(tmp_path / "run", every=1),
         **options,
     )
     again.load_checkpoint(tmp_path / "kept")
@@ -232,15 +234,16 @@ def test_a_run_that_lost_a_worker_in_mid_epoch_ends_as_if_it_had_not(tmp_path: P
     alone = shaky()
     expected = figures(fit(alone, strategy="zero1"))
     folder = tmp_path / "run"
-    est = shaky(folder)
+    est = shaky()
 
-    history = fit(est, Falls(tmp_path, "die", model_dir=folder), strategy="zero1")
+    history = fit(est, Falls(tmp_path, "die", checkpoints=folder), folder=folder, strategy="zero1")
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == expected
     assert_same(est, weights(alone))
-    again = shaky(folder, workers=1)  # a checkpoint of it, at its end
-    assert fit(again, resume=True, data=DATA)["epoch"] == [1, 2, 3]
+    again = shaky(workers=1)
+    # A checkpoint of it, at its end.
+    assert fit(again, folder=folder, resume=True)["epoch"] == [1, 2, 3]
     assert_same(again, weights(alone))
 
 

@@ -21,7 +21,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator, RunSettings
+from kindler import Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import StalledError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]

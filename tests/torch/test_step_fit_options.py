@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Columns, Epochs, Estimator, RunSettings
+from kindler.callbacks import Callback
 from kindler.errors import ConfigError
 
 lightning: Any = pytest.importorskip("lightning")
@@ -92,11 +94,11 @@ def zeros() -> nn.Module:
     return layer
 
 
-def made(kind: str, folder: Path) -> Estimator:
+def made(kind: str, folder: Path, settings: RunSettings | None = None) -> Estimator:
     common: dict[str, Any] = {
         "config": {"file": str(folder / "steps.jsonl")},
         "workers": 1,
-        "model_dir": folder / "run",
+        "settings": settings,
     }
     folder.mkdir(exist_ok=True)
     (folder / "steps.jsonl").write_text("")
@@ -112,11 +114,19 @@ def made(kind: str, folder: Path) -> Estimator:
 
 
 class Run:
-    """A fit, and what can be seen of it."""
+    """A fit that writes checkpoints, and what can be seen of it."""
 
-    def __init__(self, kind: str, folder: Path, capsys: Any, data: Any = DATA, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        capsys: Any,
+        data: Any = DATA,
+        settings: RunSettings | None = None,
+        **options: Any,
+    ) -> None:
         capsys.readouterr()
-        self.history = made(kind, folder).fit(data, **options)
+        self.history = made(kind, folder, settings).fit(data, **{"checkpoint": folder / "run", **options})
         self.output = "".join(capsys.readouterr())
         self.steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         # The steps that have a checkpoint.
@@ -158,8 +168,8 @@ FIRST: Facts = {
     "validation_data": lambda run: any("val_loss" in row for row in run.history),
     "validation_freq": lambda run: ["val_loss" in row for row in run.history] == [True, False, False, False],
     "callbacks": lambda run: run.marked,
-    "keep_checkpoints": lambda run: run.kept[-1] == 10 and not {6, 9} & {*run.kept},
-    "best_metric": lambda run: run.kept[:-1] == [3],
+    "keep": lambda run: run.kept[-1] == 10 and not {6, 9} & {*run.kept},
+    "best": lambda run: run.kept[:-1] == [3],
     "verbose": lambda run: not run.output,
 }
 AGAIN: Facts = {"resume": lambda run: len(run.steps) == 2 and run.history["steps"] == [3, 3, 3, 1, 2]}
@@ -168,69 +178,86 @@ SECOND: Facts = {
     "allow_nan": lambda run: any(np.isnan(step["loss"]) for step in run.steps),
     "nan_loss": lambda run: [row.get("skipped_steps") for row in run.history] == [1, 1],
     "initial_epoch": lambda run: run.history["epoch"] == [6, 7],
-    "end_trigger": lambda run: run.history["steps"][1:] == [1],
-    "checkpoint_trigger": lambda run: run.kept == [1, 2, 3],
+    "stop_when": lambda run: run.history["steps"][1:] == [1],
+    "every": lambda run: run.kept == [1, 2, 3],
+    "validation_split": lambda run: run.history[0].get("val_num_samples") == ROWS / 4,
 }
 WEIGHED: Facts = {
     "class_weight": lambda run: run.steps[0]["loss"] == pytest.approx(0.5 * 2 * 3),
-    "sample_weight_col": lambda run: run.steps[0]["loss"] == pytest.approx(0.5 * 2 * 3),
+    "weight_col": lambda run: run.steps[0]["loss"] == pytest.approx(0.5 * 2 * 3),
 }
-WEIGHTS: dict[str, Any] = {"class_weight": {1: 2.0}, "sample_weight_col": "w"}
-REFUSED: dict[str, tuple[Any, str]] = {
-    "strategy": ("async", "moves the parameters itself"),
-    "ingest": ("sideways", "ingest must be"),  # how Spark's rows come is decided before any framework
+WEIGHTS = Columns(class_weight={1: 2.0}, weight_col="w")
+SIDEWAYS: Any = "sideways"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "strategy": ({"strategy": "async"}, "moves the parameters itself"),
+    # How Spark's rows come is decided before any framework.
+    "ingest": ({"columns": Columns(ingest=SIDEWAYS)}, "ingest must be"),
 }
+
+
+def given(options: Mapping[str, Any]) -> set[str]:
+    """The arguments that have a value, and of groups the fields; each run has a folder."""
+    names: set[str] = set()
+    for name, value in options.items():
+        found = fields(value) if is_dataclass(value) else ()
+        names |= {field.name for field in found if getattr(value, field.name) != field.default} or {name}
+    return names - {"folder"}
 
 
 @pytest.mark.parametrize("kind", ["torch_step", "lightning"])
 def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: Path, capsys: Any) -> None:
     first: dict[str, Any] = {
-        "epochs": 4,
+        "epochs": Epochs(4, steps_per_epoch=3, validation_freq=[1]),
         "batch_size": 4,
         "feature_cols": ["b", "a"],
         "label_cols": "z",
-        "shapes": {"a": (2, 2)},
-        "dtypes": {"z": "float64"},
+        "columns": Columns(shapes={"a": (2, 2)}, dtypes={"z": "float64"}),
         "shuffle": False,
-        "steps_per_epoch": 3,
         "max_steps": 10,
         "validation_data": DATA,
-        "validation_freq": [1],
         "callbacks": [Marks(tmp_path / "first")],
-        "keep_checkpoints": 1,
-        "best_metric": "val_loss",
+        "checkpoint": Checkpoints(tmp_path / "first" / "run", keep=1, best="val_loss"),
         "verbose": 0,
     }
-    assert first.keys() == FIRST.keys()
+    assert given(first) == FIRST.keys()
     second: dict[str, Any] = {
-        "stack_features": True,
-        "allow_nan": True,
-        "nan_loss": "skip",
-        "initial_epoch": 5,
-        "end_trigger": lambda progress: progress.step >= 3,
-        "checkpoint_trigger": 1,
+        "epochs": Epochs(7, initial_epoch=5, stop_when=lambda progress: progress.step >= 3),
+        "columns": Columns(stack_features=True, allow_nan=True),
+        "checkpoint": Checkpoints(tmp_path / "second" / "run", every=1),
+        "validation_split": 0.25,
     }
-    assert second.keys() == SECOND.keys()
-    besides = {"feature_cols": ["b", "a"], "label_cols": "z", "epochs": 7, "batch_size": 12, "verbose": 0}
+    assert given(second) - {"epochs"} == SECOND.keys() - {"nan_loss"}
+    besides = {
+        "feature_cols": ["b", "a"],
+        "label_cols": "z",
+        "batch_size": 12,
+        "shuffle": False,
+        "verbose": 0,
+    }
+    skip = RunSettings(nan_loss="skip")
 
     without = Run(kind, tmp_path / "without", capsys)
     holds(FIRST, Run(kind, tmp_path / "first", capsys, **first), without)
-    again = {**first, "epochs": 5, "max_steps": 12}
+    again = {**first, "epochs": replace(first["epochs"], epochs=5), "max_steps": 12}
     holds(AGAIN, Run(kind, tmp_path / "first", capsys, **again, resume=True), without)
     with pytest.warns(RuntimeWarning, match="The step is left out"):
-        prepared = Run(kind, tmp_path / "second", capsys, HOLED, shuffle=False, **second, **besides)
+        prepared = Run(kind, tmp_path / "second", capsys, HOLED, skip, **second, **besides)
     holds(SECOND, prepared, without)
     if kind == "torch_step":
-        holds(WEIGHED, Run(kind, tmp_path / "weighed", capsys, **WEIGHTS, verbose=0), without)
-    refused = dict(REFUSED)
-    if kind == "lightning":
-        refused |= {name: (value, f"{name}: a LightningModule computes") for name, value in WEIGHTS.items()}
-    for name, (value, match) in refused.items():
+        holds(WEIGHED, Run(kind, tmp_path / "weighed", capsys, columns=WEIGHTS, verbose=0), without)
+    else:
+        for name in WEIGHED:
+            weighed = Columns(**{name: getattr(WEIGHTS, name)})
+            with pytest.raises(ConfigError, match=f"{name}: a LightningModule computes"):
+                made(kind, tmp_path / "refused").fit(DATA, columns=weighed)
+    for options, match in REFUSED.values():
         with pytest.raises(ConfigError, match=match):
-            made(kind, tmp_path / "refused").fit(DATA, **{name: value})
+            made(kind, tmp_path / "refused").fit(DATA, **options)
 
-    options = inspect.signature(Estimator.fit).parameters.keys() - {"self", "data"}
-    assert options == FIRST.keys() | AGAIN.keys() | SECOND.keys() | WEIGHED.keys() | REFUSED.keys()
+    arguments = inspect.signature(Estimator.fit).parameters.keys() - {"self", "data", "columns", "checkpoint"}
+    inside = {field.name for group in (Epochs, Columns, Checkpoints) for field in fields(group)} - {"folder"}
+    tested = FIRST.keys() | AGAIN.keys() | SECOND.keys() | WEIGHED.keys() | REFUSED.keys()
+    assert arguments | inside == tested - {"nan_loss"}
 
 
 def holds(facts: Facts, run: Run, without: Run) -> None:

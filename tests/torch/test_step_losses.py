@@ -12,7 +12,7 @@ import torchmetrics
 from torch import nn
 from torch.nn import functional as F
 
-from kindler import Estimator
+from kindler import Columns, Estimator, RunSettings
 from kindler.errors import ConfigError, NonFiniteLossError
 from tests.exact import assert_close, weights
 from tests.unit.with_torch.rows import Array
@@ -92,7 +92,7 @@ def with_a_bad_row() -> dict[str, Array]:
     return {"x": x, "y": rng.normal(size=40).astype(np.float32)}
 
 
-FIT: dict[str, Any] = {"batch_size": 10, "shuffle": False, "allow_nan": True, "verbose": 0}
+FIT: dict[str, Any] = {"batch_size": 10, "shuffle": False, "columns": Columns(allow_nan=True), "verbose": 0}
 
 
 def test_fit_raises_with_step_worker_and_rows_though_the_users_code_is_between() -> None:
@@ -113,15 +113,16 @@ def test_a_bad_loss_that_is_only_returned_is_noticed_by_its_name() -> None:
         run.optimizer.zero_grad()
         return {"critic_loss": float(loss), "unknown": float("nan")}
 
+    est = own(raw, workers=1, settings=RunSettings(nan_loss="warn"))
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 on worker 0.*goes on with it"):
-        history = own(raw, workers=1).fit(with_a_bad_row(), nan_loss="warn", **FIT)
+        history = est.fit(with_a_bad_row(), **FIT)
     assert np.isnan(history["critic_loss"]).all()
 
 
 def test_fit_leaves_steps_out_and_says_how_many() -> None:
-    est = Estimator.from_lightning(Module(), workers=2)
+    est = Estimator.from_lightning(Module(), workers=2, settings=RunSettings(nan_loss="skip"))
     with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
-        history = est.fit(with_a_bad_row(), nan_loss="skip", **FIT)
+        history = est.fit(with_a_bad_row(), **FIT)
 
     assert history["skipped_steps"] == [1]
     assert history["num_samples"] == [30]
@@ -147,8 +148,7 @@ def test_a_step_finds_the_weights_of_its_rows_and_trains_as_a_weighted_loss_does
         "epochs": 2,
         "batch_size": 5,
         "shuffle": False,
-        "class_weight": {0: 3.0, 2: 0.5},
-        "sample_weight_col": "w",
+        "columns": Columns(class_weight={0: 3.0, 2: 0.5}, weight_col="w"),
         "validation_data": data,
         "verbose": 0,
     }
@@ -173,14 +173,14 @@ def test_weights_that_would_have_no_effect_are_refused() -> None:
     x, y = _data(0)
     data = {"x": x, "y": y, "w": np.ones(ROWS, np.float32)}
     with pytest.raises(ConfigError, match=r"train_step has not read run.sample_weight"):
-        own(workers=1).fit(data, sample_weight_col="w", verbose=0)
+        own(workers=1).fit(data, columns=Columns(weight_col="w"), verbose=0)
     for module in (Module(), Module):
         est = Estimator.from_lightning(module, workers=1)
         with pytest.raises(
-            ConfigError, match=r"(?s)^class_weight and sample_weight_col: a LightningModule.*label_cols"
+            ConfigError, match=r"(?s)^class_weight and weight_col: a LightningModule.*label_cols"
         ):
-            est.fit(data, class_weight={0: 2.0}, sample_weight_col="w", verbose=0)
+            est.fit(data, columns=Columns(class_weight={0: 2.0}, weight_col="w"), verbose=0)
     with pytest.raises(ConfigError, match="class_weight needs one label column; received"):
-        own(workers=1).fit(data, label_cols=["y", "w"], class_weight={0: 2.0})
-    with pytest.raises(ConfigError, match="sample_weight_col: the loss AdaptiveLogSoftmax.* no reduction"):
-        own(loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit(data, sample_weight_col="w")
+        own(workers=1).fit(data, label_cols=["y", "w"], columns=Columns(class_weight={0: 2.0}))
+    with pytest.raises(ConfigError, match="weight_col: the loss AdaptiveLogSoftmax.* no reduction"):
+        own(loss=nn.AdaptiveLogSoftmaxWithLoss(4, 3, [2])).fit(data, columns=Columns(weight_col="w"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import ConfigError, UntrustedError
 
 
@@ -28,8 +28,8 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    return Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 def layers() -> torch.nn.Module:
@@ -41,7 +41,7 @@ def layers() -> torch.nn.Module:
     )
 
 
-def test_a_model_of_torchs_own_layers_needs_no_class(om: Omega) -> None:
+def test_a_model_of_torchs_own_layers_needs_no_class(om: Store) -> None:
     x = torch.randn(4, 1, 6, 6)
     model = layers()
     model(x)
@@ -55,7 +55,7 @@ def test_a_model_of_torchs_own_layers_needs_no_class(om: Omega) -> None:
     assert torch.equal(again(x), model(x))
 
 
-def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Omega) -> None:
+def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Store) -> None:
     model = Net(width=6).eval()
     om.models.put(model, "net", init={"width": 6})
     x = torch.randn(5, 3)
@@ -71,7 +71,7 @@ def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Ome
     assert len(om.models.versions("net")) == 1
 
 
-def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: Omega) -> None:
+def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: Store) -> None:
     class Local(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
@@ -99,7 +99,7 @@ def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: Om
         "antigravity:Net",
     ],
 )
-def test_a_manifest_cannot_name_what_is_no_model(om: Omega, path: str) -> None:
+def test_a_manifest_cannot_name_what_is_no_model(om: Store, path: str) -> None:
     version = om.models.put(Net(), "net")
     om.store.publish(
         version.address, kind="torch", meta={**version.meta, "class": path}, shared=version.files
@@ -111,7 +111,7 @@ def test_a_manifest_cannot_name_what_is_no_model(om: Omega, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["os:system", "no_such_module:Net", "torch.nn:Linear.forward"])
-def test_a_trusted_manifest_must_name_a_class_of_models(om: Omega, path: str) -> None:
+def test_a_trusted_manifest_must_name_a_class_of_models(om: Store, path: str) -> None:
     version = om.models.put(Net(), "net")
     om.store.publish(
         version.address, kind="torch", meta={**version.meta, "class": path}, shared=version.files
@@ -121,7 +121,7 @@ def test_a_trusted_manifest_must_name_a_class_of_models(om: Omega, path: str) ->
 
 
 def test_a_module_that_calls_sys_exit_when_it_is_imported_does_not_end_the_process(
-    om: Omega, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    om: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
@@ -146,7 +146,7 @@ def test_a_module_that_calls_sys_exit_when_it_is_imported_does_not_end_the_proce
         {"layer": "Identity", "with": {}},
     ],
 )
-def test_a_manifest_cannot_describe_what_is_not_a_model_of_its_weights(om: Omega, layers: Any) -> None:
+def test_a_manifest_cannot_describe_what_is_not_a_model_of_its_weights(om: Store, layers: Any) -> None:
     version = om.models.put(torch.nn.Linear(3, 4), "net")
     om.store.publish(
         version.address, kind="torch", meta={**version.meta, "layers": layers}, shared=version.files
@@ -155,7 +155,7 @@ def test_a_manifest_cannot_describe_what_is_not_a_model_of_its_weights(om: Omega
         om.models.get("net")
 
 
-def test_a_pickled_file_is_refused_and_a_trusted_one_is_read(om: Omega, tmp_path: Path) -> None:
+def test_a_pickled_file_is_refused_and_a_trusted_one_is_read(om: Store, tmp_path: Path) -> None:
     torch.save(Net(), tmp_path / "net.pt")
     with pytest.raises(UntrustedError, match="pickle"):
         om.models.put(tmp_path / "net.pt", "net")
@@ -179,7 +179,7 @@ def trained() -> tuple[Estimator, dict[str, Any]]:
     return estimator, data
 
 
-def test_an_estimator_comes_back_with_its_history_and_its_columns(om: Omega) -> None:
+def test_an_estimator_comes_back_with_its_history_and_its_columns(om: Store) -> None:
     estimator, data = trained()
     om.models.put(estimator, "est", tag="prod")
 
@@ -204,7 +204,7 @@ def test_a_store_of_other_things_loads_no_framework(tmp_path: Path) -> None:
     code = f"""
 import sys
 import kindler
-om = kindler.Omega({str(tmp_path / "s")!r})
+om = kindler.Store({str(tmp_path / "s")!r})
 om.datasets.put([1], "x")
 om.datasets.get("x")
 om.models.list()

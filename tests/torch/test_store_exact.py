@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError
 
 
@@ -28,11 +28,11 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def om(tmp_path: Path) -> Omega:
-    return Omega(tmp_path / "store")
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
-def again(om: Omega, model: nn.Module) -> nn.Module:
+def again(om: Store, model: nn.Module) -> nn.Module:
     om.models.put(model, "net")
     found: nn.Module = om.models.get("net", classes=[Tied])
     return found
@@ -43,7 +43,7 @@ def small() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_weights_keep_their_precision(om: Omega, kind: torch.dtype) -> None:
+def test_weights_keep_their_precision(om: Store, kind: torch.dtype) -> None:
     model = small().to(kind).eval()
     found = again(om, model)
     assert found[0].weight.dtype is kind
@@ -52,14 +52,14 @@ def test_weights_keep_their_precision(om: Omega, kind: torch.dtype) -> None:
     assert torch.equal(found(x), model(x))
 
 
-def test_precisions_may_be_mixed(om: Omega) -> None:
+def test_precisions_may_be_mixed(om: Store) -> None:
     model = small()
     model[3].double()
     found = again(om, model)
     assert (found[0].weight.dtype, found[3].weight.dtype) == (torch.float32, torch.float64)
 
 
-def test_weights_that_are_tied_stay_tied(om: Omega) -> None:
+def test_weights_that_are_tied_stay_tied(om: Store) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     model[2].weight = model[0].weight
     found = again(om, model)
@@ -68,7 +68,7 @@ def test_weights_that_are_tied_stay_tied(om: Omega) -> None:
     assert len(list(found.parameters())) == 3
 
 
-def test_weights_that_a_class_ties_stay_tied_and_are_stored_once(om: Omega) -> None:
+def test_weights_that_a_class_ties_stay_tied_and_are_stored_once(om: Store) -> None:
     model = Tied()
     version = om.models.put(model, "net")
     found = om.models.get("net", classes=[Tied])
@@ -78,26 +78,26 @@ def test_weights_that_a_class_ties_stay_tied_and_are_stored_once(om: Omega) -> N
     assert torch.equal(found(x), model(x))
 
 
-def test_a_version_from_before_ties_were_noted_is_read(om: Omega) -> None:
+def test_a_version_from_before_ties_were_noted_is_read(om: Store) -> None:
     version = om.models.put(small(), "net")
     old = {key: version.meta[key] for key in ("form", "layers", "training")}
     om.store.publish(version.address, kind="torch", meta=old, shared=version.files)
     assert om.models.get("net")[0].weight.requires_grad
 
 
-def test_frozen_parameters_stay_frozen(om: Omega) -> None:
+def test_frozen_parameters_stay_frozen(om: Store) -> None:
     model = small()
     model[0].requires_grad_(False)
     assert [p.requires_grad for p in again(om, model).parameters()] == [False, False, *[True] * 4]
 
 
-def test_each_part_keeps_its_mode(om: Omega) -> None:
+def test_each_part_keeps_its_mode(om: Store) -> None:
     model = small()
     model[1].eval()
     assert [part.training for part in again(om, model).modules()] == [True, True, False, True, True]
 
 
-def test_a_layer_that_is_there_twice_is_one_layer(om: Omega) -> None:
+def test_a_layer_that_is_there_twice_is_one_layer(om: Store) -> None:
     relu, shared = nn.ReLU(), nn.Linear(3, 3)
     model = nn.Sequential(shared, relu, nn.Sequential(shared, relu), nn.Linear(3, 1))
     found = again(om, model)
@@ -107,7 +107,7 @@ def test_a_layer_that_is_there_twice_is_one_layer(om: Omega) -> None:
     assert torch.equal(found(x), model(x))
 
 
-def test_a_recurrent_layer_works_after_it_was_read(om: Omega) -> None:
+def test_a_recurrent_layer_works_after_it_was_read(om: Store) -> None:
     model = nn.LSTM(3, 4, num_layers=2, batch_first=True).double()
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     assert torch.equal(again(om, model)(x)[0], model(x)[0])
@@ -147,7 +147,7 @@ def other_buffer() -> nn.Module:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_what_cannot_be_kept_is_refused(om: Omega, make: Callable[[], nn.Module], problem: str) -> None:
+def test_what_cannot_be_kept_is_refused(om: Store, make: Callable[[], nn.Module], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         om.models.put(make(), "net")
     assert om.models.list() == []

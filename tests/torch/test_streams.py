@@ -20,6 +20,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from kindler import Epochs
 from kindler.errors import ConfigError, DataError, WorkerError
 from tests import exact
 
@@ -196,7 +197,11 @@ def test_a_stream_without_end_has_epochs_of_as_many_steps_as_asked_for(tmp_path:
 
     est = exact.estimator(workers=2)
     history = est.fit(
-        endless, epochs=2, batch_size=20, steps_per_epoch=7, callbacks=[exact.Note(tmp_path)], verbose=0
+        endless,
+        epochs=Epochs(2, steps_per_epoch=7),
+        batch_size=20,
+        callbacks=[exact.Note(tmp_path)],
+        verbose=0,
     )
 
     assert history["steps"] == [7, 7]
@@ -209,7 +214,10 @@ def test_epochs_of_their_own_length_go_on_through_passes(tmp_path: Path) -> None
     est = exact.estimator(workers=2)
 
     history = est.fit(
-        DataLoader(Rows(30), 10), epochs=2, steps_per_epoch=4, callbacks=[exact.Note(tmp_path)], verbose=0
+        DataLoader(Rows(30), 10),
+        epochs=Epochs(2, steps_per_epoch=4),
+        callbacks=[exact.Note(tmp_path)],
+        verbose=0,
     )
 
     assert history["num_samples"] == [40, 40]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Callback, Estimator, ModelCheckpoint
+from kindler import Checkpoints, Epochs, Estimator
+from kindler.callbacks import Callback, ModelCheckpoint
 from kindler.errors import ConfigError, DiskFullError, UntrustedError, WorkerError
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -47,23 +48,22 @@ def test_max_steps_alone_trains_to_that_step_through_as_many_epochs_as_it_takes(
 
 
 def test_the_best_epoch_is_chosen_among_those_that_were_validated(tmp_path: Path) -> None:
-    est = estimator(model_dir=tmp_path)
+    est = estimator()
 
     history = est.fit(
         DATA,
-        epochs=5,
+        epochs=Epochs(5, validation_freq=2),
         validation_data=DATA,
-        validation_freq=2,
-        best_metric="max:val_loss",
-        keep_checkpoints=1,
+        checkpoint=Checkpoints(tmp_path, keep=1, best="max:val_loss"),
         **OPTIONS,
     )
 
     assert ["val_loss" in row for row in history] == [False, True, False, True, False]
     kept = sorted(path.name.split("-")[3] for path in tmp_path.glob("*.kindler"))
     assert kept == ["00002", "00005"]  # the loss only falls, so the first that was judged has most of it
-    with pytest.raises(ConfigError, match="best_metric='val_auc' is not a metric of this run"):
-        est.fit(DATA, epochs=1, validation_data=DATA, best_metric="val_auc", **OPTIONS)
+    unknown = Checkpoints(tmp_path, best="val_auc")
+    with pytest.raises(ConfigError, match=r"Checkpoints\(best='val_auc'\): not a metric of this run"):
+        est.fit(DATA, epochs=1, validation_data=DATA, checkpoint=unknown, **OPTIONS)
 
 
 def test_what_cannot_be_pickled_is_named_with_its_place_before_a_worker_starts() -> None:
@@ -138,12 +138,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named_with_what_was_needed_and_what_is_free(tiny_disk: Path) -> None:
     large = functools.partial(torch.nn.Linear, 3, 100_000)
     wide = {"x": X, "y": np.zeros((24, 100_000), np.float32)}
-    est = estimator(large, optimizer=torch.optim.SGD, model_dir=tiny_disk / "run")
+    est = estimator(large, optimizer=torch.optim.SGD)
 
     with pytest.raises(
         DiskFullError, match=r"no space left for [\d,]+ bytes at .*/disk/run/checkpoint-"
     ) as caught:
-        est.fit(wide, epochs=1, **OPTIONS)
+        est.fit(wide, epochs=1, checkpoint=tiny_disk / "run", **OPTIONS)
     assert caught.value.needed_bytes is not None
     assert 0 <= caught.value.free_bytes <= 256 * 1024 < caught.value.needed_bytes
     with pytest.raises(DiskFullError, match=r"no space left at .*/disk/model\.pt: No space left"):
@@ -162,9 +162,9 @@ def test_the_data_of_a_run_on_a_full_disk_is_named_too(
 
 def test_the_latest_checkpoint_may_be_one_that_a_callback_wrote(tmp_path: Path) -> None:
     by_run, by_callback = tmp_path / "run", tmp_path / "mine"
-    est = estimator(model_dir=by_run)
+    est = estimator()
     saving = ModelCheckpoint(by_callback / "epoch-{epoch}.ckpt")
-    est.fit(DATA, epochs=2, callbacks=[saving], **OPTIONS)
+    est.fit(DATA, epochs=2, callbacks=[saving], checkpoint=by_run, **OPTIONS)
     (by_callback / "epoch-9.ckpt").write_bytes(b"kindler checkpoint\nbroken")
     (by_callback / "notes.txt").write_text("no checkpoint")
 

@@ -26,7 +26,8 @@ from interrupted import (
 )
 from torch import nn
 
-from kindler import Callback, Estimator, batched
+from kindler import Estimator, Prepare, batched
+from kindler.callbacks import Callback
 from kindler.data import images
 from kindler.errors import ConfigError, DataError, UntrustedError
 from tests import exact
@@ -98,8 +99,7 @@ def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoc
             optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
             loss=nn.CrossEntropyLoss(),
             workers=workers,
-            transform=transform,
-            eval_transform=plain,
+            prepare=Prepare(transform=transform, eval_transform=plain),
         )
         est.fit(DATA, EPOCHS, 20, callbacks=[Filed(folder)], verbose=0, **exact.COLUMNS)
         trained.append(est)
@@ -117,13 +117,13 @@ def test_each_row_is_augmented_alike_by_one_worker_and_two_and_anew_in_each_epoc
     assert judged["loss"] == pytest.approx(expected, abs=1e-5), "without noise"
 
 
-AUGMENTED: dict[str, Any] = {"transform": noisy, "eval_transform": plain}
+AUGMENTED = Prepare(transform=noisy, eval_transform=plain)
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Any, dict[str, np.ndarray]]:
     """Figures and weights of the run that nobody interrupts."""
-    est = shaky(**AUGMENTED)
+    est = shaky(prepare=AUGMENTED)
     return figures(fit(est)), weights(est)
 
 
@@ -131,9 +131,9 @@ def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(
     tmp_path: Path, whole: Any
 ) -> None:
     folder = tmp_path / "run"
-    again = shaky(folder, **AUGMENTED)
+    again = shaky(prepare=AUGMENTED)
 
-    history = fit(again, Falls(tmp_path, "die", model_dir=folder))
+    history = fit(again, Falls(tmp_path, "die", checkpoints=folder), folder=folder)
 
     assert attempts(tmp_path) == [2, 2]
     assert figures(history) == whole[0]
@@ -145,11 +145,11 @@ def test_a_run_that_is_resumed_by_hand_in_mid_epoch_augments_rows_as_it_would_ha
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match="boom"):
-        fit(shaky(folder, **AUGMENTED), Falls(tmp_path, "fail", model_dir=folder))
+        fit(shaky(prepare=AUGMENTED), Falls(tmp_path, "fail", checkpoints=folder), folder=folder)
     noted = notes(tmp_path / "notes")
-    again = shaky(folder, **AUGMENTED)
+    again = shaky(prepare=AUGMENTED)
 
-    history = fit(again, noted, resume=True)
+    history = fit(again, noted, folder=folder, resume=True)
 
     assert min(times_trained(tmp_path / "notes")) == KEPT + 1, "in the middle of the second epoch"
     assert figures(history) == whole[0]
@@ -189,8 +189,7 @@ def test_batches_of_two_workers_are_padded_as_by_hand_and_hold_every_row_once(
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.CrossEntropyLoss(),
         workers=2,
-        pad="batch",
-        length_col=length_col,
+        prepare=Prepare(pad="batch", length_col=length_col),
     )
     est.fit(
         TOKENS,
@@ -247,9 +246,7 @@ def test_losses_over_padded_labels_weigh_tokens_whoever_has_them() -> None:
             optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
             loss=nn.CrossEntropyLoss(),
             workers=workers,
-            pad="batch",
-            masks=False,
-            length_col="tokens",
+            prepare=Prepare(pad="batch", masks=False, length_col="tokens"),
         )
         history = est.fit(data, 2, 16, feature_cols="tokens", label_cols="tags", verbose=0)
         trained.append((exact.weights(est), history["loss"]))
@@ -280,7 +277,9 @@ def classifier(**options: Any) -> Estimator:
         optimizer=torch.optim.Adam(model.parameters(), lr=0.02),
         loss=nn.CrossEntropyLoss(),
         metrics="accuracy",
-        transform=images.from_bytes("png", to="image", crop=4, flip=True, std=0.5, channels="first"),
+        prepare=Prepare(
+            transform=images.from_bytes("png", to="image", crop=4, flip=True, std=0.5, channels="first")
+        ),
         **{"workers": 2, **options},
     )
 
@@ -336,7 +335,7 @@ def test_what_cannot_work_is_refused_before_workers_start() -> None:
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(torch.zeros(4, 4), torch.zeros(4, dtype=torch.long))
     )
-    est = exact.estimator(transform=noisy, length_col="x")
+    est = exact.estimator(prepare=Prepare(transform=noisy, length_col="x"))
 
     with pytest.raises(
         ConfigError, match="transform and length_col: this data is batches that your own code"
@@ -345,11 +344,11 @@ def test_what_cannot_work_is_refused_before_workers_start() -> None:
     with pytest.raises(ConfigError, match="length_col takes rows by their length, and shuffle=False"):
         est.fit(DATA, shuffle=False, **exact.COLUMNS)
     with pytest.raises(ConfigError, match="length_col: there is no column 'z'"):
-        exact.estimator(length_col="z").fit(DATA, **exact.COLUMNS)
+        exact.estimator(prepare=Prepare(length_col="z")).fit(DATA, **exact.COLUMNS)
     with pytest.raises(ConfigError, match="(?s)transform must be a function.*pad must be 'batch'"):
-        exact.estimator(transform=3, pad=-1)
+        exact.estimator(prepare=Prepare(transform=3, pad=-1))
     with (
         pytest.warns(UserWarning, match="there is no eval_transform"),
         pytest.raises(ConfigError, match="which columns"),
     ):
-        exact.estimator(transform=noisy).evaluate({"a": [1]})
+        exact.estimator(prepare=Prepare(transform=noisy)).evaluate({"a": [1]})

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch import nn, optim
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.errors import UntrainedWarning
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[Estimator, Path], Any]] = {
     "save": lambda est, folder: est.save(folder / "weights.pt"),
     "save whole": lambda est, folder: est.save(folder / "all.estimator"),
     "to_onnx": lambda est, folder: est.to_onnx(folder / "net.onnx", X),
-    "put": lambda est, folder: Omega(folder / "store").models.put(est, "net"),
+    "put": lambda est, folder: Store(folder / "store").models.put(est, "net"),
 }
 
 
@@ -78,7 +78,7 @@ def test_models_that_were_given_trained_or_loaded_do_not_warn(tmp_path: Path) ->
 
 
 def test_whoever_reads_an_untrained_estimator_from_a_store_is_told(tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     with pytest.warns(UntrainedWarning, match="^put"):
         om.models.put(estimator(), "net")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator, XShards
+from kindler import Columns, Estimator, XShards
 from kindler.errors import ConfigError, DataError
 from tests import exact, shards_training
 
@@ -68,7 +68,11 @@ def test_frames_get_a_column_keep_their_index_and_stay_as_they_were() -> None:
     est = linear()
 
     scored = est.predict(
-        shards, feature_cols=["a", "b", "c"], stack_features=True, output_cols="score", verbose=0
+        shards,
+        feature_cols=["a", "b", "c"],
+        columns=Columns(stack_features=True),
+        output_cols="score",
+        verbose=0,
     )
 
     with torch.no_grad():
@@ -107,7 +111,9 @@ def test_arrays_alone_become_arrays_of_predictions() -> None:
 def test_a_model_of_columns_with_other_names_scores_the_x_of_shards() -> None:
     est = linear()
     given = {"image": X, "target": Y}
-    est.fit(given, feature_cols="image", label_cols="target", shapes={"image": (3,)}, verbose=0)
+    est.fit(
+        given, feature_cols="image", label_cols="target", columns=Columns(shapes={"image": (3,)}), verbose=0
+    )
     shards = XShards.partition({"x": X, "y": Y}, 2, engine="local")
 
     assert est.evaluate(shards, verbose=0)["num_samples"] == 30

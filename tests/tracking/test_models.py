@@ -13,7 +13,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import AlreadyExistsError, NotFoundError, UntrustedError
 from tests.serve.served import serving
 from tests.tracking.servers import model_server
@@ -27,8 +27,8 @@ FRAME = pd.DataFrame(X, columns=NAMES)
 
 
 @pytest.fixture(scope="module")
-def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omega]:
-    omega = Omega(tmp_path_factory.mktemp("store") / "store")
+def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    omega = Store(tmp_path_factory.mktemp("store") / "store")
     torch.manual_seed(0)
     omega.models.put(LogisticRegression().fit(FRAME, X[:, 0] > 0), "frame", tag="prod")
     omega.models.put(LogisticRegression().fit(X, X[:, 0] > 0), "matrix")
@@ -37,12 +37,12 @@ def om(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Omega]:
     omega.close()
 
 
-def loaded(om: Omega, name: str, folder: Path, **options: Any) -> Any:
+def loaded(om: Store, name: str, folder: Path, **options: Any) -> Any:
     return mlflow.pyfunc.load_model(str(om.models.export_mlflow(name, folder / "model")), **options)
 
 
 def test_a_scikit_learn_model_predicts_as_the_stored_one_by_any_of_its_methods(
-    om: Omega, tmp_path: Path
+    om: Store, tmp_path: Path
 ) -> None:
     model = loaded(om, "frame@prod", tmp_path)
     stored = om.models.get("frame")
@@ -55,7 +55,7 @@ def test_a_scikit_learn_model_predicts_as_the_stored_one_by_any_of_its_methods(
     assert model.metadata.metadata["kindler"] == {"name": "frame", "version": 1, "kind": "sklearn"}
 
 
-def test_a_torch_model_takes_arrays_and_tables_and_refuses_other_widths(om: Omega, tmp_path: Path) -> None:
+def test_a_torch_model_takes_arrays_and_tables_and_refuses_other_widths(om: Store, tmp_path: Path) -> None:
     model, rows = loaded(om, "torch", tmp_path), X.astype("float32")
     expected = om.models.get("torch")(torch.from_numpy(rows)).detach().numpy()
 
@@ -65,7 +65,7 @@ def test_a_torch_model_takes_arrays_and_tables_and_refuses_other_widths(om: Omeg
         model.predict(rows[:, :2])
 
 
-def test_the_folder_says_what_must_be_installed(om: Omega, tmp_path: Path) -> None:
+def test_the_folder_says_what_must_be_installed(om: Store, tmp_path: Path) -> None:
     folder = om.models.export_mlflow("torch", tmp_path / "model")
 
     wanted = (folder / "requirements.txt").read_text().splitlines()
@@ -75,7 +75,7 @@ def test_the_folder_says_what_must_be_installed(om: Omega, tmp_path: Path) -> No
 
 
 def test_what_is_there_is_not_replaced_and_what_is_not_there_is_not_exported(
-    om: Omega, tmp_path: Path
+    om: Store, tmp_path: Path
 ) -> None:
     om.models.export_mlflow("matrix", tmp_path / "model")
 
@@ -92,7 +92,7 @@ def double(data: Any) -> Any:
 
 
 def test_a_model_that_is_code_needs_trust_from_who_writes_and_from_who_loads(
-    om: Omega, tmp_path: Path
+    om: Store, tmp_path: Path
 ) -> None:
     om.models.put(double, "code")
 
@@ -105,7 +105,7 @@ def test_a_model_that_is_code_needs_trust_from_who_writes_and_from_who_loads(
     np.testing.assert_array_equal(model.predict(X), X * 2)
 
 
-def test_mlflow_models_serve_answers_as_the_stored_model(om: Omega, tmp_path: Path) -> None:
+def test_mlflow_models_serve_answers_as_the_stored_model(om: Store, tmp_path: Path) -> None:
     from mlflow.pyfunc.scoring_server.client import ScoringServerClient
 
     with model_server(om.models.export_mlflow("frame", tmp_path / "model")) as url:
@@ -118,7 +118,7 @@ def test_mlflow_models_serve_answers_as_the_stored_model(om: Omega, tmp_path: Pa
     np.testing.assert_allclose(chances.to_numpy(), stored.predict_proba(FRAME), rtol=1e-12)
 
 
-def test_mlflows_own_client_works_with_kindler_serve(om: Omega) -> None:
+def test_mlflows_own_client_works_with_kindler_serve(om: Store) -> None:
     from mlflow.pyfunc.scoring_server.client import ScoringServerClient
 
     with serving(om.store.url, "--model", "frame@prod") as served:

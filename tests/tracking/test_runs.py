@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import Callback, DriverCallback, Estimator, MLflowLogger, RunSettings
+from kindler import Checkpoints, Estimator, RunSettings
+from kindler.callbacks import Callback, DriverCallback, MLflowLogger
 from kindler.errors import TrackingError
 
 mlflow = pytest.importorskip("mlflow")
@@ -95,11 +96,13 @@ class Falls(Callback):
 def test_a_run_that_loses_a_worker_goes_on_as_the_same_run_and_logs_each_epoch_once(
     uri: str, tmp_path: Path
 ) -> None:
-    est = estimator(model_dir=tmp_path / "run", settings=RunSettings(retry_backoff_s=0.01))
+    est = estimator(settings=RunSettings(retry_backoff_s=0.01))
     logger = MLflowLogger(uri, "falls", log_model=False)
 
     # Without a checkpoint of an epoch: the first two are trained twice.
-    history = fit(est, logger, Falls(tmp_path / "fell"), checkpoint_trigger=1000, epochs=4)
+    history = fit(
+        est, logger, Falls(tmp_path / "fell"), checkpoint=Checkpoints(tmp_path / "run", every=1000), epochs=4
+    )
 
     assert (tmp_path / "fell").exists()
     assert metric(uri, logger.run_id, "loss") == list(enumerate(history["loss"], start=1))
@@ -122,12 +125,11 @@ def test_a_run_that_is_open_already_is_used_and_left_open(uri: str, monkeypatch:
 def test_a_run_that_is_resumed_goes_on_with_the_epochs_that_it_lacks(uri: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = MLflowLogger(uri, "resumed", log_model=False)
-    fit(estimator(model_dir=folder), first, epochs=2)
+    fit(estimator(), first, epochs=2, checkpoint=folder)
 
     again = MLflowLogger(uri, run_id=first.run_id, log_model=False)
-    fit(
-        estimator(model_dir=folder).load_checkpoint(str(Estimator.latest_checkpoint(folder))), again, epochs=2
-    )
+    est = estimator().load_checkpoint(str(Estimator.latest_checkpoint(folder)))
+    fit(est, again, epochs=2, checkpoint=folder)
 
     assert [epoch for epoch, _ in metric(uri, first.run_id, "loss")] == [1, 2, 3, 4]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kindler import RunSettings
+from kindler import Checkpoints, RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLostError
 from kindler.estimator.run import ExecutorsAreBack, WorkerCount, attempts
@@ -27,15 +27,13 @@ def kept(
     write_checkpoint(folder / name, header, b"state")
 
 
-def task(folder: Path | None) -> Task:
+def task(folder: Path) -> Task:
     return Task(
         framework="torch",
-        options=FitOptions(epochs=3, batch_size=8),
+        options=FitOptions(epochs=3, batch_size=8, checkpoint=Checkpoints(folder)),
         data=None,  # type: ignore[arg-type]
         run_id=RUN,
-        config=RunConfig(
-            model_dir=folder and str(folder), settings=RunSettings(max_failures=1, retry_backoff_s=0.01)
-        ),
+        config=RunConfig(settings=RunSettings(max_failures=1, retry_backoff_s=0.01)),
     )
 
 

@@ -78,7 +78,7 @@ def test_a_first_loss_says_what_would_have_let_the_run_go_on() -> None:
         explain(lost, 0, **facts)
         return str(lost)
 
-    assert "Hint: with model_dir=" in explained(trains=True, has_checkpoints=False)
+    assert "Hint: fit(checkpoint=...) writes checkpoints" in explained(trains=True, has_checkpoints=False)
     assert "Hint" not in explained(trains=False, has_checkpoints=False)
     assert "Hint" not in explained(trains=True, has_checkpoints=True)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kindler.errors import AlreadyExistsError, ConfigError, NotFoundError
 
 if TYPE_CHECKING:
-    from kindler.omega import Omega
     from kindler.shelves.shelf import Shelf
+    from kindler.storage import Store
     from kindler.store import Version
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
@@ -44,16 +44,16 @@ def command(
     return add
 
 
-def opened(chosen: argparse.Namespace, *, make: bool = False) -> Omega:
+def opened(chosen: argparse.Namespace, *, make: bool = False) -> Store:
     """The shelves of the bucket. A missing store is created only with `make`, or a mistyped URL would become
     one."""
-    from kindler.omega import Omega
-    from kindler.store import Store
+    from kindler.storage import Store
+    from kindler.store import VersionStore
 
-    if not make and not Store.is_there(chosen.store):
+    if not make and not VersionStore.is_there(chosen.store):
         shown = "the default location" if chosen.store is None else repr(chosen.store)
         raise ConfigError(f"there is no store at {shown}.\nHint: `kindler models put` creates one.")
-    return Omega(chosen.store, bucket=chosen.bucket)
+    return Store(chosen.store, bucket=chosen.bucket)
 
 
 def add_commands(commands: Any) -> None:

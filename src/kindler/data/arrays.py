@@ -87,6 +87,8 @@ def named(data: Any) -> Named:
     """Name the columns of local data. A tuple (x, y), a list of inputs, or a dict with "x" implies
     features and labels: a single array is "x" (or "y"), several are "x0", "x1", ..., and nested dicts
     keep their own names."""
+    if isinstance(data, Named):
+        return data
     refuse_unusable(data)
     if not is_local_data(data):
         raise ConfigError(f"cannot use {kind(data)} as data.\nHint: pass {_FORMS}.")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from kindler.data import row_order as rules
-from kindler.data.columns import Array, Column, Columns
+from kindler.data.columns import Array, Column, ColumnPlan
 from kindler.data.preparation import PreparedRows, Preparer
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import Bucketed, Rounds
@@ -165,7 +165,7 @@ class Batches(Rows):
 
     steps: int
 
-    def __init__(self, spool: Spool, columns: Columns, options: BatchOptions) -> None:
+    def __init__(self, spool: Spool, columns: ColumnPlan, options: BatchOptions) -> None:
         counts, rank = options.counts, options.rank
         self._size = len(counts) if options.size is None else options.size
         self._seed = options.seed if options.shuffle else None
@@ -336,7 +336,7 @@ class Batches(Rows):
         return rules.bound(step, self._rows, self.steps)
 
 
-def inputs(columns: Columns, arrays: Sequence[Array]) -> tuple[Array, ...]:
+def inputs(columns: ColumnPlan, arrays: Sequence[Array]) -> tuple[Array, ...]:
     names = [column.name for column in columns.features]
     return stacked(dict(zip(names, arrays, strict=True)), stack=columns.stack_features)
 
@@ -401,7 +401,7 @@ class PreparedBatches(Batches):
     def __init__(
         self,
         spool: Spool,
-        columns: Columns,
+        columns: ColumnPlan,
         options: BatchOptions,
         *,
         preparer: Preparer,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.columns import Column, Columns, complaint, ragged_type
+from kindler.data.columns import Column, ColumnPlan, complaint, ragged_type
 from kindler.errors import ConfigError, DataError, did_you_mean
 
 Names: TypeAlias = "str | Sequence[str] | None"
@@ -105,7 +105,7 @@ class ColumnOptions:
     def labels(self) -> list[str] | None:
         return _listed(self.label_cols)
 
-    def plan(self, available: Mapping[str, Any] | Sequence[str]) -> Columns:
+    def plan(self, available: Mapping[str, Any] | Sequence[str]) -> ColumnPlan:
         """Resolve the columns of a run.
 
         Args:
@@ -119,7 +119,7 @@ class ColumnOptions:
         names = list(available)
         features, labels = _chosen(names, self.features, self.labels, self.need_labels)
         if self.weight_col is not None:
-            _require(names, [self.weight_col], "sample_weight_col")
+            _require(names, [self.weight_col], "weight_col")
             labels = [*labels, self.weight_col]
         if not features:
             raise ConfigError("feature_cols=[]: a model needs at least one input column.")
@@ -157,7 +157,7 @@ class ColumnOptions:
         texts = [column.name for column in inputs if column.ragged]
         if self.stack_features and self.ragged == "text" and texts:
             raise ConfigError(f"stack_features=True joins numbers, but {texts[0]!r} is text.")
-        return Columns(
+        return ColumnPlan(
             features=inputs,
             labels=tuple(made(name, "label") for name in labels),
             # What is made of the columns first is joined afterwards.

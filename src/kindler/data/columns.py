@@ -57,7 +57,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class ColumnPlan:
     """In the order the model and the loss take them; `others` are read but passed to neither."""
 
     features: tuple[Column, ...]
@@ -77,7 +77,7 @@ class Columns:
     def names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.all)
 
-    def changed(self, change: Callable[[Column], Column]) -> Columns:
+    def changed(self, change: Callable[[Column], Column]) -> ColumnPlan:
         features, labels = tuple(map(change, self.features)), tuple(map(change, self.labels))
         return replace(self, features=features, labels=labels, others=tuple(map(change, self.others)))
 
@@ -142,7 +142,7 @@ def _unusable(arrow_type: pa.DataType) -> str:
     if is_any(arrow_type, TEXT):
         hint = (
             "Hint: turn strings into numbers first, for example with kindler.features.StringIndexer, or in"
-            " the workers with a transform: Estimator.from_torch(..., transform=...)."
+            " the workers with a transform: Prepare(transform=...)."
         )
     elif types.is_struct(arrow_type) and {field.name for field in arrow_type} == _FILE_FIELDS:
         hint = (

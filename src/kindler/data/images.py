@@ -3,7 +3,7 @@
 Arrays are numpy, of shape (height, width, channels). Pillow decodes and scales; the rest is numpy.
 `from_bytes` combines it all into one transform:
 
-    Estimator.from_torch(..., transform=images.from_bytes("png", crop=32, padding=4, flip=True))
+    Estimator.from_torch(..., prepare=Prepare(transform=images.from_bytes("png", crop=32, flip=True)))
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """From the data's columns to what the model takes: the user's transform, collate, and padding. A
-`Preparation` is the user's request and travels with the estimator; a `Preparer` applies it to batches."""
+`Prepare` is the user's request and travels with the estimator; a `Preparer` applies it to batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import cloudpickle
 import numpy as np
 
-from kindler.data.columns import Array, Column, Columns, Where, conform
+from kindler.data.columns import Array, Column, ColumnPlan, Where, conform
 from kindler.data.ragged import AsLists, Pad, PadValue, Ragged, fill_value, gathered, padded, rule_for
 from kindler.data.row_order import RowRandom, RowRandoms
 from kindler.errors import ConfigError, DataError, KindlerError, first_line
@@ -41,21 +41,24 @@ class batched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """How rows are prepared for the model.
+class Prepare:
+    """What happens to rows between the data and the model: `from_torch(prepare=Prepare(transform=crop))`.
 
     Attributes:
-        transform: A function of a row (a dict of its columns) that returns a dict of columns; or one of a
-            batch, marked with `batched`.
-        eval_transform: The same for `evaluate`, validation and `predict`. None takes `transform` there too.
-        collate: A function of a list of rows that returns a dict of arrays.
-        pad: How to pad rows of different lengths: "batch", a length, or one of these per column.
-        pad_value: The fill value, or one per column. None means 0, and -100 for integer labels.
-        masks: Whether to add, after all features, a mask per padded feature that is True at real values,
+        transform: A function of a row, given as a dict of its feature and label columns and, if it has a
+            parameter `rng`, a random generator for that row and epoch. It returns a dict of columns for the
+            model, and runs in the workers, in parallel with the steps. With `kindler.batched`, a function of
+            a batch of columns.
+        eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
+        collate: A function of a list of rows that returns a dict of arrays: the batch.
+        pad: "batch" pads rows of different lengths to the longest in the batch, a number to that length; or a
+            dict of these by column.
+        pad_value: The value to pad with, or a dict of values by column. None is 0, and -100 for labels.
+        masks: Whether the model gets a mask for each padded feature, after all features: True at real values,
             named after the column with "_mask" appended.
-        length_col: The column whose length, or numeric value, is the length of a row: rows of similar
-            length are trained on together.
-        text: Whether the model itself takes text.
+        length_col: A column whose values have, or are, the lengths of rows: each step then trains on rows of
+            similar length.
+        text: Whether the model itself takes text; set for Keras models on TensorFlow.
     """
 
     transform: Function | None = None
@@ -115,6 +118,9 @@ class Preparation:
             yield f"length_col must be the name of a column; received {self.length_col!r}."
 
 
+Preparation = Prepare  # its name in files written before 0.2
+
+
 def _by_column(name: str, given: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(given, Mapping):
         yield from ((f"{name}[{column!r}]", value) for column, value in given.items())
@@ -147,8 +153,8 @@ class Preparer:
 
     def __init__(
         self,
-        preparation: Preparation,
-        columns: Columns,
+        preparation: Prepare,
+        columns: ColumnPlan,
         *,
         trains: bool,
         seed: int,

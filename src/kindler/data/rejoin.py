@@ -10,7 +10,7 @@ from operator import add
 import pyarrow as pa
 
 from kindler.data.batches import inputs
-from kindler.data.columns import Array, Columns, Where
+from kindler.data.columns import Array, ColumnPlan, Where
 from kindler.data.ragged import read_column
 
 
@@ -20,7 +20,7 @@ class Chunk(tuple[Array, ...]):
     where: Where
 
 
-def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where) -> tuple[Array, ...]:
+def features_of(columns: ColumnPlan, batch: pa.RecordBatch | pa.Table, where: Where) -> tuple[Array, ...]:
     arrays = [read_column(batch.column(column.name), column, where=where) for column in columns.features]
     chunk = Chunk(inputs(columns, arrays))
     chunk.where = where
@@ -28,7 +28,7 @@ def features_of(columns: Columns, batch: pa.RecordBatch | pa.Table, where: Where
 
 
 class OutputJoiner:
-    def __init__(self, columns: Columns, *, first_row: int = 0) -> None:
+    def __init__(self, columns: ColumnPlan, *, first_row: int = 0) -> None:
         self._columns = columns
         self._row = first_row
         self._waiting: deque[pa.Table] = deque()

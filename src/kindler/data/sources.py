@@ -15,7 +15,7 @@ import pyarrow as pa
 from kindler.data.arrays import kind, named, values
 from kindler.data.batches import ahead
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.data.parquet import ParquetFiles, scan, schema
 from kindler.data.row_order import RowAssignment
 from kindler.data.spool import Spool, SpoolWriter, fresh_folder, shared_spool
@@ -36,7 +36,7 @@ class Source(Protocol):
     """
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> ColumnPlan:
         """The columns that are read."""
 
     def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
@@ -54,13 +54,25 @@ class ParquetSource:
     """Every host reads all files, or, if they are vast, only its workers' row groups."""
 
     files: ParquetFiles
-    columns: Columns
+    columns: ColumnPlan
+    within: tuple[int, int] | None = None  # only these rows, from the first to before the last
 
     def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         if self._is_vast(assignment):
+            if self.within is not None:
+                raise ConfigError(
+                    "validation_split: these files are too large to be divided by rows.\n"
+                    "Hint: pass validation_data=..., some of the files."
+                )
             return self._own_groups(worker, assignment)
-        rows = self.files.rows
-        whole = shared_spool(worker, self.columns.all, rows, self._write)
+        first, last = self.within or (0, self.files.rows)
+        rows = last - first
+        whole = shared_spool(
+            worker,
+            self.columns.all,
+            rows,
+            lambda writer, start, stop: self._write(writer, first + start, first + stop),
+        )
         return self._located(whole.assigned(*assignment.of_rank(rows, worker.rank, worker.size)))
 
     def _is_vast(self, assignment: RowAssignment) -> bool:
@@ -89,7 +101,8 @@ class ParquetSource:
     def _located(self, spool: Spool) -> Spool:
         numbers = spool.numbers
         if numbers is not None:
-            spool.locate = lambda place: self.files.locate(int(numbers[place]))
+            first = 0 if self.within is None else self.within[0]
+            spool.locate = lambda place: self.files.locate(first + int(numbers[place]))
         return spool
 
     def _write(
@@ -112,7 +125,7 @@ class FolderSource:
     """A spool that the driver wrote, mapped whole by workers on the same machine."""
 
     folder: str
-    columns: Columns
+    columns: ColumnPlan
 
     def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
         whole = Spool.open(self.folder)
@@ -124,7 +137,7 @@ class DeliveredSource:
     """Rows assigned by others, in a spool of this name. The lower `ROW_BITS` bits of an id are the row's
     place in its partition, the bits above the partition."""
 
-    columns: Columns
+    columns: ColumnPlan
     name: str
 
     def open(self, worker: Group, assignment: RowAssignment, *, in_order: bool = False) -> Spool:
@@ -164,7 +177,7 @@ def arrow_source(data: Any, options: ColumnOptions | None = None, *, scratch: Pa
     return spooled(*columns_in_memory(data, options or ColumnOptions()), scratch=scratch)
 
 
-def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: Path) -> FolderSource:
+def spooled(columns: ColumnPlan, arrays: Mapping[str, Any], rows: int, *, scratch: Path) -> FolderSource:
     folder = fresh_folder(scratch)
     try:
         _write(folder, columns, arrays, rows)
@@ -174,7 +187,7 @@ def spooled(columns: Columns, arrays: Mapping[str, Any], rows: int, *, scratch: 
     return FolderSource(str(folder), columns)
 
 
-def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[str, Any], int]:
+def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[ColumnPlan, dict[str, Any], int]:
     found = named(data).called(asked.features, asked.labels)
     asked = asked.or_implied(found.features, found.labels)
     columns = asked.plan(found.types)
@@ -190,7 +203,7 @@ def columns_in_memory(data: Any, asked: ColumnOptions) -> tuple[Columns, dict[st
     return columns, arrays, rows
 
 
-def _write(folder: Path, columns: Columns, arrays: Mapping[str, Any], rows: int) -> None:
+def _write(folder: Path, columns: ColumnPlan, arrays: Mapping[str, Any], rows: int) -> None:
     """Writes in chunks, so that a cast never holds a full second copy."""
     widest = max(int(array.nbytes) // rows for array in arrays.values())
     step = max(_CHUNK_BYTES // max(widest, 1), 1)

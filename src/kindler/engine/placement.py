@@ -92,8 +92,8 @@ def crowd_message(workers: int, gpus: int, device: str) -> str:
     return (
         f"{workers} workers on one machine, which has {gpus} GPU{'s' if gpus != 1 else ''}{more}: each worker"
         " needs one of its own.\n"
-        f"Hint: workers={1 if named else gpus}; or share_gpus=True, if they all fit into the memory of one;"
-        " or device='cpu'."
+        f"Hint: workers={1 if named else gpus}; or device=Device(share=True), if they all fit into the memory"
+        " of one; or device='cpu'."
     )
 
 

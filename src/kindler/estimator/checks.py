@@ -9,12 +9,13 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
+from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any
 
-from kindler.config import RunSettings
+from kindler.config import Columns, Device, RunSettings
 from kindler.data.column_options import ColumnOptions
-from kindler.data.preparation import Preparation
+from kindler.data.preparation import Prepare
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.model import FrameworkModel
@@ -39,9 +40,8 @@ def refuse(*complaints: str) -> None:
 
 def fit_complaints(
     model: FrameworkModel,
-    preparation: Preparation,
+    preparation: Prepare,
     options: FitOptions,
-    model_dir: str | None,
     data: Input,
     validation: Input | None,
 ) -> Iterator[str]:
@@ -61,13 +61,26 @@ def fit_complaints(
             " every step together."
         )
     yield from options.complaints()
-    yield from _checkpoint_complaints(options, model_dir=model_dir, validated=validated)
+    yield from _checkpoint_complaints(options, validated=validated)
     yield from column_complaints(options.columns, data, validation)
     yield from _callback_complaints(options.callbacks, model.row, validated=validated)
 
 
+def split_complaints(share: float, validation: Any) -> Iterator[str]:
+    if validation is not None:
+        yield "validation_split and validation_data were both passed; pass one of them."
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share < 1:
+        yield f"validation_split must be a number between 0 and 1; received {share!r}."
+
+
+def weight_complaints(columns: Columns, call: str) -> Iterator[str]:
+    for name in ("weight_col", "class_weight"):
+        if getattr(columns, name) is not None:
+            yield f"{call}(columns=Columns({name}=...)): only fit weighs rows."
+
+
 def evaluate_complaints(
-    model: FrameworkModel, preparation: Preparation, options: EvaluateOptions, data: Input
+    model: FrameworkModel, preparation: Prepare, options: EvaluateOptions, data: Input
 ) -> Iterator[str]:
     yield from ability_complaints(model.row, "evaluate")
     yield from model.complaints("judge")
@@ -75,6 +88,34 @@ def evaluate_complaints(
     yield from options.complaints()
     yield from column_complaints(options.columns, data)
     yield from _preparation_complaints(preparation, options, data)
+
+
+def device_of(device: str | Device) -> Device:
+    return device if isinstance(device, Device) else Device(str(device))
+
+
+def group_complaints(group: Any, who: str, *names: str) -> Iterator[str]:
+    """Fields of a group that models of this kind do not have."""
+    for each in fields(group):
+        value = getattr(group, each.name)
+        if each.name not in names and value != each.default:
+            hint = _INSTEAD.get((who, each.name), "")
+            yield f"{type(group).__name__}({each.name}={value!r}) is not for {who}.{hint}"
+
+
+_INSTEAD = {
+    ("Keras models", "precision"): "\nHint: keras.mixed_precision sets it before the model is made.",
+    ("Keras models", "compile"): "\nHint: compile_args={'jit_compile': True} compiles with XLA.",
+    ("LightningModules", "accumulation_steps"): "\nHint: a smaller batch_size takes less memory, too.",
+    ("LightningModules", "scheduler_step"): "\nHint: configure_optimizers names the interval.",
+}
+
+
+def prepare_complaints(prepare: Prepare | None) -> Iterator[str]:
+    if isinstance(prepare, Prepare):
+        yield from prepare.complaints()
+    elif prepare is not None:
+        yield f"prepare must be a kindler.Prepare; received {prepare!r}.\nHint: Prepare(transform=function)."
 
 
 def run_complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -101,24 +142,15 @@ def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterato
         )
 
 
-def _checkpoint_complaints(options: FitOptions, *, model_dir: str | None, validated: bool) -> Iterator[str]:
-    wants = {
-        "resume=True": options.resume,
-        "best_metric": options.best_metric,
-        "checkpoint_trigger": options.checkpoint_trigger,
-    }
-    names = [name for name, value in wants.items() if value]
-    if model_dir is None and names:
-        need = f"{' and '.join(names)} {'needs' if len(names) == 1 else 'need'}"
-        yield f"{need} a folder for checkpoints; pass model_dir=... to the estimator."
-    metric = str(options.best_metric).rpartition(":")[2]
-    if metric.startswith("val_") and not validated:
-        yield f"best_metric={options.best_metric!r} needs validation_data."
+def _checkpoint_complaints(options: FitOptions, *, validated: bool) -> Iterator[str]:
+    if options.resume and options.checkpoint is None:
+        yield "resume=True needs the folder of the checkpoints; pass checkpoint=..., its path."
+    best = None if options.checkpoint is None else options.checkpoint.best
+    if best is not None and str(best).rpartition(":")[2].startswith("val_") and not validated:
+        yield f"Checkpoints(best={best!r}) needs validation_data."
 
 
-def _preparation_complaints(
-    preparation: Preparation, options: RunOptions, *data: Input | None
-) -> Iterator[str]:
+def _preparation_complaints(preparation: Prepare, options: RunOptions, *data: Input | None) -> Iterator[str]:
     if not preparation.active:
         return
     if any(item is not None and not item.has_columns for item in data):
@@ -139,7 +171,7 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
     named = {
         "feature_cols": columns.feature_cols,
         "label_cols": columns.label_cols,
-        "sample_weight_col": columns.weight_col,
+        "weight_col": columns.weight_col,
         "shapes": columns.shapes,
         "dtypes": columns.dtypes,
         "stack_features": columns.stack_features,
@@ -150,7 +182,7 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
 
 
 def _row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
-    given = {"class_weight": options.class_weight, "sample_weight_col": options.columns.weight_col}
+    given = {"class_weight": options.class_weight, "weight_col": options.columns.weight_col}
     names = " and ".join(name for name, value in given.items() if value is not None)
     if not names:
         return
@@ -221,7 +253,7 @@ def _callback_complaints(callbacks: Sequence[Any], row: FrameworkSpec, *, valida
         if not _is_callback(item, base):
             yield f"callbacks of a {row.name} model must be {base[0]}.Callback objects; received {item!r}."
         if type(item).__name__ == "BackupAndRestore":
-            yield "BackupAndRestore is what fit(resume=True) does; leave it out and pass model_dir."
+            yield "BackupAndRestore is what fit(resume=True) does; leave it out and pass checkpoint=... ."
         monitored = str(getattr(item, "monitor", ""))
         # One that saves every epoch looks at no metric, though it may name one.
         if monitored.startswith("val_") and getattr(item, "save_best_only", True) and not validated:

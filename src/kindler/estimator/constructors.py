@@ -1,25 +1,18 @@
-"""How estimators are created: `Estimator.from_torch` and the others.
-
-Arguments they share are typed and documented once, in `EstimatorArguments`; `help()` and signatures show them
-in each constructor.
-"""
+"""How estimators are created: `Estimator.from_torch` and the others."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from os import PathLike
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from kindler.config import RunSettings
-from kindler.data.preparation import Preparation
-from kindler.data.ragged import Pad, PadValue
-from kindler.errors import did_you_mean
-from kindler.estimator.checks import refuse, run_complaints
+from kindler.config import Device, Optimization, RunSettings
+from kindler.data.preparation import Prepare
+from kindler.estimator.checks import device_of, group_complaints, prepare_complaints, refuse, run_complaints
+from kindler.estimator.groups import names_groups
 from kindler.estimator.model import FrameworkModel
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
@@ -36,7 +29,7 @@ from kindler.types import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,114 +38,9 @@ _OF_COMPAT = ("from_graph", "from_model_fn", "from_mxnet")
 _LARGE_LIBRARIES = ("transformers", "lightning", "pytorch_lightning")
 
 
-class RunArguments(TypedDict, total=False):
-    """Where an estimator runs, and what it writes.
-
-    Attributes:
-        workers: Number of workers. None is one per slot of the Spark application; on this machine one per
-            GPU, or one per core without any.
-        engine: "spark", "local", or "auto": Spark if the data is in Spark.
-        device: "auto", "cpu", "cuda" or, for PyTorch, "cuda:N".
-        share_gpus: Whether several workers may compute on one GPU; otherwise each needs its own.
-        model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on several
-            machines must share it.
-        seed: Decides the initial weights that creators draw, the order of rows, and dropout.
-        log_dir: The folder that the driver writes event files for TensorBoard to.
-        settings: Time limits, threads, shared memory.
-    """
-
-    workers: int | None
-    engine: Engine
-    device: str
-    share_gpus: bool
-    model_dir: str | PathLike[str] | None
-    seed: int
-    log_dir: str | PathLike[str] | None
-    settings: RunSettings | None
-
-
-class PreparationArguments(TypedDict, total=False):
-    """What happens to rows between the data and the model.
-
-    Attributes:
-        transform: A function of a row, given as a dict of its feature and label columns and, if it has a
-            parameter `rng`, a random generator for that row and epoch. It returns a dict of columns for the
-            model, and runs in the workers, in parallel with the steps. With `kindler.batched`, a function of
-            a batch of columns.
-        eval_transform: The same for `evaluate`, validation and `predict`. None uses `transform` there.
-        collate: A function of a list of rows that returns a dict of arrays: the batch.
-        pad: "batch" pads rows of different lengths to the longest in the batch, a number to that length; or a
-            dict of these by column. The model gets a mask for each padded column, after all columns.
-        pad_value: The value to pad with, or a dict of values by column. None is 0, and -100 for labels.
-        masks: Whether the model gets masks.
-        length_col: A column whose values have, or are, the lengths of rows: each step then trains on rows of
-            similar length.
-    """
-
-    transform: Callable[..., Any] | None
-    eval_transform: Callable[..., Any] | None
-    collate: Callable[..., Any] | None
-    pad: Pad | Mapping[str, Pad] | None
-    pad_value: PadValue | Mapping[str, PadValue] | None
-    masks: bool
-    length_col: str | None
-
-
-class EstimatorArguments(RunArguments, PreparationArguments, total=False):
-    """`RunArguments` and `PreparationArguments`."""
-
-
-_DEFAULTS = {"engine": "auto", "device": "auto", "share_gpus": False, "seed": 0, "masks": True}
-
-
-def _constructor(*shared: type, more: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for constructors whose last argument is `**options`, as declared by these typed dicts.
-
-    They appear in its signature and docstring. Others are rejected, unless `more` names what they are.
-    """
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        function.__qualname__ = f"Estimator.{function.__name__}"
-        signature = inspect.signature(function)
-        own = [item for item in signature.parameters.values() if item.kind is not item.VAR_KEYWORD]
-        fields = {name: type_ for each in shared for name, type_ in each.__annotations__.items()}
-        options = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=_DEFAULTS.get(name),
-                annotation=getattr(type_, "__forward_arg__", type_),
-            )
-            for name, type_ in fields.items()
-            if name not in signature.parameters
-        ]
-        names = [item.name for item in (*own, *options)]
-        rest = [] if more is None else [signature.parameters[more]]
-        guarded = leaves_no_trace(function)
-
-        @functools.wraps(function)
-        def create(*args: P.args, **kwargs: P.kwargs) -> T:
-            wrong = [] if more is not None else sorted(kwargs.keys() - set(names))
-            if wrong:
-                raise TypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {wrong[0]!r}."
-                    f"{did_you_mean(wrong[0], names)}"
-                )
-            return guarded(*args, **kwargs)
-
-        described = "".join(_described(each) for each in shared)
-        lines = (inspect.getdoc(function) or "").splitlines(keepends=True)
-        create.__doc__ = "".join(described if "options: See" in line else line for line in lines)
-        create.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own, *options, *rest]
-        )
-        return create
-
-    return decorate
-
-
-def _described(shared: type) -> str:
-    return (inspect.getdoc(shared) or "").partition("Attributes:\n")[2].rstrip("\n") + "\n"
+def _constructor(function: Callable[P, T]) -> Callable[P, T]:
+    function.__qualname__ = f"Estimator.{function.__name__}"
+    return names_groups(leaves_no_trace(function))
 
 
 class _ConstructorsOfOthers(type):
@@ -177,7 +65,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         return cls(model, **arguments)  # type: ignore[call-arg]
 
     @classmethod
-    @_constructor(RunArguments, PreparationArguments)
+    @_constructor
     def from_torch(
         cls,
         model: TorchModel,
@@ -186,21 +74,17 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         loss: TorchLoss | None = None,
         metrics: TorchMetrics | None = None,
         scheduler: TorchScheduler | None = None,
-        scheduler_step: Literal["epoch", "step"] = "epoch",
         config: Config | None = None,
-        precision: Literal["bf16", "fp16"] | None = None,
-        tf32: bool = False,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        accumulation_steps: int = 1,
         inputs: Literal["positional", "dict", "kwargs"] = "positional",
-        compile: Literal["auto", "default", "graphs", "reduce-overhead"] | None = None,  # noqa: A002
-        device_cache: Literal["auto"] | bool = "auto",
-        process_group: bool = False,
-        loss_weights: Sequence[float] | Mapping[str, float] | None = None,
         train_step: Callable[..., Any] | None = None,
         eval_step: Callable[..., Any] | None = None,
-        **options: Unpack[EstimatorArguments],
+        optimization: Optimization | None = None,
+        prepare: Prepare | None = None,
+        device: str | Device = "auto",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        seed: int = 0,
+        settings: RunSettings | None = None,
     ) -> Self:
         """Create an estimator from a PyTorch model.
 
@@ -216,62 +100,63 @@ class Constructors(metaclass=_ConstructorsOfOthers):
                 number), "auc", "f1", "precision", "recall", "log_loss", "mse", "rmse", "mae", "r2".
             scheduler: A class of learning-rate schedulers, a partial of one, or a creator that is called with
                 `(optimizer, config)`.
-            scheduler_step: Whether the scheduler steps after each "epoch" or each "step".
             config: The argument of all creators.
-            precision: "bf16" and "fp16" run forward passes in half precision where torch considers it safe;
-                with "fp16", losses are scaled so that small gradients are not lost.
-            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
-            clip_norm: Clip the gradient to this norm.
-            clip_value: Clip each element of the gradient to this absolute value.
-            accumulation_steps: Split each step into this many forward and backward passes: less memory, same
-                result.
             inputs: "positional" calls `model(*columns)`, "dict" calls `model({name: column})`, "kwargs" calls
                 `model(name=column)`, as Hugging Face models expect.
-            compile: "default" or "reduce-overhead" compile the model with `torch.compile`. "graphs" runs each
-                training step as one CUDA graph, "auto" does so where it is possible; both need a GPU.
-            device_cache: Whether features stay on the GPU between epochs. "auto": if they take no more than a
-                third of its free memory. Results are the same.
-            process_group: Whether the model may call `torch.distributed`, as SyncBatchNorm does: the default
-                process group joins all workers before the model is created.
-            loss_weights: The weight of each loss in their sum, as a list or dict. None is 1 for each.
             train_step: A function of `(run, batch)` that performs a training step; see `StepRun` for
                 `run`. `batch` is a dict of tensors by column. It returns the loss, or a dict of numbers to
                 log. `optimizer` may then be a dict of optimizers by name.
             eval_step: The same for `evaluate` and validation. None uses `loss` and `metrics` there.
-            options: See `RunArguments` and `PreparationArguments`.
+            optimization: Gradient clipping and accumulation, when the scheduler steps, weights of losses.
+            prepare: What happens to rows between the data and the model: a transform, collating, padding.
+            device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N"; or a `Device`, with precision,
+                compiling and more.
+            workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+                GPU, or one that uses all cores.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            settings: Time limits, threads, shared memory, what to do about NaN losses.
         """
-        arguments = dict(locals()) | {"config": dict(config or {})}
+        names = ("model", "optimizer", "loss", "metrics", "scheduler", "inputs", "train_step", "eval_step")
+        given = locals()
+        on = device_of(device)
+        arguments = {
+            **vars(optimization or Optimization()),
+            **{name: getattr(on, name) for name in ("precision", "tf32", "compile", "process_group")},
+            **{name: given[name] for name in names},
+            "device_cache": on.cache,
+            "config": dict(config or {}),
+        }
         steps = train_step is not None or eval_step is not None
         framework = "torch_step" if steps else "torch"
         FRAMEWORKS.load(framework)
         from kindler.frameworks.torch.spec import StepSpec, TorchSpec, check
 
         spec = from_arguments(StepSpec if steps else TorchSpec, arguments)
-        run, preparation = _split(options)
-        refuse(*check(spec), *run_complaints(run), *preparation.complaints())
+        run = {"workers": workers, "engine": engine, "device": on, "seed": seed, "settings": settings}
+        refuse(*check(spec), *run_complaints(run), *prepare_complaints(prepare))
         classes = {base for metric in _flat(metrics) for base in type(metric).__mro__}
         uses_torchmetrics = "torchmetrics" in {base.__module__.partition(".")[0] for base in classes}
         preload = (*(("torchmetrics",) if uses_torchmetrics else ()), *_libraries(model))
-        return cls._create(
-            FrameworkModel(framework=framework, spec=spec, extra_preload=preload),
-            preparation=preparation,
-            **run,
-        )
+        made = FrameworkModel(framework=framework, spec=spec, extra_preload=preload)
+        return cls._create(made, prepare=prepare, **run)
 
     @classmethod
-    @_constructor(RunArguments, PreparationArguments)
+    @_constructor
     def from_lightning(
         cls,
         model: TorchModel,
         *,
         batch: Literal["tuple", "dict"] = "tuple",
         config: Config | None = None,
-        precision: Literal["bf16"] | None = None,
-        tf32: bool = False,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
         inputs: Literal["positional", "dict", "kwargs"] = "positional",
-        **options: Unpack[EstimatorArguments],
+        optimization: Optimization | None = None,
+        prepare: Prepare | None = None,
+        device: str | Device = "auto",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        seed: int = 0,
+        settings: RunSettings | None = None,
     ) -> Self:
         """Create an estimator from a LightningModule, as it is.
 
@@ -283,25 +168,40 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             batch: What its steps get: a "tuple" of feature and label columns (a single column is passed as
                 is), or a "dict" of columns by name.
             config: The argument of the creator.
-            precision: "bf16" runs steps in half precision where torch considers it safe.
-            tf32: Whether a GPU may multiply float32 matrices with TF32's ten bits; faster, less exact.
-            clip_norm: Clip the gradient to this norm.
-            clip_value: Clip each element of the gradient to this absolute value.
             inputs: How `predict` calls the module if it has no `predict_step`; see `from_torch`.
-            options: See `RunArguments` and `PreparationArguments`.
+            optimization: Gradient clipping.
+            prepare: What happens to rows between the data and the model: a transform, collating, padding.
+            device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N"; or a `Device` with
+                `precision="bf16"`, `tf32` or `share`.
+            workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+                GPU, or one that uses all cores.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            settings: Time limits, threads, shared memory, what to do about NaN losses.
         """
-        own = {name: value for name, value in locals().items() if name not in ("cls", "options")}
-        run, preparation = _split(options)
-        refuse(*run_complaints(run), *preparation.complaints())
-        spec = FRAMEWORKS.load("lightning").make_spec(**own)
-        return cls._create(
-            FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(model)),
-            preparation=preparation,
-            **run,
+        on, steps = device_of(device), optimization or Optimization()
+        run = {"workers": workers, "engine": engine, "device": on, "seed": seed, "settings": settings}
+        refuse(
+            *run_complaints(run),
+            *prepare_complaints(prepare),
+            *group_complaints(on, "LightningModules", "name", "share", "precision", "tf32"),
+            *group_complaints(steps, "LightningModules", "clip_norm", "clip_value"),
         )
+        spec = FRAMEWORKS.load("lightning").make_spec(
+            model=model,
+            batch=batch,
+            config=config,
+            inputs=inputs,
+            precision=on.precision,
+            tf32=on.tf32,
+            clip_norm=steps.clip_norm,
+            clip_value=steps.clip_value,
+        )
+        made = FrameworkModel(framework="lightning", spec=spec, extra_preload=_libraries(model))
+        return cls._create(made, prepare=prepare, **run)
 
     @classmethod
-    @_constructor(RunArguments, PreparationArguments)
+    @_constructor
     def from_keras(
         cls,
         model: KerasModel,
@@ -310,7 +210,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         compile_args: CompileArguments | None = None,
         keras_backend: Literal["tensorflow", "jax", "torch"] | None = None,
         inputs: Literal["auto", "positional", "dict"] = "auto",
-        **options: Unpack[EstimatorArguments],
+        prepare: Prepare | None = None,
+        device: str | Device = "auto",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        seed: int = 0,
+        settings: RunSettings | None = None,
     ) -> Self:
         """Create an estimator from a Keras model: Keras 3 on any backend, or Keras 2 as `tf_keras`.
 
@@ -324,22 +229,31 @@ class Constructors(metaclass=_ConstructorsOfOthers):
                 `import keras` would choose here.
             inputs: How several feature columns are passed to the model: in order ("positional"), by name
                 ("dict"), or by name if the model's inputs have the names of the columns ("auto").
-            options: See `RunArguments` and `PreparationArguments`.
+            prepare: What happens to rows between the data and the model: a transform, collating, padding.
+            device: "auto" (a GPU if there is one), "cpu" or "cuda"; or a `Device` with `share`.
+            workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+                GPU, or one that uses all cores.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            settings: Time limits, threads, shared memory, what to do about NaN losses.
         """
-        own = {name: value for name, value in locals().items() if name not in ("cls", "options")}
-        run, preparation = _split(options)
-        refuse(*run_complaints(run), *preparation.complaints())
+        on = device_of(device)
+        run = {"workers": workers, "engine": engine, "device": on, "seed": seed, "settings": settings}
+        refuse(
+            *run_complaints(run),
+            *prepare_complaints(prepare),
+            *group_complaints(on, "Keras models", "name", "share"),
+        )
         from kindler.frameworks.keras.spec import make_spec  # which loads Keras with the model
 
-        spec = make_spec(**own)
-        return cls._create(
-            FrameworkModel(framework="keras", spec=spec),
-            preparation=replace(preparation, text=spec.backend == "tensorflow"),
-            **run,
+        spec = make_spec(
+            model=model, config=config, compile_args=compile_args, keras_backend=keras_backend, inputs=inputs
         )
+        prepare = replace(prepare or Prepare(), text=spec.backend == "tensorflow")
+        return cls._create(FrameworkModel(framework="keras", spec=spec), prepare=prepare, **run)
 
     @classmethod
-    @leaves_no_trace
+    @_constructor
     def from_openvino(
         cls,
         model_path: str | PathLike[str],
@@ -372,7 +286,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             ConfigError: There is no such file, or OpenVINO cannot read it.
             MissingExtraError: OpenVINO is not installed.
         """
-        run = {"workers": workers, "engine": engine, "settings": settings, "device": "cpu"}
+        run = {"workers": workers, "engine": engine, "settings": settings, "device": Device("cpu")}
         refuse(*run_complaints(run))
         spec = FRAMEWORKS.load("openvino").make_spec(
             model_path=model_path, threads=threads, properties=config, device=device
@@ -380,26 +294,36 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         return cls._create(FrameworkModel(framework="openvino", spec=spec), **run)
 
     @classmethod
-    @_constructor(RunArguments, more="own")
-    def from_framework(cls, framework: str, **own: Any) -> Self:
+    @leaves_no_trace
+    def from_framework(
+        cls,
+        framework: str,
+        *,
+        device: str | Device = "auto",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        seed: int = 0,
+        settings: RunSettings | None = None,
+        **own: Any,
+    ) -> Self:
         """Create an estimator for a model of any framework, including those that other packages add.
 
         Args:
             framework: "torch", "torch_step", "lightning", "keras", "openvino", or the name of an entry point
                 of the group `kindler.frameworks`.
-            options: See `RunArguments`.
+            device: "auto" (a GPU if there is one), "cpu" or "cuda"; or a `Device` with `share`.
+            workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+                GPU, or one that uses all cores.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            seed: Decides the initial weights that creators draw, the order of rows, and dropout.
+            settings: Time limits, threads, shared memory, what to do about NaN losses.
             own: The framework's own arguments: the model, its optimizer and so on.
         """
-        run = {name: own.pop(name) for name in RunArguments.__annotations__ if name in own}
-        refuse(*run_complaints(run))
+        on = device_of(device)
+        run = {"workers": workers, "engine": engine, "device": on, "seed": seed, "settings": settings}
+        refuse(*run_complaints(run), *group_complaints(on, f"{framework!r} models", "name", "share"))
         spec = FRAMEWORKS.load(framework).make_spec(**own)
         return cls._create(FrameworkModel(framework=framework, spec=spec), **run)
-
-
-def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], Preparation]:
-    names = PreparationArguments.__annotations__.keys()
-    preparation = {name: value for name, value in options.items() if name in names}
-    return {k: v for k, v in options.items() if k not in names}, Preparation(**preparation)
 
 
 def _libraries(model: Any) -> tuple[str, ...]:

@@ -16,21 +16,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from kindler.config import RunSettings
+from kindler.config import Checkpoints, Columns, Device, Epochs, RunSettings
 from kindler.data.column_options import ColumnOptions, Names
-from kindler.data.columns import Column, Columns
-from kindler.data.preparation import Preparation, Preparer
+from kindler.data.columns import Column, ColumnPlan
+from kindler.data.preparation import Prepare, Preparer
 from kindler.engine import local
 from kindler.estimator.checks import (
     ability_complaints,
     accelerator_complaints,
+    device_of,
     evaluate_complaints,
     fit_complaints,
     precision_complaints,
     refuse,
+    split_complaints,
     warn_caller,
+    weight_complaints,
 )
 from kindler.estimator.exporting import Example, in_openvino
+from kindler.estimator.groups import names_groups
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import choose_engine, recognise
 from kindler.estimator.inputs.spark import SqlFunctionInput
@@ -46,21 +50,17 @@ from kindler.strategies import Strategy
 from kindler.train.callbacks import DriverCallbackList, run_params, split_callbacks
 from kindler.train.history import History
 from kindler.train.lightning_callbacks import translated
-from kindler.train.loss_guard import NanLoss
 from kindler.train.metric_names import BOOKKEEPING
 from kindler.train.options import (
     Accelerator,
     Engine,
     EvaluateOptions,
     FitOptions,
-    Ingest,
     PredictOptions,
     RunConfig,
-    from_arguments,
 )
-from kindler.train.summaries import Summaries, TensorBoard, log_folder
-from kindler.train.triggers import Trigger
-from kindler.types import Callbacks, Data, Dtypes, ScoringData, Shapes
+from kindler.train.summaries import EventFiles, Summaries
+from kindler.types import Callbacks, Data, ScoringData
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,26 +84,21 @@ class Estimator(Saving):
         *,
         workers: int | None = None,
         engine: Engine = "auto",
-        device: str = "auto",
-        share_gpus: bool = False,
-        model_dir: str | PathLike[str] | None = None,
+        device: str | Device = "auto",
         seed: int = 0,
         settings: RunSettings | None = None,
-        log_dir: str | PathLike[str] | None = None,
-        preparation: Preparation | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
-        self._model = model
+        self._model, on = model, device_of(device)
         self._run_config = RunConfig(
             workers=workers,
             engine=engine,
-            device=device,
-            share_gpus=share_gpus,
-            model_dir=None if model_dir is None else place(model_dir),
+            device=on.name,
+            share_gpus=on.share,
             seed=int(seed),
             settings=settings or RunSettings(),
         )
-        self._log_dir = None if log_dir is None else log_folder(log_dir)
-        self._preparation = preparation or Preparation()
+        self._prepare = prepare or Prepare()
         self._warned_random_eval = False
         self._live = LiveModel(model, int(seed))
         self._columns = ColumnOptions()
@@ -112,11 +107,12 @@ class Estimator(Saving):
         self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
 
+    @names_groups
     @bare_interrupts
     def fit(
         self,
         data: Data,
-        epochs: int | None = None,
+        epochs: int | Epochs | None = None,
         batch_size: int = 32,
         feature_cols: Names = None,
         label_cols: Names = None,
@@ -125,24 +121,12 @@ class Estimator(Saving):
         max_steps: int | None = None,
         verbose: int = 1,
         *,
-        shapes: Shapes | None = None,
-        dtypes: Dtypes | None = None,
-        stack_features: bool = False,
-        allow_nan: bool | Sequence[str] = False,
+        validation_split: float | None = None,
+        columns: Columns | None = None,
         shuffle: bool = True,
-        ingest: Ingest = "auto",
-        steps_per_epoch: int | None = None,
-        end_trigger: Trigger | None = None,
-        checkpoint_trigger: Trigger | int | None = None,
-        keep_checkpoints: int | None = 3,
-        best_metric: str | None = None,
-        resume: bool = False,
-        initial_epoch: int | None = None,
-        validation_freq: int | Sequence[int] = 1,
-        class_weight: Mapping[int, float] | None = None,
-        sample_weight_col: str | None = None,
-        nan_loss: NanLoss = "raise",
         strategy: str | Strategy = "allreduce",
+        checkpoint: str | PathLike[str] | Checkpoints | None = None,
+        resume: bool = False,
     ) -> History:
         """Train the model: every epoch uses each row of `data` once.
 
@@ -152,53 +136,31 @@ class Estimator(Saving):
                 Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
                 `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a Keras
                 `PyDataset`, or an iterable of batches.
-            epochs: Number of epochs to train. None trains one, or as many as it takes until `max_steps` or
-                `end_trigger` ends the run.
+            epochs: Number of epochs to train, or an `Epochs`, with the steps of an epoch and more. None
+                trains one, or as many as it takes until `max_steps` ends the run.
             batch_size: Rows per step, over all workers together.
             feature_cols: The model's input columns, in its order. None looks for "features" or "x".
             label_cols: The target columns. None looks for "label" or "y".
             validation_data: Data to evaluate after each epoch; may be of another kind than `data`.
-            callbacks: `kindler.Callback` objects, or Keras callbacks for a Keras model, which run on the
-                workers; and `kindler.DriverCallback` objects, such as `kindler.MLflowLogger`.
+            callbacks: Objects of `kindler.callbacks`, of your own subclasses, or Keras callbacks for a Keras
+                model.
             max_steps: Optimizer steps after which training ends, even in the middle of an epoch.
             verbose: 0 shows neither progress nor the output of the workers.
-            shapes: The shape of one row, by column: `{"image": (28, 28, 1)}`.
-            dtypes: numpy dtypes, by column. Binary columns need one.
-            stack_features: Whether to join all feature columns into one float32 matrix.
-            allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
+            validation_split: The share of the rows to evaluate after each epoch instead of training on them:
+                the last rows, as in Keras; of a Spark DataFrame, what `randomSplit` draws with the
+                estimator's seed.
+            columns: How columns are read, and the weights of rows; see `Columns`.
             shuffle: Whether each epoch takes the rows in a new order, which the seed decides.
-            ingest: How the rows of a Spark DataFrame reach the workers: "direct" (the workers read its
-                Parquet files), "inline" (Spark sends them), or "auto": direct where the DataFrame is a plain
-                scan of files.
-            steps_per_epoch: Steps of an epoch; the next epoch continues with the rows that follow. None is
-                one pass over all rows.
-            end_trigger: A function of `Progress` that ends training when it returns True, unless `epochs` or
-                `max_steps` ends it earlier. It is called after every step and epoch.
-            checkpoint_trigger: When a checkpoint is written to `model_dir`: a number of steps, which also
-                writes one after every epoch, or a function of `Progress`. None is after every epoch.
-            keep_checkpoints: How many of the newest checkpoints to keep, whichever run wrote them; the newest
-                from the end of an epoch is always kept. None keeps all.
-            best_metric: A metric of the history, such as "val_loss" or "max:val_gain"; the checkpoint of its
-                best epoch is kept too.
-            resume: Continue from the newest complete checkpoint in `model_dir`, with any number of workers,
-                to where the run that wrote it would have ended. Starts from the beginning if there is none.
-            initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the
-                last epoch.
-            validation_freq: Validate every so many epochs, or after the epochs with these numbers.
-            class_weight: The weight of a row by its label, in training only. It is 1 for classes that are not
-                named. The loss of a row is multiplied by it, and means still divide by the number of rows, as
-                in Keras. For PyTorch and Keras models; a `train_step` finds it, with the column below, in
-                `run.sample_weight`.
-            sample_weight_col: A column with the weight of each row, in training and validation. With
-                `class_weight`, the two are multiplied.
-            nan_loss: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
-                names step, worker and rows; a skipped step leaves weights and optimizer unchanged on all
-                workers. For PyTorch and Keras models and LightningModules.
             strategy: How workers agree: "allreduce", "zero1" (the same result, each worker updating a slice
                 of the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only),
                 "async" (a parameter server applies each worker's gradients), "local_sgd" (workers train on
                 their own and average their weights), or the name of a strategy that another package adds.
                 A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
+            checkpoint: The folder that a checkpoint is written to after every epoch, as a path or a URL; or a
+                `Checkpoints`, which also says how often, and how many are kept. A run that loses a worker
+                continues from the newest one.
+            resume: Continue from the newest complete checkpoint in that folder, with any number of workers,
+                to where the run that wrote it would have ended. Starts from the beginning if there is none.
 
         Returns:
             One row per epoch; after `resume`, also those of the earlier part of the run.
@@ -208,32 +170,49 @@ class Estimator(Saving):
             DataError: A value in the data cannot be used.
             NonFiniteLossError: A training loss is NaN or infinite.
             WorkerError: The model's own code raised an error; this is also an instance of that error's class.
-            WorkerLostError: A worker died. With `model_dir`, the run has by then been continued from its
-                newest checkpoint as often as `RunSettings.max_failures` allows.
+            WorkerLostError: A worker died. With `checkpoint`, the run has by then been continued as often as
+                `RunSettings.max_failures` allows.
         """
-        arguments = dict(locals())
         driver_callbacks, on_workers = split_callbacks(translated(callbacks))
-        labels = self._model.facts.labels
-        options = from_arguments(
-            FitOptions,
-            arguments,
-            columns=from_arguments(
-                ColumnOptions, arguments, weight_col=sample_weight_col, need_labels=labels
+        length = epochs if isinstance(epochs, Epochs) else Epochs(epochs)
+        read, freq = columns or Columns(), length.validation_freq
+        options = FitOptions(
+            **{**vars(length), "validation_freq": freq if isinstance(freq, int) else tuple(freq)},
+            batch_size=batch_size,
+            max_steps=max_steps,
+            verbose=verbose,
+            shuffle=shuffle,
+            resume=resume,
+            columns=ColumnOptions(
+                feature_cols=feature_cols,
+                label_cols=label_cols,
+                shapes=read.shapes,
+                dtypes=read.dtypes,
+                stack_features=bool(read.stack_features),
+                allow_nan=read.allow_nan or False,
+                weight_col=read.weight_col,
+                need_labels=self._model.facts.labels,
             ),
+            ingest=read.ingest,
+            class_weight=read.class_weight,
             callbacks=tuple(on_workers),
-            validation_freq=validation_freq if isinstance(validation_freq, int) else tuple(validation_freq),
             strategy=Strategy(strategy) if isinstance(strategy, str) else strategy,
+            checkpoint=_placed(checkpoint),
+            nan_loss=self._run_config.settings.nan_loss,
         )
         adapt = self._model.facts.adapt
-        rows, validation = recognise(adapt(data)), adapt(validation_data)
-        judged = None if validation is None else recognise(validation)
-        return self._fit(rows, judged, options, DriverCallbackList(driver_callbacks))
+        rows = recognise(adapt(data))
+        held_out = None if validation_data is None else recognise(adapt(validation_data))
+        if validation_split is not None:
+            refuse(*split_complaints(validation_split, held_out))
+            rows, held_out = rows.split(validation_split, self._run_config.seed)
+        return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks))
 
     def _fit(
         self, data: Input, validation: Input | None, options: FitOptions, on_driver: DriverCallbackList
     ) -> History:
         model, config = self._model, self._run_config
-        refuse(*fit_complaints(model, self._preparation, options, config.model_dir, data, validation))
+        refuse(*fit_complaints(model, self._prepare, options, data, validation))
         options = self._with_preparation(options, trains=True)
         if validation is not None:
             refuse(*model.complaints("judge"))
@@ -243,7 +222,7 @@ class Estimator(Saving):
         params = run_params(model.spec, options, framework=model.framework, **facts)
         with (
             on_driver.running(self, params),
-            nullcontext() if self._log_dir is None else TensorBoard(self._log_dir) as sink,
+            nullcontext() if (folder := on_driver.log_folder) is None else EventFiles(folder) as sink,
             self._summaries.writing(sink),
         ):
             results = self._run(
@@ -265,13 +244,14 @@ class Estimator(Saving):
             earlier = [row for row in self.history if row["epoch"] < first]
             self.history = History([*earlier, *results.rows], results.mode)
             if results.halted:
-                resume = "; fit(resume=True) finishes this run" if config.model_dir is not None else ""
+                resume = "; fit(resume=True) finishes this run" if options.checkpoint is not None else ""
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {results.step:,}. The model keeps what it has"
-                    f" learned by then, and the next fit goes on from there{resume}."
+                    f" learned by then, and the next fit continues from there{resume}."
                 )
         return History(results.rows, results.mode)
 
+    @names_groups
     @bare_interrupts
     def evaluate(
         self,
@@ -281,11 +261,7 @@ class Estimator(Saving):
         label_cols: Names = None,
         verbose: int = 1,
         *,
-        shapes: Shapes | None = None,
-        dtypes: Dtypes | None = None,
-        stack_features: bool | None = None,
-        allow_nan: bool | Sequence[str] | None = None,
-        ingest: Ingest = "auto",
+        columns: Columns | None = None,
     ) -> dict[str, Any]:
         """Evaluate the model on every row of `data`.
 
@@ -297,27 +273,34 @@ class Estimator(Saving):
             feature_cols: The model's input columns. None, here and below, takes what the last `fit` used.
             label_cols: The target columns.
             verbose: 0 shows neither progress nor the output of the workers.
-            shapes: The shape of one row, by column.
-            dtypes: numpy dtypes, by column.
-            stack_features: Whether to join all feature columns into one float32 matrix.
-            allow_nan: Whether NaN is an allowed value, for all columns or for the ones named.
-            ingest: How the rows of a Spark DataFrame reach the workers; see `fit`.
+            columns: How columns are read.
 
         Returns:
             The loss, each metric by its name, and `num_samples`: the values that a single process computes.
         """
-        arguments, facts = dict(locals()), self._model.facts
+        facts, read = self._model.facts, columns or Columns()
         rows = recognise(facts.adapt(data))
-        columns = from_arguments(ColumnOptions, arguments, need_labels=facts.labels)
-        options = from_arguments(EvaluateOptions, arguments, columns=columns)
-        refuse(*evaluate_complaints(self._model, self._preparation, options, rows))
+        asked = ColumnOptions(
+            feature_cols=feature_cols,
+            label_cols=label_cols,
+            shapes=read.shapes,
+            dtypes=read.dtypes,
+            stack_features=read.stack_features,
+            allow_nan=read.allow_nan,
+            need_labels=facts.labels,
+        )
+        options = EvaluateOptions(batch_size=batch_size, columns=asked, ingest=read.ingest, verbose=verbose)
+        refuse(
+            *weight_complaints(read, "evaluate"),
+            *evaluate_complaints(self._model, self._prepare, options, rows),
+        )
         self._warn_random_eval()
         self._warn_if_untrained("evaluate")
-        options = replace(options, columns=rows.complete(columns, self._columns))
-        config = replace(self._run_config, model_dir=None)
+        options = replace(options, columns=rows.complete(asked, self._columns))
         prepared = self._with_preparation(options)
-        return self._run(rows, prepared, self._summaries.report, config=config).rows[0]
+        return self._run(rows, prepared, self._summaries.report, config=self._run_config).rows[0]
 
+    @names_groups
     @bare_interrupts
     def predict(
         self,
@@ -328,10 +311,7 @@ class Estimator(Saving):
         output_path: str | PathLike[str] | None = None,
         verbose: int = 1,
         *,
-        shapes: Shapes | None = None,
-        dtypes: Dtypes | None = None,
-        stack_features: bool | None = None,
-        ingest: Ingest = "auto",
+        columns: Columns | None = None,
         accelerator: Accelerator | None = None,
         precision: str | None = None,
     ) -> Any:
@@ -352,12 +332,7 @@ class Estimator(Saving):
                 outputs), or the keys if the model returns a dict.
             output_path: The folder to write the scored rows of Parquet files to.
             verbose: 0 shows no progress.
-            shapes: The shape of one row, by column.
-            dtypes: numpy dtypes, by column.
-            stack_features: Whether to join all feature columns into one float32 matrix. None does what the
-                last `fit` did.
-            ingest: For a DataFrame that is a plain scan of Parquet files: "direct" reads the files in Python,
-                "inline" sends the rows through Spark.
+            columns: How columns are read. None takes what the last `fit` used.
             accelerator: "openvino" converts the model and computes it with OpenVINO, which is often faster on
                 CPUs. None computes it with its own framework.
             precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
@@ -366,10 +341,23 @@ class Estimator(Saving):
         Returns:
             The scored data; for a Parquet path, `output_path`.
         """
-        arguments = dict(locals())
-        columns = from_arguments(ColumnOptions, arguments, allow_nan=True)
-        options = from_arguments(
-            PredictOptions, arguments, columns=columns, output_cols=_output_names(output_cols)
+        read = columns or Columns()
+        refuse(*weight_complaints(read, "predict"))
+        options = PredictOptions(
+            batch_size=batch_size,
+            columns=ColumnOptions(
+                feature_cols=feature_cols,
+                shapes=read.shapes,
+                dtypes=read.dtypes,
+                stack_features=read.stack_features,
+                allow_nan=True,
+            ),
+            ingest=read.ingest,
+            verbose=verbose,
+            output_cols=_output_names(output_cols),
+            output_path=output_path,
+            accelerator=accelerator,
+            precision=precision,
         )
         return self._predict(recognise(data), options)
 
@@ -418,6 +406,7 @@ class Estimator(Saving):
         """Score with the options of `predict` as one value, which has `finish` as well."""
         return self._predict(recognise(data), options)
 
+    @names_groups
     @bare_interrupts
     def register_udf(
         self,
@@ -427,8 +416,7 @@ class Estimator(Saving):
         feature_cols: Names = None,
         output_cols: Names = None,
         batch_size: int = 1024,
-        shapes: Shapes | None = None,
-        dtypes: Dtypes | None = None,
+        columns: Columns | None = None,
     ) -> Callable[..., Any]:
         """Register this model as a Spark SQL function: `spark.sql("SELECT score(features) FROM t")`.
 
@@ -441,15 +429,17 @@ class Estimator(Saving):
             feature_cols: The function's arguments, in order. None takes the columns of the last `fit`.
             output_cols: If the model has several outputs, the function returns a struct with these fields.
             batch_size: Rows per call of the model.
-            shapes: The shape of one row, by column.
-            dtypes: numpy dtypes, by column.
+            columns: Shapes and dtypes of columns.
 
         Returns:
             The function for DataFrames: `frame.select(score("features"))`.
         """
+        read = columns or Columns()
         options = PredictOptions(
             batch_size=batch_size,
-            columns=ColumnOptions(feature_cols=feature_cols, shapes=shapes, dtypes=dtypes, allow_nan=True),
+            columns=ColumnOptions(
+                feature_cols=feature_cols, shapes=read.shapes, dtypes=read.dtypes, allow_nan=True
+            ),
             output_cols=_output_names(output_cols),
         )
         function: Callable[..., Any] = self._predict(SqlFunctionInput(spark, name), options)
@@ -483,8 +473,8 @@ class Estimator(Saving):
         """Return a training metric over all fits so far, as rows of (step, value, wall time).
 
         Args:
-            tag: "loss" (per epoch), a metric's name, "rows_per_s" or "lr"; with `log_dir`, also "batch_loss"
-                (per step). Orca's names "Loss", "LearningRate" and "Throughput" work too.
+            tag: "loss" (per epoch), a metric's name, "rows_per_s" or "lr"; with `callbacks.TensorBoard`, also
+                "batch_loss" (per step). Orca's names "Loss", "LearningRate" and "Throughput" work too.
 
         Raises:
             ConfigError: There is no such metric; the message lists the available ones.
@@ -511,8 +501,8 @@ class Estimator(Saving):
         return {
             "framework": self._model.framework,
             "model": None if model is None else title(model).removesuffix("()"),
-            "workers": "all slots" if self.workers is None else self.workers,
-            **{name: getattr(self._run_config, name) for name in ("engine", "device", "seed", "model_dir")},
+            "workers": "auto" if self.workers is None else self.workers,
+            **{name: getattr(self._run_config, name) for name in ("engine", "device", "seed")},
             "feature_cols": ", ".join(self._columns.features or ()),
             "label_cols": ", ".join(self._columns.labels or ()),
             "epochs": last.get("epoch", 0),
@@ -541,18 +531,13 @@ class Estimator(Saving):
 
     @property
     def workers(self) -> int | None:
-        """Number of workers; None is one per slot of the Spark application, or one per GPU or core here."""
+        """Number of workers; None is one per slot of the Spark application, or per GPU, or one here."""
         return self._run_config.workers
 
     @property
     def settings(self) -> RunSettings:
         """Time limits, threads, shared memory."""
         return self._run_config.settings
-
-    @property
-    def model_dir(self) -> str | None:
-        """The folder of checkpoints."""
-        return self._run_config.model_dir
 
     @property
     def _replica(self) -> Any:
@@ -568,21 +553,21 @@ class Estimator(Saving):
         columns = self._columns
         features = columns.features or [name for name in ("features", "x") if name in self._layout] or ["x"]
         return Preparer(
-            self._preparation,
-            Columns(features=tuple(Column(name=name, role="feature") for name in features), labels=()),
+            self._prepare,
+            ColumnPlan(features=tuple(Column(name=name, role="feature") for name in features), labels=()),
             trains=False,
             seed=self._run_config.seed,
             labels=tuple(columns.labels or ("label", "y")),
         )
 
     def _with_preparation(self, options: AnyOptions, *, trains: bool = False) -> AnyOptions:
-        own = self._preparation
+        own = self._prepare
         columns = replace(options.columns, ragged=own.ragged, length_col=own.length_col if trains else None)
         return replace(options, columns=columns, preparation=own if own.ragged else None)
 
     def _warn_random_eval(self) -> None:
         """Warn once that rows are augmented where they are evaluated."""
-        if self._preparation.augments_all and not self._warned_random_eval:
+        if self._prepare.augments_all and not self._warned_random_eval:
             self._warned_random_eval = True
             warn_caller(
                 "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
@@ -622,3 +607,10 @@ class Estimator(Saving):
 
 def _output_names(names: Names) -> tuple[str, ...] | None:
     return (names,) if isinstance(names, str) else tuple(names or ()) or None
+
+
+def _placed(checkpoint: str | PathLike[str] | Checkpoints | None) -> Checkpoints | None:
+    if checkpoint is None:
+        return None
+    asked = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+    return replace(asked, folder=place(asked.folder))

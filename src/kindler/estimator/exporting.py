@@ -18,7 +18,7 @@ import numpy as np
 from kindler.data.arrays import named
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Columns
+from kindler.data.columns import Array, ColumnPlan
 from kindler.errors import ConfigError
 from kindler.estimator.checks import ability_complaints, refuse
 from kindler.estimator.inputs.contract import PROBE_ROWS, few_rows
@@ -37,7 +37,7 @@ _LABELS = re.compile(r"label|y\d*|sample_weight")
 class Example:
     """A few rows of each input of a model, and the columns they are made of."""
 
-    def __init__(self, columns: Columns, arrays: Sequence[Array]) -> None:
+    def __init__(self, columns: ColumnPlan, arrays: Sequence[Array]) -> None:
         self.names = tuple(column.name for column in columns.features)
         self.features = inputs(columns, list(arrays))
 

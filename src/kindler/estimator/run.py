@@ -40,7 +40,7 @@ from kindler.frameworks.pickling import pickle_for_workers
 from kindler.strategies import AllReduce
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
-from kindler.train.checkpoints import Checkpoints, StoredCheckpoint
+from kindler.train.checkpoints import CheckpointFolder, StoredCheckpoint
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
 from kindler.train.run import ENTRY, SERVER_ENTRY
@@ -167,7 +167,7 @@ def run(
 def _limit(
     options: FitOptions | EvaluateOptions, config: RunConfig, spark: SparkSession | None
 ) -> StateLimit | None:
-    if spark is None or config.model_dir is not None or not isinstance(options, FitOptions):
+    if spark is None or not isinstance(options, FitOptions) or options.checkpoint is not None:
         return None
     from kindler.spark.engine import MOST_BYTES, NO_WAY_BACK
     from kindler.spark.executors import meets_at_driver
@@ -295,14 +295,13 @@ def _launch(
     from kindler.spark import engine
     from kindler.spark.executors import cores_per_host
 
-    model_dir = task.config.model_dir
     return engine.run(
         replace(job, cores=cores_per_host(spark)),
         spark=spark,
         feeds=feeds,
         dealing=dealing,
         listener=hear,
-        folder=None if model_dir is None else folder_at(model_dir),
+        folder=None if task.folder is None else folder_at(task.folder),
     )
 
 
@@ -315,8 +314,8 @@ def attempts(
 
     `launch` continues from the first of the given checkpoints that it can use.
     """
-    model_dir, settings, failures = task.config.model_dir, task.config.settings, 0
-    folder = None if model_dir is None else Checkpoints(model_dir)
+    settings, failures = task.config.settings, 0
+    folder = None if task.folder is None else CheckpointFolder(task.folder)
     checkpoints = earlier = _of_earlier_run(task, folder)
 
     def own() -> list[StoredCheckpoint]:
@@ -347,7 +346,7 @@ def attempts(
         time.sleep(wait_s)
 
 
-def _of_earlier_run(task: Task, folder: Checkpoints | None) -> list[StoredCheckpoint]:
+def _of_earlier_run(task: Task, folder: CheckpointFolder | None) -> list[StoredCheckpoint]:
     if folder is None or not task.training.resume:
         return []
     checkpoints = folder.resume_candidates()
@@ -355,7 +354,7 @@ def _of_earlier_run(task: Task, folder: Checkpoints | None) -> list[StoredCheckp
         if checkpoint.header.framework != task.framework:
             raise ConfigError(
                 f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
-                f" is one of {task.framework!r}.\nHint: give each model a model_dir of its own."
+                f" is one of {task.framework!r}.\nHint: give each model a folder of its own for checkpoints."
             )
     return checkpoints
 
@@ -396,12 +395,14 @@ def explain(
         elif has_checkpoints:
             more[0] += "; there is no checkpoint yet."
         else:
-            more[0] += ".\nHint: with model_dir=..., fit writes checkpoints, and fit(resume=True) continues."
+            more[0] += (
+                ".\nHint: fit(checkpoint=...) writes checkpoints; fit(resume=True) continues from them."
+            )
     if failures:
         more.append(f"The run failed {failures + 1} times; this is the last failure.")
     elif isinstance(error, WorkerLostError) and trains and not has_checkpoints and not lost_server:
         more.append(
-            "Hint: with model_dir=..., fit writes checkpoints and resumes by itself when a worker is lost."
+            "Hint: fit(checkpoint=...) writes checkpoints and resumes by itself when a worker is lost."
         )
     error.args = ("\n".join([str(error), *more]), *error.args[1:])
 
@@ -426,7 +427,7 @@ class WorkerCount:
     def resolve(self) -> None:
         spark, settings = self._spark, self._settings
         if spark is None:
-            self.full = self.size = self._workers or local.slots()
+            self.full = self.size = self._workers or 1  # one uses all cores, and exchanges nothing
             return
         from kindler.spark.executors import remaining_workers, resolve_workers
 

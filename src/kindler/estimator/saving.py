@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from kindler.config import RunSettings
+from kindler.config import Device, RunSettings
 from kindler.data.column_options import ColumnOptions
-from kindler.data.preparation import Preparation
+from kindler.data.preparation import Prepare
 from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import ability_complaints, refuse, run_complaints, warn_caller
 from kindler.estimator.constructors import Constructors
@@ -48,7 +48,7 @@ SUFFIX = ".estimator"
 _FORMAT = 1
 _FACTS, _RECIPE, _STATE, _PREPARATION = "estimator.json", "recipe.pickle", "state", "preparation.pickle"
 _IN_FILE = ("workers", "engine", "device", "seed")
-_CAN_BE_PASSED = {*_IN_FILE, "share_gpus", "model_dir", "log_dir", "settings"} - {"seed"}
+_CAN_BE_PASSED = ("workers", "engine", "device", "settings")
 
 
 class _OnTheClass(classmethod):  # type: ignore[type-arg]
@@ -66,7 +66,7 @@ class Saving(Constructors):
     _model: FrameworkModel
     _live: LiveModel
     _run_config: RunConfig
-    _preparation: Preparation
+    _prepare: Prepare
     _columns: ColumnOptions
     _layout: dict[str, Any]
     history: History
@@ -95,7 +95,6 @@ class Saving(Constructors):
         learning_rate: float | None = None,
         workers: int | None = None,
         seed: int | None = None,
-        model_dir: str | PathLike[str] | None = None,
         settings: RunSettings | None = None,
     ) -> Self:
         """Return an independent estimator of the same model, with what it has learned so far.
@@ -107,7 +106,6 @@ class Saving(Constructors):
             learning_rate: The optimizer's learning rate, instead of this estimator's.
             workers: Number of workers, instead of this estimator's.
             seed: The seed, instead of this estimator's.
-            model_dir: The folder for the copy's checkpoints; None writes none, so that the two do not mix.
             settings: Time limits, threads, shared memory, instead of this estimator's.
 
         Raises:
@@ -128,11 +126,22 @@ class Saving(Constructors):
                 model.spec, config=dict(config or {}), learning_rate=learning_rate
             )
             model = replace(model, spec=changed)
-        arguments = {**vars(self._run_config), **changes, "model_dir": model_dir}
-        copied = self._create(model, preparation=self._preparation, **arguments)
+        copied = self._create(model, **{**self._arguments(), **changes})
         if state:
             copied._live.state = state
         return copied._restore_columns(self.signature, list(self.history))
+
+    def _arguments(self) -> dict[str, Any]:
+        """What this estimator was made with, besides its model."""
+        config = self._run_config
+        return {
+            "workers": config.workers,
+            "engine": config.engine,
+            "device": Device(config.device, share=config.share_gpus),
+            "seed": config.seed,
+            "settings": config.settings,
+            "prepare": self._prepare,
+        }
 
     def _continue_from(self, other: Saving) -> None:
         """Take over the trained state, columns and history of another estimator of the same model."""
@@ -199,7 +208,7 @@ class Saving(Constructors):
                 read: pass True only for files from people whose programs you would run. A `.keras` file needs
                 it only if it contains lambdas.
             options: Settings that are not in the file or should differ: `workers`, `engine`, `device`,
-                `model_dir`, `log_dir`, `settings`; for a `.keras` file, the arguments of `from_keras`.
+                `settings`; for a `.keras` file, the arguments of `from_keras`.
 
         Raises:
             UntrustedError: The file contains code, and `trusted` was not passed.
@@ -212,12 +221,12 @@ class Saving(Constructors):
         facts, recipe, state, preparation = _read(path)
         if not trusted:
             raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
-        wrong = sorted(set(options) - _CAN_BE_PASSED)
+        wrong = sorted(set(options) - set(_CAN_BE_PASSED))
         refuse(*(f"{name} is in the file and cannot be passed to load." for name in wrong))
         model = FrameworkModel.unpacked(facts["framework"], recipe, tuple(facts["preload"]))
         arguments = {name: facts[name] for name in _IN_FILE} | options
         if preparation:
-            arguments["preparation"] = cloudpickle.loads(preparation)
+            arguments["prepare"] = cloudpickle.loads(preparation)
         estimator = cls._create(model, **arguments)
         estimator._restore_columns(facts["signature"], facts["history"])
         estimator._live.state = state
@@ -243,7 +252,7 @@ class Saving(Constructors):
 
     @leaves_no_trace
     def load_checkpoint(self, path: str | PathLike[str]) -> Self:
-        """Continue from a file that `save_checkpoint`, a run with `model_dir` or a ModelCheckpoint wrote.
+        """Continue from a file that `save_checkpoint`, `fit(checkpoint=...)` or a ModelCheckpoint wrote.
 
         A model file, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`. The next `fit`
         starts a new epoch, even if the checkpoint was written in mid-epoch; `fit(resume=True)` continues in
@@ -265,14 +274,13 @@ class Saving(Constructors):
         return self
 
     @staticmethod
-    def latest_checkpoint(model_dir: str | PathLike[str]) -> str | None:
+    def latest_checkpoint(folder: str | PathLike[str]) -> str | None:
         """Return the newest complete checkpoint in a folder, or None; `load_checkpoint` reads it.
 
-        That is a checkpoint of a run whose `model_dir` the folder was, or a newer file that a callback wrote
-        there: Kindler's ModelCheckpoint or Keras's. Damaged checkpoints are skipped with a warning that names
-        them.
+        That is a checkpoint that `fit(checkpoint=folder)` wrote, or a newer file that a callback wrote there:
+        Kindler's ModelCheckpoint or Keras's. Damaged checkpoints are skipped with a warning that names them.
         """
-        return latest(model_dir)
+        return latest(folder)
 
     def _write_whole(self, path: Path) -> None:
         facts = {
@@ -287,8 +295,8 @@ class Saving(Constructors):
             archive.writestr(_FACTS, json.dumps(facts))
             archive.writestr(_RECIPE, self._model.packed)
             archive.writestr(_STATE, self._live.state)
-            if self._preparation.functions or self._preparation.active:
-                archive.writestr(_PREPARATION, pickle_for_workers(self._preparation))
+            if self._prepare.functions or self._prepare.active:
+                archive.writestr(_PREPARATION, pickle_for_workers(self._prepare))
 
     @property
     def signature(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from kindler.errors import ConfigError
 
 _HINTS = {
     ("out of memory", "RESOURCE_EXHAUSTED", "ResourceExhausted"): (
-        "Hint: a smaller batch_size; for PyTorch also accumulation_steps=2 or more, precision='bf16', or"
-        " device_cache=False, which leaves the rows in the memory of the machine."
+        "Hint: a smaller batch_size; for PyTorch also Optimization(accumulation_steps=2) or more, and"
+        " Device(precision='bf16') or Device(cache=False), which leaves the rows in the machine's memory."
     ),
     ("device-side assert",): (
         "Hint: most often a label or an index is out of range: the labels of N classes are 0 to N - 1, those"

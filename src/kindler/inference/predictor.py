@@ -14,8 +14,8 @@ from typing import Any, SupportsBytes
 import numpy as np
 
 from kindler.data.batches import in_pool, stacked
-from kindler.data.columns import Columns
-from kindler.data.preparation import Preparation, Preparer
+from kindler.data.columns import ColumnPlan
+from kindler.data.preparation import Prepare, Preparer
 from kindler.data.ragged import concatenated
 from kindler.engine.placement import TaskPlace, enter_program_path, program_path
 from kindler.errors import ConfigError
@@ -93,11 +93,11 @@ class Predictor:
     """
 
     recipe: Recipe
-    columns: Columns
+    columns: ColumnPlan
     batch_size: int
     output_cols: tuple[str, ...] | None = None
     finish: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] | None = None
-    preparation: Preparation | None = None
+    preparation: Prepare | None = None
     labels: tuple[str, ...] = ()
     stack: bool = False
     sharing: Sharing | None = None
@@ -135,7 +135,7 @@ class Predictor:
             return self._scored(fixed_batches(chunks, self.batch_size), place)
         return self._scored(self._prepared(chunks, self.preparation), place)
 
-    def _prepared(self, chunks: Iterable[Arrays], preparation: Preparation) -> Iterator[Arrays]:
+    def _prepared(self, chunks: Iterable[Arrays], preparation: Prepare) -> Iterator[Arrays]:
         """The next batch is prepared while the model computes."""
         preparer = Preparer(
             preparation, self.columns, trains=False, seed=self.recipe.seed, labels=self.labels

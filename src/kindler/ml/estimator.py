@@ -81,18 +81,22 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
                 f"{self.uid} cannot be fitted: {' '.join(lacking)}\nHint: a stage that was saved with code of"
                 " yours is loaded whole within kindler.ml.trusting()."
             )
-        folder = None if base.model_dir is None else f"{base.model_dir}/{self.uid}-{uuid.uuid4().hex[:8]}"
         entries = {name: self._value(name) for name in self._config_names if self.isSet(name)}
         estimator = base.copy(
             config={**(self._value("config") or {}), **entries},
             learning_rate=self._value("learningRate"),
             workers=self._value("numWorkers"),
             seed=self._value("seed"),
-            model_dir=folder,
         )
+        parent = self._value("checkpointDir")
+        folder = None if parent is None else f"{parent}/{self.uid}-{uuid.uuid4().hex[:8]}"
         training, validation = self._split(dataset)
         estimator.fit(
-            training, validation_data=validation, callbacks=list(self._callbacks), **self._fit_options()
+            training,
+            validation_data=validation,
+            callbacks=list(self._callbacks),
+            checkpoint=folder,
+            **self._fit_options(),
         )
         return estimator
 

@@ -20,7 +20,7 @@ from pyspark.ml.param.shared import HasLabelCol
 from pyspark.sql import DataFrame
 
 from kindler.data.batches import inputs
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.inputs.contract import zeros
@@ -174,7 +174,7 @@ class PretrainedModel(Model, PredictParams, SavedStage):
         kinds = [arrow_type(output.dtype, output.ndim) for output in outputs]
         return as_vectors(frame.scored(scorer, names, kinds), self._vector_columns())
 
-    def _layout(self, columns: Columns) -> dict[str, Any]:
+    def _layout(self, columns: ColumnPlan) -> dict[str, Any]:
         """dtype and row shape of the columns, where the model's inputs say them."""
         specs = self.model.predictor().signature.inputs
         if len(specs) != len(columns.features):

@@ -10,6 +10,7 @@ from pyspark.ml.param.shared import HasInputCol, HasInputCols, HasLabelCol, HasP
 
 from kindler.data.column_options import ColumnOptions
 from kindler.errors import ConfigError
+from kindler.estimator.groups import grouped
 from kindler.ml.scoring import PREDICTION_TYPES, Finish
 from kindler.strategies import Strategy
 from kindler.train.options import PredictOptions
@@ -202,7 +203,7 @@ _FIT_OPTIONS = {
     "batchSize": "batch_size",
     "maxSteps": "max_steps",
     "stepsPerEpoch": "steps_per_epoch",
-    "weightCol": "sample_weight_col",
+    "weightCol": "weight_col",
 }
 
 
@@ -223,6 +224,9 @@ class FitParams(PredictParams, HasLabelCol):
         _at_least_one, "Optimizer steps after which training ends, even in the middle of an epoch."
     )
     stepsPerEpoch = Row(_at_least_one, "Steps of an epoch; by default one pass over all rows.")
+    checkpointDir = Row(
+        TypeConverters.toString, "A folder in which each fit writes checkpoints to a folder of its own."
+    )
     learningRate = Row(_positive, "The optimizer's learning rate, instead of its own.")
     config = Row(_by_name(_as_is), "Entries of the estimator's config, which its creators are called with.")
     shuffle = Row(TypeConverters.toBoolean, "Whether each epoch takes the rows in a new order.", True)
@@ -247,7 +251,7 @@ class FitParams(PredictParams, HasLabelCol):
     def _fit_options(self) -> dict[str, Any]:
         """The keyword arguments of `Estimator.fit`."""
         weights = self._value("classWeight")
-        return {
+        flat = {
             **{option: self._value(name) for name, option in _FIT_OPTIONS.items()},
             "epochs": None if self._value("maxSteps") and not self.isSet("epochs") else self._value("epochs"),
             "feature_cols": self._features(),
@@ -257,6 +261,7 @@ class FitParams(PredictParams, HasLabelCol):
             "strategy": Strategy(self._value("strategy"), **(self._value("strategyOptions") or {})),
             "class_weight": None if weights is None else {int(key): w for key, w in weights.items()},
         }
+        return grouped(flat)
 
     def setLabelCol(self, value: str) -> Any:
         """Set the target column."""

@@ -28,6 +28,7 @@ from pyspark.ml.util import (
 )
 from pyspark.sql import is_remote
 
+from kindler.config import Device
 from kindler.errors import ConfigError, UntrustedError
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.model import FrameworkModel
@@ -169,10 +170,7 @@ def write_recipe(estimator: Estimator, folder: Path) -> bool:
     model = estimator._model
     recipe = {
         "model": (model.framework, model.packed, model.extra_preload),
-        "options": {
-            **{name: value for name, value in vars(estimator._run_config).items() if name != "model_dir"},
-            "preparation": estimator._preparation,
-        },
+        "options": estimator._arguments(),
         "state": estimator._live.state,
         "columns": (estimator.signature, list(estimator.history)),
     }
@@ -188,7 +186,11 @@ def read_recipe(folder: Path) -> Estimator | None:
     if not (folder / _RECIPE).is_file():
         return None
     recipe = cloudpickle.loads((folder / _RECIPE).read_bytes())
-    estimator = Estimator(FrameworkModel.unpacked(*recipe["model"]), **recipe["options"])
+    options = recipe["options"]
+    if "preparation" in options:  # written before 0.2
+        on = Device(options["device"], share=options.pop("share_gpus"))
+        options |= {"prepare": options.pop("preparation"), "device": on}
+    estimator = Estimator(FrameworkModel.unpacked(*recipe["model"]), **options)
     if recipe["state"]:
         estimator._live.state = recipe["state"]
     return estimator._restore_columns(*recipe["columns"])

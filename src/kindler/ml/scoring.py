@@ -17,7 +17,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, NumericType
 
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.engine.placement import TaskPlace, enter_program_path, program_path
 from kindler.errors import ConfigError
 from kindler.inference.loaded import LoadedModels
@@ -151,7 +151,7 @@ class Scorer:
     """Scores batches of a frame's columns with such a model; travels to the executors."""
 
     model: ModelFiles
-    columns: Columns
+    columns: ColumnPlan
     batch_size: int
     method: str
     chosen: tuple[str, ...]
@@ -170,7 +170,7 @@ class Scorer:
             yield self.finish(self._chosen(predictor.call(fit(predictor.signature, arrays), self.method)))
 
     def _inputs(self, predictor: Predictor, columns: Arrays) -> Arrays:
-        """Columns by the names of the inputs: their own where they are the same, else in order."""
+        """ColumnPlan by the names of the inputs: their own where they are the same, else in order."""
         wanted = predictor.signature.names
         if len(wanted) > 1 and len(wanted) == len(columns) and set(wanted) != set(columns):
             return dict(zip(wanted, columns.values(), strict=True))

@@ -232,7 +232,7 @@ def describe_training(estimator: Estimator) -> dict[str, Any] | None:
     Optimizer and loss are classes of PyTorch's own by their names, with plain arguments.
     """
     spec = estimator._model.spec
-    if not isinstance(spec, TorchSpec) or estimator._preparation.active:
+    if not isinstance(spec, TorchSpec) or estimator._prepare.active:
         return None
     optimizer, loss = _optimizer(spec.optimizer), None
     if isinstance(spec.loss, nn.Module) and not [*spec.loss.parameters(), *spec.loss.buffers()]:

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +19,13 @@ import cloudpickle
 import numpy as np
 
 from kindler import sandbox
-from kindler.data.preparation import Preparation
+from kindler.config import RunSettings
+from kindler.data.preparation import Prepare
 from kindler.data.ragged import Ragged
 from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
+from kindler.estimator.groups import grouped
 from kindler.models.kind import (
     Data,
     LoadedModel,
@@ -38,11 +40,12 @@ from kindler.models.kind import (
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
+from kindler.train.callbacks import TensorBoard
 
 _MODEL, _PREPARATION = "model", "preparation.pickle"
 # What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
 _MAKING = (
-    *("workers", "engine", "device", "seed", "model_dir", "log_dir"),
+    *("workers", "engine", "device", "seed", "optimization", "prepare", "settings"),
     *("metrics", "config", "keras_backend", "optimizer", "loss"),
 )
 
@@ -85,8 +88,13 @@ class FrameworkKind(ModelKind):
 
 def _fitted(make: Callable[..., Estimator], data: Data, options: Mapping[str, Any]) -> tuple[Estimator, Any]:
     """Make an estimator with its share of the options and fit it. One process, unless more are asked for."""
-    making = {name: value for name, value in options.items() if name in _MAKING}
-    rest = {name: value for name, value in options.items() if name not in _MAKING}
+    arguments = grouped(options)
+    if "nan_loss" in arguments:
+        arguments["settings"] = RunSettings(nan_loss=arguments.pop("nan_loss"))
+    if "log_dir" in arguments:
+        arguments["callbacks"] = [TensorBoard(arguments.pop("log_dir"))]
+    making = {name: value for name, value in arguments.items() if name in _MAKING}
+    rest = {name: value for name, value in arguments.items() if name not in _MAKING}
     estimator = make(**{"workers": 1, "engine": "local", **making})
     return estimator, estimator.fit(data[0] if len(data) == 1 else data, **{"verbose": 0, **rest})
 
@@ -132,8 +140,8 @@ class EstimatorKind(ModelKind):
         }
         if obj._live.is_untrained:
             meta["untrained"] = True
-        if obj._preparation.active:
-            (folder / _PREPARATION).write_bytes(_with_code(obj._preparation))
+        if obj._prepare.active:
+            (folder / _PREPARATION).write_bytes(_with_code(obj._prepare))
             meta["preparation"] = _PREPARATION
         return meta
 
@@ -153,9 +161,7 @@ class EstimatorKind(ModelKind):
                 reason="its transform, collate or padding is code, stored as a pickle",
             )
             stored = cloudpickle.loads(confined(folder, meta["preparation"]).read_bytes())
-            # The arguments of the constructors that make it; `text` is the framework's own.
-            names = {field.name for field in fields(Preparation)} - {"text"}
-            options = {**{name: getattr(stored, name) for name in names}, **options}
+            options = {"prepare": replace(stored, text=False), **options}  # `text` is the framework's own
         if (style := meta.get("inputs")) is not None:
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
@@ -178,7 +184,7 @@ class EstimatorKind(ModelKind):
         names = [taken] if isinstance(taken, str) else [str(name) for name in taken]
         by_name = kind.named_predictor(trained, str(model._inputs), names) if names else None
         inner = by_name or kind.predictor(trained)
-        if model._preparation.active:
+        if model._prepare.active:
             return _Prepared(inner, model)
         layout, takes = known["layout"] or {}, inner.signature.inputs
         if known["stack_features"] and len(names) > 1 and len(takes) == 1:
@@ -230,7 +236,7 @@ def _checked(inner: ModelKind) -> FrameworkKind:
     return inner
 
 
-def _with_code(preparation: Preparation) -> bytes:
+def _with_code(preparation: Prepare) -> bytes:
     """The user's functions with their code, so that whoever reads them need not have the modules."""
     modules = {_module_of(function) for function in preparation.functions.values()} - {"__main__"}
     with contextlib.ExitStack() as stack:
@@ -284,7 +290,7 @@ class _Prepared(_Wrapped):
         )
         super().__init__(inner, Signature(inputs, inner.signature.outputs))
         # What a row is padded to, and what collate does, may depend on the other rows of a call.
-        if estimator._preparation.collate is not None or estimator._preparation.pad is not None:
+        if estimator._prepare.collate is not None or estimator._prepare.pad is not None:
             self.joins = False
 
     def call(self, inputs: Arrays, method: str) -> Arrays:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.predictor import Predictor
-from kindler.store import File, Store, Version
+from kindler.store import File, Version, VersionStore
 from kindler.store.names import check_path
 
 Meta: TypeAlias = Mapping[str, Any]
@@ -57,11 +57,11 @@ class Handler:
         """
         raise NotImplementedError
 
-    def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
+    def write_blobs(self, obj: Any, store: VersionStore) -> tuple[list[File], dict[str, Any]] | None:
         """Write blobs elsewhere, as Spark's tasks do; None if `write` is to write files here."""
         return None
 
-    def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
+    def read_blobs(self, version: Version, store: VersionStore, options: Mapping[str, Any]) -> Any:
         """What reads blobs elsewhere, as a frame of Spark's does; None if `read` is to read files here."""
         return None
 

@@ -12,12 +12,12 @@ from kindler.engine.fork_server import Recipe
 from kindler.frameworks.keras import backends
 from kindler.models.kind import LoadedModel
 from kindler.models.registry import MODEL_KINDS
-from kindler.store import Store, Version
+from kindler.store import Version, VersionStore
 
 __all__ = ["LoadedModel", "load", "load_files", "process_recipe", "wrap"]
 
 
-def load(store: Store, version: Version, *, trusted: bool, device: str | None = None) -> LoadedModel:
+def load(store: VersionStore, version: Version, *, trusted: bool, device: str | None = None) -> LoadedModel:
     """Read a version of a model from its store.
 
     `device` is where it is to compute, see `ModelKind.settle`; None leaves that to the framework.

@@ -33,7 +33,7 @@ from kindler.frame import Frame
 from kindler.runtime.engine import Listener, Load
 from kindler.runtime.messages import Report, Task, pack, unpack
 from kindler.shelves.datasets import Datasets
-from kindler.store import Address, Store
+from kindler.store import Address, VersionStore
 
 REPLIES = "kindler.reply."  # and a name of the client's own
 REPLIES_KEPT_S = 3600.0  # after the last use
@@ -445,7 +445,7 @@ class BrokerEngine:
 
 def _unreachable(exc: BaseException) -> BrokerError:
     return BrokerError(
-        f"cannot reach the broker: {exc}.\nHint: its URL is set by KINDLER_BROKER or Omega(broker=...)."
+        f"cannot reach the broker: {exc}.\nHint: its URL is set by KINDLER_BROKER or Store(broker=...)."
     )
 
 
@@ -464,7 +464,7 @@ class LargeMessages:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._store: Store | None = None
+        self._store: VersionStore | None = None
         self._lock = threading.Lock()
 
     def pack(self, frame: Frame, name: str) -> bytes:
@@ -518,7 +518,7 @@ class LargeMessages:
     def _shelf(self) -> Datasets:
         with self._lock:
             if self._store is None:
-                self._store = Store.open(self._url)
+                self._store = VersionStore.open(self._url)
             return Datasets(self._store, "default")
 
 

@@ -34,7 +34,7 @@ from kindler.shelves.datasets import Datasets
 from kindler.shelves.expressions import parse_expression
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
-from kindler.store import Store, Version
+from kindler.store import Version, VersionStore
 
 # What an untrusted task may pass to a worker. Options reach the model's own methods and, through `Estimator`,
 # files, folders and the settings of a Java process. Without trust only those pass that say how to compute,
@@ -51,7 +51,10 @@ _NUMBERS = frozenset(
 )
 # The same, and names of columns and classes of data, which may be any text: nothing but data has them.
 _COLUMNS = frozenset(
-    ("allow_nan", "classes", "dtypes", "feature_cols", "label_cols", "output_cols", "sample_weight_col")
+    (
+        *("allow_nan", "classes", "dtypes", "feature_cols", "label_cols", "output_cols"),
+        *("sample_weight_col", "weight_col"),
+    )
 )
 # The same, and names of devices and of a framework's classes.
 _NAMES = frozenset(("device", "keras_backend", "loss", "metrics", "optimizer", "precision"))
@@ -110,8 +113,8 @@ class Executor:
         self.loads = 0
 
     @functools.cached_property
-    def _store(self) -> Store:
-        return Store.open(self._url)
+    def _store(self) -> VersionStore:
+        return VersionStore.open(self._url)
 
     def run(self, task: Task) -> Any:
         """The task's result, of any kind; whatever goes wrong is raised."""

@@ -18,7 +18,7 @@ from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
 from kindler.runtime.engine import Engine, Load
 from kindler.runtime.messages import Report, Task, TaskSettings
-from kindler.store import Store, Version
+from kindler.store import Version, VersionStore
 from kindler.store.names import parse_selector
 
 if TYPE_CHECKING:
@@ -377,7 +377,11 @@ class Runtime:
     """
 
     def __init__(
-        self, store: Store, bucket: str, engine: Callable[[], Engine], settings: TaskSettings | None = None
+        self,
+        store: VersionStore,
+        bucket: str,
+        engine: Callable[[], Engine],
+        settings: TaskSettings | None = None,
     ) -> None:
         self.settings = settings or TaskSettings()
         self._store = store

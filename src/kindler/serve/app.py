@@ -24,7 +24,6 @@ import kindler
 from kindler import sandbox
 from kindler.errors import KindlerError
 from kindler.models.registry import MODEL_KINDS
-from kindler.omega import Omega
 from kindler.serve.auth import Authorizer
 from kindler.serve.bodies import READERS, Bodies, ClientGoneError, Receive
 from kindler.serve.catalog_routes import dataset_routes, list_routes, model_routes, server_routes
@@ -46,6 +45,7 @@ from kindler.serve.stats import Stats
 from kindler.serve.tasks import Tasks, task_routes, wants_task
 from kindler.serve.threads import Threads
 from kindler.serve.traffic import Traffic
+from kindler.storage import Store
 from kindler.store.keys import Keys
 from kindler.store.splits import Splits
 
@@ -75,7 +75,7 @@ _CORS: dict[str, Any] = {
 
 
 def create_app(
-    omega: Omega,
+    storage: Store,
     settings: ServeSettings | None = None,
     *,
     local: bool = True,
@@ -83,18 +83,18 @@ def create_app(
     """An ASGI application that serves a store.
 
     Args:
-        omega: The store.
+        storage: The store.
         settings: The limits.
         local: Whether it can be reached from this machine alone; then it needs no keys while there are none.
     """
     settings = settings or ServeSettings()
-    stats, keys = Stats(), Keys(omega.store)
+    stats, keys = Stats(), Keys(storage.store)
     # Apart, so that nobody's large model, misspelled name or long script keeps others waiting.
     sizes = {"catalog": 2, "lookup": 2, "load": _LOAD_THREADS, "dataset": 2, "body": READERS, "wait": 16}
     threads = {name: Threads(most, f"kindler-{name}") for name, most in sizes.items()}
     bodies = Bodies(settings, threads["body"])
     models = ModelRegistry(
-        omega,
+        storage,
         settings,
         catalog_threads=threads["catalog"],
         lookup_threads=threads["lookup"],
@@ -102,7 +102,7 @@ def create_app(
         stats=stats,
         unsandboxed=_unsandboxed(settings),
     )
-    traffic = Traffic(Splits(omega.store), models, stats, threads["catalog"], settings.refresh_s)
+    traffic = Traffic(Splits(storage.store), models, stats, threads["catalog"], settings.refresh_s)
     log = RequestLog(settings.access_log, settings.audit_log, settings.log_level)
     authorizer = Authorizer(keys, threads["catalog"], local=local, origins=settings.cors_origins)
     predictions = Predictions(
@@ -137,7 +137,7 @@ def create_app(
         responses={status: {"description": text} for status, text in STATUS_TEXTS.items()},
     )
     api.state.predictions = predictions
-    tasks = Tasks(omega, settings)
+    tasks = Tasks(storage, settings)
     for routes in (
         page_routes(),
         health_routes(models),

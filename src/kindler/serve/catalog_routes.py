@@ -85,7 +85,7 @@ def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -
     def buckets(access: Authorized) -> dict[str, list[str]]:
         """List the buckets that are not empty."""
         only = access.key.buckets if access.key is not None else ()
-        return {"buckets": [name for name in models.omega.buckets if not only or name in only]}
+        return {"buckets": [name for name in models.storage.buckets if not only or name in only]}
 
     @routes.get("/key")
     @needs(*SCOPES, filtered=True)
@@ -131,7 +131,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
     @needs("predict", "read", on="models")
     def split(name: str, tag: str, access: Authorized) -> dict[str, Any]:
         """How the requests of a tag are divided among versions."""
-        shelf = models.omega[access.bucket].models
+        shelf = models.storage[access.bucket].models
         shelf.metadata(name, version=tag)
         chosen = shelf.splits(name).get(tag)
         shares = {"canary": dict(chosen.canary), "shadow": dict(chosen.shadow)} if chosen else {}
@@ -155,7 +155,7 @@ def model_routes(models: ModelRegistry) -> APIRouter:
     @routes.get("/model/{name:path}/metadata")
     def model(name: str, access: Authorized) -> Json:
         """A model, its versions, tags, signature and training history."""
-        shelf = models.omega[access.bucket].models
+        shelf = models.storage[access.bucket].models
         chosen = shelf.metadata(name)
         same = (chosen.address, chosen.number)
         loaded = (m for m in models.loaded() if (m.version.address, m.version.number) == same)
@@ -166,27 +166,27 @@ def model_routes(models: ModelRegistry) -> APIRouter:
     @needs("admin", on="models")
     def divide(name: str, tag: str, shares: Shares, access: Authorized) -> dict[str, Any]:
         """Divide the requests of a tag; servers notice within `--refresh-s` seconds."""
-        shelf = models.omega[access.bucket].models
+        shelf = models.storage[access.bucket].models
         shelf.split(f"{name}@{tag}", canary=shares.canary, shadow=shares.shadow)
         return split(name, tag, access)
 
     async def moved(access: Access, name: str) -> dict[str, Any]:
         await models.moved(access.bucket, name)
-        tags = await run_in_threadpool(models.omega[access.bucket].models.tags, name)
+        tags = await run_in_threadpool(models.storage[access.bucket].models.tags, name)
         return {"model": name, "tags": tags}
 
     @routes.put("/model/{name:path}/tags/{tag}")
     @needs("admin", on="models")
     async def move(name: str, tag: str, to: TagMove, access: Authorized) -> dict[str, Any]:
         """Point a tag at a version. Answers once that version is served."""
-        await run_in_threadpool(models.omega[access.bucket].models.tag, f"{name}@{to.version}", tag)
+        await run_in_threadpool(models.storage[access.bucket].models.tag, f"{name}@{to.version}", tag)
         return await moved(access, name)
 
     @routes.delete("/model/{name:path}/tags/{tag}")
     @needs("admin", on="models")
     async def remove(name: str, tag: str, access: Authorized) -> dict[str, Any]:
         """Remove a tag."""
-        await run_in_threadpool(models.omega[access.bucket].models.untag, name, tag)
+        await run_in_threadpool(models.storage[access.bucket].models.untag, name, tag)
         return await moved(access, name)
 
     return routes
@@ -209,7 +209,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
         """The first rows of a dataset. Other query parameters are conditions, such as `x__gte=90`."""
         if orient not in _ORIENTS:
             raise Problem(400, f"orient={orient[:40]!r}: must be one of {', '.join(_ORIENTS)}.")
-        shelf = models.omega[access.bucket].datasets
+        shelf = models.storage[access.bucket].datasets
         version = shelf.metadata(name)
         conditions = {key: value for key, value in request.query_params.items() if key not in _KNOWN}
         most, limit = settings.body_bytes, min(limit, settings.rows)
@@ -241,7 +241,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
         table, in_body = await bodies.table(await request.body(), kind)
         by_append = None if append is None else "append" if append else "replace"
         chosen: Any = mode or by_append or in_body or "fail"
-        shelf = models.omega[access.bucket].datasets
+        shelf = models.storage[access.bucket].datasets
         version = await run_in_threadpool(lambda: shelf.put(table, name, mode=chosen))
         return {"dataset": version.name, "version": version.number}
 
@@ -249,7 +249,7 @@ def dataset_routes(models: ModelRegistry, bodies: Bodies) -> APIRouter:
     @needs("write", on="datasets")
     def drop(name: str, access: Authorized) -> dict[str, Any]:
         """Remove a dataset with all its versions, or a single version."""
-        return {"dataset": name, "dropped": models.omega[access.bucket].datasets.drop(name)}
+        return {"dataset": name, "dropped": models.storage[access.bucket].datasets.drop(name)}
 
     return routes
 
@@ -264,7 +264,7 @@ def list_routes(models: ModelRegistry) -> APIRouter:
             access: Authorized, pattern: str = "**", after: str = "", limit: Limit = None
         ) -> dict[str, Any]:
             """List a shelf of a bucket, each name with its newest version; `next` begins the next page."""
-            chosen: Shelf = getattr(models.omega[access.bucket], shelf)
+            chosen: Shelf = getattr(models.storage[access.bucket], shelf)
             versions, following = _page(chosen, pattern, access, after, limit)
             listed = {shelf: _entries(chosen, versions)}
             return listed if limit is None else {**listed, "next": following}

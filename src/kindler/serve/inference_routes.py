@@ -309,7 +309,7 @@ def tensorflow_serving_routes(models: ModelRegistry) -> APIRouter:
     @needs("predict", "read", on="models")
     def status(name: str, access: Authorized, version: str | None = None) -> dict[str, Any]:
         """The versions of a model that can be served."""
-        shelf = models.omega[access.bucket].models
+        shelf = models.storage[access.bucket].models
         chosen = shelf.metadata(name, version=version)
         bare = version is None and chosen.name == name
         listed = list(reversed(shelf.versions(name))) if bare else [chosen]
@@ -337,7 +337,7 @@ def prediction_routes() -> APIRouter:
     """Those of MLflow and omega|ml."""
     routes = APIRouter(route_class=Endpoint)
     mlflow = {"tags": ["mlflow"], **_documented((CSV, PARQUET, ARROW), (ARROW,))}
-    omega = {"tags": ["models"], **_documented((ARROW, RAW), (ARROW, RAW))}
+    storage = {"tags": ["models"], **_documented((ARROW, RAW), (ARROW, RAW))}
 
     @routes.post("/invocations", **mlflow)
     @needs("predict")
@@ -353,7 +353,7 @@ def prediction_routes() -> APIRouter:
 
     for method in METHODS:
 
-        @routes.put(f"/api/v1/model/{{name:path}}/{method}", **omega)
+        @routes.put(f"/api/v1/model/{{name:path}}/{method}", **storage)
         @needs("predict", on="models")
         async def omega_predict(
             name: str,
@@ -371,7 +371,7 @@ def prediction_routes() -> APIRouter:
 
 
 def _names(models: ModelRegistry, access: Authorized) -> dict[str, list[str]]:
-    names = models.omega[access.bucket].models.list()
+    names = models.storage[access.bucket].models.list()
     return {"models": [name for name in names if access.covers("models", name)]}
 
 

@@ -22,7 +22,6 @@ from kindler.errors import ConfigError, KindlerError, MissingExtraError, Untrust
 from kindler.models.loaded import load, process_recipe
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
-from kindler.omega import Omega
 from kindler.sandbox.child import RemoteError
 from kindler.sandbox.process import ProcessLost, SandboxProcess, Start
 from kindler.serve.batching import Batcher
@@ -32,6 +31,7 @@ from kindler.serve.model_process import DescribedModel, described, warmed
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
 from kindler.serve.threads import Threads
+from kindler.storage import Store
 from kindler.store import Version
 
 _log = logging.getLogger("kindler.serve")
@@ -80,9 +80,14 @@ class ModelLoader:
     """
 
     def __init__(
-        self, omega: Omega, settings: ServeSettings, threads: Executor, stats: Stats, unsandboxed: str | None
+        self,
+        storage: Store,
+        settings: ServeSettings,
+        threads: Executor,
+        stats: Stats,
+        unsandboxed: str | None,
     ) -> None:
-        self._omega = omega
+        self._storage = storage
         self._settings = settings
         self._threads = threads
         self._stats = stats
@@ -113,7 +118,7 @@ class ModelLoader:
 
     async def _load_here(self, version: Version) -> LoadedModel:
         def read() -> DescribedModel:
-            predictor = load(self._omega.store, version, trusted=self._settings.trusted).predictor
+            predictor = load(self._storage.store, version, trusted=self._settings.trusted).predictor
             return DescribedModel(predictor, warmed(predictor, _batching(version, self._settings)))
 
         loop = asyncio.get_running_loop()
@@ -150,7 +155,7 @@ class ModelLoader:
         self, version: Version, start: Start, lost: Lost
     ) -> tuple[SandboxProcess, DescribedModel]:
         """Start a process that has loaded a version; its files are there as long as that takes."""
-        files = self._omega.store.files(version)
+        files = self._storage.store.files(version)
         folder = str(await asyncio.get_running_loop().run_in_executor(self._threads, files.__enter__))
         try:
             start = replace(start, options={**start.options, "folder": folder}, readable=(folder,))

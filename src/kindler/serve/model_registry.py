@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from kindler.errors import KindlerError, NotFoundError, fresh
-from kindler.omega import Omega
 from kindler.serve.auth import bare_name
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_loading import LoadedModel, ModelLoader, shown_name
 from kindler.serve.settings import ServeSettings
 from kindler.serve.stats import Stats
+from kindler.storage import Store
 from kindler.store import Version
 
 __all__ = ["LoadedModel", "ModelRegistry", "Name", "shown_name"]
@@ -62,7 +62,7 @@ class _Failed:
 class ModelRegistry:
     def __init__(
         self,
-        omega: Omega,
+        storage: Store,
         settings: ServeSettings,
         *,
         catalog_threads: Executor,
@@ -71,12 +71,12 @@ class ModelRegistry:
         stats: Stats,
         unsandboxed: str | None = None,
     ) -> None:
-        self.omega = omega
+        self.storage = storage
         self.settings = settings
         self.stats = stats
         self._catalog_threads = catalog_threads
         self._lookup_threads = lookup_threads
-        self._loader = ModelLoader(omega, settings, load_threads, stats, unsandboxed)
+        self._loader = ModelLoader(storage, settings, load_threads, stats, unsandboxed)
         self._known: OrderedDict[Name, _Known] = OrderedDict()
         self._loaded: dict[Key, LoadedModel] = {}
         self._loading: dict[Key, asyncio.Task[LoadedModel]] = {}
@@ -123,19 +123,19 @@ class ModelRegistry:
         """The version that a name means now, by the store."""
         bucket, text, version = name
         return await self._in_catalog(
-            lambda: self.omega[bucket].models.metadata(text, version=version), threads
+            lambda: self.storage[bucket].models.metadata(text, version=version), threads
         )
 
     async def numbers(self, version: Version) -> list[int]:
         """The numbers of all versions of a model, oldest first, by the store."""
-        history = await self._in_catalog(lambda: self.omega.store.history(version.address))
+        history = await self._in_catalog(lambda: self.storage.store.history(version.address))
         return [number for number, _ in history]
 
     async def default_name(self) -> str:
         """The model of requests that name none."""
         if self.settings.model is not None:
             return self.settings.model
-        names = await self._in_catalog(self.omega.models.list)
+        names = await self._in_catalog(self.storage.models.list)
         if len(names) != 1:
             raise Problem(
                 404,
@@ -146,7 +146,7 @@ class ModelRegistry:
 
     async def check_ready(self) -> list[str]:
         """The models that hang, if others still answer."""
-        await self._in_catalog(lambda: self.omega.buckets)
+        await self._in_catalog(lambda: self.storage.buckets)
         loaded = self.loaded()
         stuck = [str(model.version) for model in loaded if model.batcher.is_stuck]
         default = bare_name(self.settings.model or "")

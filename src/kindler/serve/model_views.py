@@ -184,7 +184,7 @@ def triton_index(
 ) -> list[dict[str, str]]:
     """The models of a bucket with their newest versions; only those that are served if `ready`."""
     entries = []
-    for version in models.omega[bucket].models.newest():
+    for version in models.storage[bucket].models.newest():
         gone = models.is_unloaded(bucket, version.name)
         if sees("models", version.name) and not (ready and gone):
             state, reason = ("UNAVAILABLE", "unloaded") if gone else ("READY", "")

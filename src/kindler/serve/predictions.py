@@ -134,7 +134,7 @@ class Predictions:
         if dataset is None:
             return partial(self.bodies.decode, codec, sent, target)
         access.check_datasets(dataset)
-        shelf, limits = self.models.omega[access.bucket].datasets, self.settings
+        shelf, limits = self.models.storage[access.bucket].datasets, self.settings
         read = partial(read_inputs, shelf, dataset, most_rows=limits.rows, most_bytes=limits.queue_bytes)
 
         async def from_dataset(_: Signature) -> InferRequest:

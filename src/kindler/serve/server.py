@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.omega import Omega
 from kindler.runtime.engine import without_trust
 from kindler.serve.app import create_app
 from kindler.serve.auth import is_loopback
@@ -27,6 +26,7 @@ from kindler.serve.http_protocol import HttpProtocol
 from kindler.serve.memory import keep_tidy
 from kindler.serve.predictions import Predictions
 from kindler.serve.settings import ServeSettings, Tls
+from kindler.storage import Store
 from kindler.store.keys import Keys
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def serve(
     """
     settings = settings or ServeSettings()
     _allow_files()
-    omega = Omega(url, broker=broker if settings.trusted else without_trust(broker))
+    storage = Store(url, broker=broker if settings.trusted else without_trust(broker))
     local = is_loopback(host)
     if not local:
-        _require_keys(omega.store.url, host)
+        _require_keys(storage.store.url, host)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -113,7 +113,7 @@ def serve(
         raise ConfigError(f"cannot listen on {host}:{port}: {exc}.") from exc
     shown = f"[{host}]" if ":" in host else host
     where = f"{'http' if tls is None else 'https'}://{shown}:{listener.getsockname()[1]}"
-    app = create_app(omega, settings, local=local)
+    app = create_app(storage, settings, local=local)
     grpc = None if grpc_port is None else _grpc(app.predictions, host, grpc_port, tls)
     encryption: dict[str, Any] = {}
     if tls is not None:
@@ -145,7 +145,7 @@ def serve(
             gc.collect()
             gc.freeze()
             if say is not None:
-                say(f"Serving {omega.store!r} at {where}")
+                say(f"Serving {storage.store!r} at {where}")
                 if grpc is not None:
                     say(f"Serving gRPC at {shown}:{grpc.port}")
 
@@ -156,7 +156,7 @@ def serve(
         sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
-        omega.close()
+        storage.close()
 
 
 def _grpc(predictions: Predictions, host: str, port: int, tls: Tls | None) -> GrpcServer:

@@ -24,7 +24,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from kindler.errors import KindlerError, NotFoundError, TaskTimeoutError, WorkerError
 from kindler.models.predictor import METHODS
 from kindler.models.signature import Signature, as_text
-from kindler.omega import Omega
 from kindler.runtime.runtime import Runtime, TaskHandle
 from kindler.serve.auth import Access
 from kindler.serve.bodies import Bodies
@@ -34,6 +33,7 @@ from kindler.serve.protocols import RawRequest, Target
 from kindler.serve.protocols.omega import OmegaCodec
 from kindler.serve.protocols.values import loads, plain
 from kindler.serve.settings import ServeSettings
+from kindler.storage import Store
 from kindler.store.keys import Key
 
 _DATASET_VERBS = ("fit", "partial_fit", "score")
@@ -73,13 +73,13 @@ class Tasks:
     """Starts tasks and remembers them by their ids. Thread-safe.
 
     Args:
-        omega: The store, whose runtime runs them.
+        storage: The store, whose runtime runs them.
         settings: How many tasks and bytes, and for how long. `queue_bytes` is also the limit on the request
             bytes of all unfinished tasks together.
     """
 
-    def __init__(self, omega: Omega, settings: ServeSettings) -> None:
-        self._omega = omega
+    def __init__(self, storage: Store, settings: ServeSettings) -> None:
+        self._storage = storage
         self._settings = settings
         self.held_bytes = 0
         self._tasks: OrderedDict[str, StartedTask] = OrderedDict()
@@ -99,7 +99,7 @@ class Tasks:
                 raise Problem(429, f"{len(self._tasks)} tasks are unfinished.", {"retry-after": "5"})
             self.held_bytes += size
         try:
-            runtime = self._omega[access.bucket].runtime.options(trusted=self._settings.trusted)
+            runtime = self._storage[access.bucket].runtime.options(trusted=self._settings.trusted)
             task = StartedTask(call(runtime), head, datetime.now(timezone.utc), access.key_id)
         except BaseException:
             with self._lock:
@@ -178,7 +178,7 @@ class Tasks:
     def load(self) -> dict[str, Any]:
         """The load of the runtime, or why it is unknown."""
         try:
-            return asdict(self._omega.runtime.load())
+            return asdict(self._storage.runtime.load())
         except KindlerError as exc:
             return {"problem": str(exc).splitlines()[0]}
 

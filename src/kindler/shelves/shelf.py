@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from kindler.errors import AlreadyExistsError, ConfigError
 from kindler.models.kind import Handler, reject_unknown
 from kindler.models.registry import MODEL_KINDS, Kinds, Row
-from kindler.store import Address, Store, Version, archive
+from kindler.store import Address, Version, VersionStore, archive
 from kindler.store.names import check_bucket, parse_selector
 
 
@@ -51,7 +51,7 @@ class Shelf:
 
     shelf: ClassVar[str]
 
-    def __init__(self, store: Store, bucket: str = "default", kinds: Kinds = KINDS) -> None:
+    def __init__(self, store: VersionStore, bucket: str = "default", kinds: Kinds = KINDS) -> None:
         self.store = store
         self.bucket = check_bucket(bucket)
         self._kinds = kinds

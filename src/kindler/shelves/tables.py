@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from kindler.errors import ConfigError, DataError, first_line
 from kindler.shelves.datasets import Handle, PartsHandler, part_name, parts_in, rechunk
-from kindler.store import File, Store, Version
+from kindler.store import File, Version, VersionStore
 
 _FORMS = ("pandas", "arrow", "spark")
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -58,7 +58,7 @@ class ParquetHandler(PartsHandler):
             raise DataError(f"the table has something that Parquet has not: {exc}") from exc
         return table_meta(table.schema, form, [table.num_rows])
 
-    def write_blobs(self, obj: Any, store: Store) -> tuple[list[File], dict[str, Any]] | None:
+    def write_blobs(self, obj: Any, store: VersionStore) -> tuple[list[File], dict[str, Any]] | None:
         """Let Spark's tasks write, if it is Spark's."""
         if _form(obj) != "spark":
             return None
@@ -68,7 +68,7 @@ class ParquetHandler(PartsHandler):
         files = [File(part_name(i, ".parquet"), sha256, size) for i, (sha256, size, _) in enumerate(parts)]
         return files, table_meta(schema, "spark", [rows for _, _, rows in parts])
 
-    def read_blobs(self, version: Version, store: Store, options: Mapping[str, Any]) -> Any:
+    def read_blobs(self, version: Version, store: VersionStore, options: Mapping[str, Any]) -> Any:
         """Let Spark's tasks read, if a frame of Spark's is wanted."""
         if _result_form(version.meta, options.get("as_"), options.get("spark")) != "spark":
             return None

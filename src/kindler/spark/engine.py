@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.data.row_order import RowAssignment
 from kindler.data.spool import SpoolWriter
 from kindler.engine import detached
@@ -64,8 +64,8 @@ _RESULT_SCHEMA = pa.schema({"rank": pa.int32(), "part": pa.int32(), "payload": p
 _IN_TASK_BYTES = 1 << 20  # buffers up to this size travel with the task: no connection is quicker
 MOST_BYTES = 64 << 20  # Connect refuses messages of 128 MiB; a JVM of 1 GiB takes several times this
 _HINT = (
-    "Hint: give the estimator a model_dir that the driver and the workers share, or, where the workers can"
-    ' reach the driver, RunSettings(rendezvous="driver").'
+    "Hint: pass fit(checkpoint=...), a folder that the driver and the workers share, or, where the workers"
+    ' can reach the driver, RunSettings(rendezvous="driver").'
 )
 NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot reach the driver.\n{_HINT}"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
@@ -377,7 +377,7 @@ class _SupervisorTask:
     is how often the task replaces a dead worker, where Spark does not rerun it."""
 
     job: Job
-    feeds: tuple[tuple[str, Columns], ...]
+    feeds: tuple[tuple[str, ColumnPlan], ...]
     hub: Address | None = None
     cargo: bool = False
     files: BufferFiles | None = None
@@ -540,7 +540,7 @@ class _RankZeroWatcher(threading.Thread):
 
 def _spool(
     supervisor: Supervisor,
-    feeds: Sequence[tuple[str, Columns]],
+    feeds: Sequence[tuple[str, ColumnPlan]],
     batches: Iterator[pa.RecordBatch],
     *,
     rank: int,

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DoubleType, StructType, TimestampType, UserDefinedType
 
-from kindler.data.columns import Column, Columns, unused_name
+from kindler.data.columns import Column, ColumnPlan, unused_name
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, RowAssignment
 from kindler.data.sources import ROW_BITS, describe_row_id
@@ -56,7 +56,7 @@ class Feed:
 
     name: str
     frame: DataFrame
-    columns: Columns
+    columns: ColumnPlan
     keeper: Any = None
 
 

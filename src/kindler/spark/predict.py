@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from kindler.data.columns import Columns, unused_name
+from kindler.data.columns import ColumnPlan, unused_name
 from kindler.data.parquet import RowReader
 from kindler.data.paths import local_path
 from kindler.data.rejoin import OutputJoiner, features_of
@@ -40,7 +40,7 @@ class Scorer(Protocol):
     """A model that travels to the executors."""
 
     @property
-    def columns(self) -> Columns: ...
+    def columns(self) -> ColumnPlan: ...
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None
     ) -> Iterator[list[np.ndarray[Any, Any]]]: ...
@@ -173,7 +173,7 @@ def _score(
         yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(names))
 
 
-def _received(columns: Columns, batches: Iterable[Any], *, numbered: bool) -> Iterator[Arrays]:
+def _received(columns: ColumnPlan, batches: Iterable[Any], *, numbered: bool) -> Iterator[Arrays]:
     for batch in batches:
         # Spark hands over the only argument of a function by itself.
         arrays = list(batch) if isinstance(batch, tuple) else [batch]
@@ -188,7 +188,7 @@ def _received(columns: Columns, batches: Iterable[Any], *, numbered: bool) -> It
 
 
 def _read(
-    columns: Columns, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]
+    columns: ColumnPlan, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]
 ) -> Iterator[Arrays]:
     with ExitStack() as opened:
         reader, path = None, None

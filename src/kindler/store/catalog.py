@@ -82,7 +82,7 @@ class Catalog:
         after: int | None = None,
         grows: Version | None = None,
     ) -> Version:
-        """Make the draft the newest version of its name, if `has` finds its blobs; see `Store.publish`."""
+        """Make the draft the newest version of its name, if `has` finds its blobs."""
         entries, manifest = t.packed(draft.files, draft.meta, draft.attributes)
         with self.database.writing() as connection:
             connection.execute(sa.select(_state.id).with_for_update(read=True)).all()

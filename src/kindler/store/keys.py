@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from kindler.errors import ConfigError, NotFoundError
 from kindler.store.catalog import Catalog
 from kindler.store.names import check_bucket, check_glob
-from kindler.store.store import Store
+from kindler.store.store import VersionStore
 from kindler.store.tables import keys as _keys
 from kindler.store.tables import state as _state
 
@@ -67,7 +67,7 @@ class Keys:
         store: The store, whose connections are used; or its URL.
     """
 
-    def __init__(self, store: Store | str) -> None:
+    def __init__(self, store: VersionStore | str) -> None:
         self._is_owner = isinstance(store, str)
         self._database = (Catalog(store) if isinstance(store, str) else store.catalog).database
 

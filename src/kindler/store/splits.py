@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 from kindler.errors import ConfigError
-from kindler.store.store import Store
+from kindler.store.store import VersionStore
 from kindler.store.tables import splits as _splits
 from kindler.store.versions import Address
 
@@ -51,7 +51,7 @@ class Split:
 class Splits:
     """The splits of a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: VersionStore) -> None:
         self._database = store.catalog.database
 
     def put(self, split: Split) -> None:

@@ -65,11 +65,11 @@ class Verified:
     damaged: tuple[Damage, ...]
 
 
-class Store:
+class VersionStore:
     """Named, versioned files.
 
-    Make one with `Store.open`. Any number of processes and threads may use the same store. Of the catalog it
-    has `newest(bucket, shelf, pattern)`, `names(bucket, shelf, pattern)`, `versions(address)`,
+    Make one with `VersionStore.open`. Any number of processes and threads may use the same store. Of the
+    catalog it has `newest(bucket, shelf, pattern)`, `names(bucket, shelf, pattern)`, `versions(address)`,
     `history(address)`, `drop(address, number)`, `tags(address)`, `tag(version, tag)`, `untag(address, tag)`,
     `all_tags(bucket, shelf)` and `buckets()`.
     """
@@ -85,7 +85,7 @@ class Store:
         self._suggested: deque[float] = deque(maxlen=_SUGGESTIONS)
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str] | None = None) -> Store:
+    def open(cls, url: str | os.PathLike[str] | None = None) -> VersionStore:
         """Open a store, or make it if it is not there.
 
         Args:
@@ -118,12 +118,10 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.blobs.url == "memory://":
             raise StoreError("a store in memory belongs to its process and cannot be pickled.")
-        return Store.open, (self.url,)
+        return VersionStore.open, (self.url,)
 
     def __repr__(self) -> str:
-        shown = self.url.partition("?")[0]  # what follows may be keys
-        place, at, host = shown.rpartition("@")
-        return f"Store('{place.partition('://')[0]}://...@{host}')" if at else f"Store({shown!r})"
+        return f"VersionStore({urls.shown(self.url)!r})"
 
     def close(self) -> None:
         """Close the connections to the catalog; they are opened again when needed."""

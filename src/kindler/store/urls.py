@@ -39,6 +39,17 @@ def default_url(environ: Mapping[str, str]) -> str:
     return os.path.join(data, "kindler", "store")
 
 
+def shown(url: str) -> str:
+    """The URL without a password, and without what follows "?", which may be keys.
+
+    >>> shown("postgresql://ann:secret@host/db?blobs=s3://bucket")
+    'postgresql://...@host/db'
+    """
+    place = url.partition("?")[0]
+    user, at, host = place.rpartition("@")
+    return f"{user.partition('://')[0]}://...@{host}" if at else place
+
+
 def parse(url: str) -> Place:
     """The places that a store's URL names."""
     scheme = url.partition("://")[0] if "://" in url else "file"

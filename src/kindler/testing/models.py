@@ -34,15 +34,15 @@ from kindler.models.loaded import LoadedModel, load
 from kindler.models.predictor import is_per_row
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Array, fit
-from kindler.omega import Omega
+from kindler.storage import Store
 from kindler.store import Version
 
 _FRESH = """
 import sys
 import numpy as np
 from kindler.models.loaded import load
-from kindler.omega import Omega
-om = Omega(sys.argv[1])
+from kindler.storage import Store
+om = Store(sys.argv[1])
 loaded = load(om.store, om.models.metadata("contract"), trusted=sys.argv[2] == "trusted")
 np.save(sys.argv[4], loaded.predictor(np.load(sys.argv[3])))
 """
@@ -87,19 +87,19 @@ class ModelKindContract:
         pytest.skip("the kind gives no example of a model that it refuses")
 
     @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[Omega]:
+    def store(self, tmp_path: Path) -> Iterator[Store]:
         """A store in a folder."""
-        opened = Omega(tmp_path / "contract-store")
+        opened = Store(tmp_path / "contract-store")
         yield opened
         opened.close()
 
     @pytest.fixture
-    def stored(self, store: Omega, model: Any, put_options: dict[str, Any]) -> Version:
+    def stored(self, store: Store, model: Any, put_options: dict[str, Any]) -> Version:
         """The example, stored under the name "contract"."""
         return store.models.put(model, "contract", trusted=self._trusted, **put_options)
 
     @pytest.fixture
-    def loaded(self, store: Omega, stored: Version) -> LoadedModel:
+    def loaded(self, store: Store, stored: Version) -> LoadedModel:
         """The example, read again."""
         return load(store.store, stored, trusted=self._trusted)
 
@@ -112,7 +112,7 @@ class ModelKindContract:
         self._check_same(loaded.predictor(rows), expected)
 
     def test_get_returns_what_predicts(
-        self, store: Omega, stored: Version, rows: Array, expected: Array
+        self, store: Store, stored: Version, rows: Array, expected: Array
     ) -> None:
         model = store.models.get("contract", trusted=self._trusted)
         self._check_same(MODEL_KINDS.model_kind(self.kind).predictor(model)(rows), expected)
@@ -138,26 +138,26 @@ class ModelKindContract:
             joins = is_per_row(lambda some: predictor.call(some, "predict"), given)
         assert joins is self.rows_are_independent
 
-    def test_only_code_needs_trust_to_be_read(self, store: Omega, stored: Version) -> None:
+    def test_only_code_needs_trust_to_be_read(self, store: Store, stored: Version) -> None:
         if not self._trusted:
             store.models.get("contract")
             return
         with pytest.raises(UntrustedError, match="trusted=True"):
             store.models.get("contract")
 
-    def test_a_model_that_could_run_code_is_refused_without_trust(self, store: Omega, refused: Any) -> None:
+    def test_a_model_that_could_run_code_is_refused_without_trust(self, store: Store, refused: Any) -> None:
         with pytest.raises(UntrustedError, match="trusted=True"):
             store.models.put(refused, "refused", kind=self.kind)
         store.models.put(refused, "refused", kind=self.kind, trusted=True)
         with pytest.raises(UntrustedError, match="trusted=True"):
             store.models.get("refused")
 
-    def test_an_unknown_option_is_refused(self, store: Omega, model: Any) -> None:
+    def test_an_unknown_option_is_refused(self, store: Store, model: Any) -> None:
         with pytest.raises(ConfigError, match="no_such_option"):
             store.models.put(model, "contract", trusted=self._trusted, no_such_option=1)
 
     def test_an_archive_holds_the_same_model(
-        self, store: Omega, stored: Version, tmp_path: Path, rows: Array, expected: Array
+        self, store: Store, stored: Version, tmp_path: Path, rows: Array, expected: Array
     ) -> None:
         store.models.export("contract", tmp_path / "contract.zip")
         again = store.models.import_(tmp_path / "contract.zip", "again")

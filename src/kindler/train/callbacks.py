@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kindler.errors import ConfigError
@@ -18,6 +19,7 @@ from kindler.files import folder_at, place, split
 from kindler.train.checkpoints import Header, write_checkpoint
 from kindler.train.metric_names import Direction, improves, parse
 from kindler.train.options import FitOptions
+from kindler.train.summaries import log_folder
 
 Mode = Literal["auto", "min", "max"]
 RunStatus = Literal["finished", "failed", "killed"]
@@ -71,7 +73,7 @@ class Run:
         return self._reason
 
     def save_checkpoint(self) -> None:
-        """Request a checkpoint in `model_dir` after this step; one worker's request is enough."""
+        """Request a checkpoint of `fit(checkpoint=...)` after this step; one worker's request is enough."""
         self._save = True
 
     def take_save_request(self) -> bool:
@@ -323,6 +325,20 @@ class DriverCallback:
         """
 
 
+class TensorBoard(DriverCallback):
+    """Writes the metrics of a run to event files for TensorBoard, in `<log_dir>/train` and `/validation`.
+
+    The driver writes them: also the loss and the learning rate of every step, which
+    `get_train_summary("batch_loss")` then returns.
+
+    Args:
+        log_dir: A local folder.
+    """
+
+    def __init__(self, log_dir: str | PathLike[str]) -> None:
+        self.folder = log_folder(log_dir)
+
+
 def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[DriverCallback], list[Any]]:
     """The driver callbacks, and those that go to the workers."""
     driver = [callback for callback in callbacks or () if isinstance(callback, DriverCallback)]
@@ -333,6 +349,11 @@ class DriverCallbackList:
     def __init__(self, callbacks: Sequence[DriverCallback]) -> None:
         self._callbacks = tuple(callbacks)
         self._epoch = 0
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where event files are written."""
+        return next((one.folder for one in self._callbacks if isinstance(one, TensorBoard)), None)
 
     @property
     def wants_progress(self) -> bool:

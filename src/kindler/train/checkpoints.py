@@ -175,7 +175,7 @@ class StoredCheckpoint:
     data: bytes = field(repr=False)
 
 
-class Checkpoints:
+class CheckpointFolder:
     """The checkpoints in a folder; one run at a time writes there.
 
     A local folder is on the first worker's machine; several machines must share it, or use a URL. `keep` is
@@ -291,7 +291,7 @@ class Checkpoints:
         if validated or not self._best[0].startswith("val_"):  # epochs without validation are not compared
             metrics = [n for n, v in header.metrics.items() if isinstance(v, float)]
             raise ConfigError(
-                f"best_metric={self._best[0]!r} is not a metric of this run; available: {metrics}."
+                f"Checkpoints(best={self._best[0]!r}): not a metric of this run; available: {metrics}."
             )
 
     def _warn(self, name: str, problem: Exception) -> None:
@@ -318,7 +318,7 @@ def kept(known: dict[str, Header], *, keep: int | None, best: tuple[str, Directi
 
 def latest(folder: str | PathLike[str]) -> str | None:
     """The newest complete checkpoint in a folder: a run's own, or one that a callback wrote."""
-    place, own = folder_at(folder), Checkpoints(folder).newest()
+    place, own = folder_at(folder), CheckpointFolder(folder).newest()
     names = [name for name in place.names() if not _NAME.fullmatch(name) and not name.startswith(".")]
     if own is not None:
         written = place.modified(own.path.rpartition("/")[2])

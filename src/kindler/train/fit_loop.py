@@ -175,7 +175,7 @@ class FitLoop(Loop):
         return ends
 
     def _look_at_loss(self, steps: int, logs: Any, *, own: int) -> None:
-        """Apply `fit(nan_loss=...)`; the loss that Keras reports is the mean of the epoch so far."""
+        """Apply `nan_loss`; the loss that Keras reports is the mean of the epoch so far."""
         names = _names_of_losses(logs) if own else []  # without rows it is that of made-up ones
         replica, guard = self.replica, self.guard
         epoch_steps, number = self._epoch_steps, self._base + steps - 1

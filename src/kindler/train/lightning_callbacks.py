@@ -160,16 +160,16 @@ _TRANSLATIONS: dict[str, tuple[Callable[[Any], list[Any]], dict[str, Any], str]]
     "EarlyStopping": (
         lambda original: [_Stopping(original)],
         {"stopping_threshold": None, "divergence_threshold": None},
-        "pass fit(end_trigger=...), a function that ends training by the loss or the score of an epoch",
+        "pass fit(epochs=Epochs(stop_when=...)), which ends training by the loss or the score of an epoch",
     ),
     "ModelCheckpoint": (
         lambda original: [_Checkpoints(original), _CheckpointFacts(original)],
         {"_every_n_train_steps": 0, "_train_time_interval": None, "save_on_exception": False},
-        "give the estimator a model_dir, and fit a checkpoint_trigger, for checkpoints that runs resume from",
+        "pass fit(checkpoint=Checkpoints(folder, every=...)) for checkpoints that runs resume from",
     ),
     "LearningRateMonitor": (
         lambda original: [LearningRateMonitor()],
         {"logging_interval": None, "log_momentum": False, "log_weight_decay": False},
-        "the history has 'lr', the rate of each epoch; log_dir=... writes that of each step for TensorBoard",
+        "the history has 'lr', the rate of each epoch; callbacks.TensorBoard writes that of each step",
     ),
 }

@@ -118,7 +118,7 @@ class _StreamRows(Rows):
         if self._bounded is None and self._stream.length() == math.inf:
             raise ConfigError(
                 f"{what} has no end, so an epoch over it would have none.\n"
-                "Hint: fit(steps_per_epoch=...) says how many steps an epoch has; validation data must end."
+                "Hint: Epochs(steps_per_epoch=...) says how many steps one has; validation data must end."
             )
         self._form: Form | None = None
         self._begun: tuple[int, Peeking] | None = None
@@ -153,7 +153,7 @@ class _StreamRows(Rows):
                 if place >= _MOST_BATCHES:
                     raise DataError(
                         f"{self._what} has given {_MOST_BATCHES:,} batches and no end is in sight.\n"
-                        "Hint: fit(steps_per_epoch=...) makes epochs of a stream without end."
+                        "Hint: Epochs(steps_per_epoch=...) makes epochs of a stream without end."
                     )
                 self._worker.tick()
                 part = None if batch is None else self._read(batch, place)

@@ -15,7 +15,7 @@ from kindler import limits
 from kindler.data.batches import Rows
 from kindler.group import Group
 from kindler.sync.contract import Sync
-from kindler.train.checkpoints import Checkpoints, Header, callback_states, pack
+from kindler.train.checkpoints import CheckpointFolder, Header, callback_states, pack
 from kindler.train.loss_guard import LossGuard
 from kindler.train.options import Task
 from kindler.train.triggers import Progress, end_of_epoch
@@ -35,7 +35,7 @@ class Start(Header):
 
 def over_already(task: Task, start: Start) -> bool:
     """Whether the run has nothing left to do before its first step."""
-    most, trigger = task.training.max_steps, task.training.end_trigger
+    most, trigger = task.training.max_steps, task.training.stop_when
     if most is not None and start.step >= start.first_step + most:
         return True
     if trigger is None or not start.step:
@@ -65,7 +65,7 @@ class Loop:
         validation: Rows | None,
         start: Start,
     ) -> None:
-        options, model_dir = task.training, task.config.model_dir
+        options, folder = task.training, task.folder
         self.worker, self.task, self.replica, self.sync = worker, task, replica, sync
         self.train, self.validation, self.start, self.options = train, validation, start, options
         self.steps = options.steps_per_epoch or train.steps  # None if known only at the end of an epoch
@@ -88,12 +88,12 @@ class Loop:
         self.step_log = StepReporter(worker, active=task.log_steps)
         self._first_step = 0
         self._began = self._seconds = 0.0
-        self.writes_checkpoints = model_dir is not None
-        self._checkpoints: Checkpoints | None = None
-        if model_dir is not None and (worker.rank == 0 or not sync.in_step):  # else another may become first
-            self._checkpoints = Checkpoints(
-                model_dir, keep=options.keep_checkpoints, best=options.best_metric
-            )
+        self.writes_checkpoints = folder is not None
+        self._checkpoints: CheckpointFolder | None = None
+        if (asked := options.checkpoint) is not None and (
+            worker.rank == 0 or not sync.in_step
+        ):  # else another may become first
+            self._checkpoints = CheckpointFolder(asked.folder, keep=asked.keep, best=asked.best)
 
     def run(self) -> None:
         raise NotImplementedError
@@ -190,7 +190,7 @@ class Loop:
             worker.keep(b"".join(pack(self._header(replica, stopped=stopped), replica.freeze()())))
 
     def _ends(self, progress: Progress) -> bool:
-        most, trigger = self.sync.ends_at, self.options.end_trigger
+        most, trigger = self.sync.ends_at, self.options.stop_when
         return (most is not None and progress.step >= most) or (trigger is not None and trigger(progress))
 
     def _save(self, local_states: Sequence[bytes], *, last: bool = False, **fields: Any) -> None:

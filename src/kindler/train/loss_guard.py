@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from kindler import limits
+from kindler.config import NanLoss
 from kindler.errors import NonFiniteLossError
 
-NanLoss: TypeAlias = Literal["raise", "warn", "skip"]
 Describe: TypeAlias = Callable[[], tuple[Sequence[int | str], str]]
 """Gives the first rows of a batch by name, and what is odd about it, if that is known."""
 

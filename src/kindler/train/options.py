@@ -13,20 +13,18 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from kindler.config import RunSettings
+from kindler.config import Checkpoints, Ingest, NanLoss, RunSettings
 from kindler.data.column_options import ColumnOptions
-from kindler.data.preparation import Preparation
+from kindler.data.preparation import Prepare
 from kindler.data.row_order import RowAssignment
 from kindler.data.sources import Source
 from kindler.errors import ConfigError
 from kindler.strategies import AllReduce, Strategy
 from kindler.train.loaders import StreamSource
-from kindler.train.loss_guard import NanLoss
 from kindler.train.metric_names import parse
 from kindler.train.triggers import Progress, Trigger
 
 Engine: TypeAlias = Literal["auto", "local", "spark"]
-Ingest: TypeAlias = Literal["auto", "inline", "direct"]
 Accelerator: TypeAlias = Literal["openvino"]
 
 ENDLESS = 2**31  # epochs, where only steps or a trigger end the run
@@ -42,13 +40,12 @@ def from_arguments(kind: type[T], arguments: Mapping[str, Any], **others: Any) -
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where and how an estimator runs; `RunArguments` documents each."""
+    """Where and how an estimator runs; its constructors document each."""
 
     workers: int | None = None
     engine: Engine = "auto"
     device: str = "auto"
     share_gpus: bool = False
-    model_dir: str | None = None
     seed: int = 0
     settings: RunSettings = field(default_factory=RunSettings)
 
@@ -61,7 +58,7 @@ class RunOptions:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     ingest: Ingest = "auto"
     verbose: int = 1
-    preparation: Preparation | None = None
+    preparation: Prepare | None = None
 
     def complaints(self) -> Iterator[str]:
         """What is wrong with these options, one sentence each."""
@@ -113,10 +110,8 @@ class FitOptions(RunOptions):
     max_steps: int | None = None
     shuffle: bool = True
     steps_per_epoch: int | None = None
-    end_trigger: Trigger | None = None
-    checkpoint_trigger: Trigger | int | None = None
-    keep_checkpoints: int | None = 3
-    best_metric: str | None = None
+    stop_when: Trigger | None = None
+    checkpoint: Checkpoints | None = None
     resume: bool = False
     initial_epoch: int | None = None
     validation_freq: int | tuple[int, ...] = 1
@@ -126,7 +121,7 @@ class FitOptions(RunOptions):
 
     @property
     def endless(self) -> bool:
-        return self.epochs is None and (self.max_steps is not None or self.end_trigger is not None)
+        return self.epochs is None and (self.max_steps is not None or self.stop_when is not None)
 
     @property
     def epochs_to_train(self) -> int:
@@ -141,9 +136,9 @@ class FitOptions(RunOptions):
         return epoch % freq == 0 if isinstance(freq, int) else epoch in freq
 
     def writes_checkpoint(self, progress: Progress) -> bool:
-        if callable(self.checkpoint_trigger):
-            return self.checkpoint_trigger(progress)
-        every = self.checkpoint_trigger
+        every = None if self.checkpoint is None else self.checkpoint.every
+        if callable(every):
+            return every(progress)
         return progress.epoch_ended or (every is not None and progress.step % every == 0)
 
     def complaints(self) -> Iterator[str]:
@@ -151,7 +146,6 @@ class FitOptions(RunOptions):
             epochs=self.epochs,
             max_steps=self.max_steps,
             steps_per_epoch=self.steps_per_epoch,
-            keep_checkpoints=self.keep_checkpoints,
         )
         yield from super().complaints()
         first, last, freq = self.initial_epoch, self._last_epoch, self.validation_freq
@@ -170,18 +164,10 @@ class FitOptions(RunOptions):
             )
         yield from self._weight_complaints()
         function = "a function of `Progress` that returns True or False"
-        if self.end_trigger is not None and not _is_function(self.end_trigger):
-            yield f"end_trigger must be {function}; received {self.end_trigger!r}."
-        every = self.checkpoint_trigger
-        if isinstance(every, int):
-            yield from at_least_one(checkpoint_trigger=every)
-        elif every is not None and not _is_function(every):
-            yield f"checkpoint_trigger must be a number of steps or {function}; received {every!r}."
-        if self.best_metric is not None:
-            try:
-                parse(self.best_metric)
-            except ConfigError as exc:
-                yield f"best_metric: {exc}"
+        if self.stop_when is not None and not _is_function(self.stop_when):
+            yield f"stop_when must be {function}; received {self.stop_when!r}."
+        if self.checkpoint is not None:
+            yield from _checkpoint_complaints(self.checkpoint, function)
 
     def _weight_complaints(self) -> Iterator[str]:
         rule = "class_weight must be a dict of class numbers to finite weights of at least 0"
@@ -193,6 +179,20 @@ class FitOptions(RunOptions):
             is_weight = isinstance(weight, Real) and math.isfinite(float(weight)) and float(weight) >= 0
             if not isinstance(label, Integral) or label < 0 or not is_weight:
                 yield f"{rule}; received {label!r}: {weight!r}."
+
+
+def _checkpoint_complaints(checkpoint: Checkpoints, function: str) -> Iterator[str]:
+    every = checkpoint.every
+    if isinstance(every, int):
+        yield from at_least_one(every=every)
+    elif every is not None and not _is_function(every):
+        yield f"Checkpoints(every=...) must be a number of steps or {function}; received {every!r}."
+    yield from at_least_one(keep=checkpoint.keep)
+    if checkpoint.best is not None:
+        try:
+            parse(checkpoint.best)
+        except ConfigError as exc:
+            yield f"Checkpoints(best=...): {exc}"
 
 
 def _is_function(value: object) -> bool:
@@ -236,6 +236,12 @@ class Task:
     @property
     def trains(self) -> bool:
         return isinstance(self.options, FitOptions)
+
+    @property
+    def folder(self) -> str | None:
+        """Where the run writes checkpoints."""
+        checkpoint = self.options.checkpoint if isinstance(self.options, FitOptions) else None
+        return None if checkpoint is None else str(checkpoint.folder)
 
     @property
     def training(self) -> FitOptions:

@@ -19,8 +19,8 @@ from kindler.data.batches import (
     layout_of,
     lengths_of,
 )
-from kindler.data.columns import Array, Columns
-from kindler.data.preparation import Preparation, Preparer
+from kindler.data.columns import Array, ColumnPlan
+from kindler.data.preparation import Prepare, Preparer
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import RowAssignment, joined_counts
 from kindler.data.sources import Source
@@ -77,7 +77,7 @@ def _open_batches(worker: Group, task: Task, source: Source, what: str, *, train
     else:
         counts = [part["rows"] for part in parts]
     # A checkpoint from the middle of an epoch can be used with the same rows only.
-    marked = task.config.model_dir is not None and trains
+    marked = task.folder is not None and trains
     options = BatchOptions(
         counts=counts,
         rank=worker.rank,
@@ -108,8 +108,8 @@ def _marks(worker: Group, spool: Spool, lanes: int) -> list[str]:
 def _prepared_batches(
     worker: Group,
     spool: Spool,
-    columns: Columns,
-    preparation: Preparation,
+    columns: ColumnPlan,
+    preparation: Prepare,
     options: BatchOptions,
     *,
     trains: bool,
@@ -184,7 +184,7 @@ def _shared(worker: Group, own: Array, counts: Sequence[int]) -> Array:
 
 
 def _agreed_layout(
-    worker: Group, preparer: Preparer, spool: Spool, columns: Columns, *, free: bool
+    worker: Group, preparer: Preparer, spool: Spool, columns: ColumnPlan, *, free: bool
 ) -> PreparedLayout:
     """What prepared rows look like, tried on one or two; workers without rows learn it from the others."""
     mine: Any = None

@@ -166,15 +166,15 @@ def _find(tag: str, names: Sequence[str]) -> str | None:
 
 def log_folder(log_dir: str | PathLike[str]) -> Path:
     if find_spec("tensorboard") is None:
-        raise MissingExtraError(what="log_dir=...", package="tensorboard", extra="tensorboard")
+        raise MissingExtraError(what="TensorBoard(log_dir)", package="tensorboard", extra="tensorboard")
     name = os.fspath(log_dir).removeprefix("file://")
     if "://" in name:
         raise ConfigError(f"log_dir must be a local folder of the driver; received {name!r}.")
     return Path(name).absolute()
 
 
-class TensorBoard:
-    """Event files in `<folder>/train` and `<folder>/validation`.
+class EventFiles:
+    """Event files for TensorBoard in `<folder>/train` and `<folder>/validation`.
 
     Uses tensorboard's record and message classes directly: its writer would import TensorFlow if installed.
     """
@@ -184,7 +184,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
         self._flushed = 0.0
 
-    def __enter__(self) -> TensorBoard:
+    def __enter__(self) -> EventFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 

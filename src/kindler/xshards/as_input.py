@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Column, Columns, conform
+from kindler.data.columns import Column, ColumnPlan, conform
 from kindler.data.shards import frames
 from kindler.data.shards.backend import ShardBackend, Work
 from kindler.data.shards.codec import Info, unpack
@@ -49,7 +49,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    columns: Columns
+    columns: ColumnPlan
     schema: pa.Schema | None
     arrays: Mapping[str, ArrayColumn]
 
@@ -169,7 +169,7 @@ def _one_schema(infos: Mapping[int, Info], names: Sequence[str]) -> pa.Schema:
     return schema
 
 
-def _as_in_the_frames(columns: Columns, infos: Mapping[int, Info]) -> Columns:
+def _as_in_the_frames(columns: ColumnPlan, infos: Mapping[int, Info]) -> ColumnPlan:
     """Keep unsigned dtypes, although plain tables hold them in wider types."""
     kinds: dict[str, set[str]] = {}
     for info in infos.values():

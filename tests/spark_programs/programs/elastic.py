@@ -22,13 +22,13 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import cli
+from kindler import Columns, cli
 from kindler.strategies import LocalSGD
 
 ROWS, FOLDERS = 80, "SPARK_EXECUTOR_DIRS"
 
 
-class Kill(kindler.Callback):
+class Kill(kindler.callbacks.Callback):
     """Once, in the second epoch, ends the executor of the second worker."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,6 @@ def train(spark: Any, folder: Path, *, strategy: str, kill: bool) -> dict[str, A
         optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=str(folder / "checkpoints") if strategy == "allreduce" else None,
     )
     history = est.fit(
         frame,
@@ -83,9 +82,10 @@ def train(spark: Any, folder: Path, *, strategy: str, kill: bool) -> dict[str, A
         batch_size=ROWS if strategy == "allreduce" else 8,
         feature_cols="x",
         label_cols="y",
-        shapes={"y": (1,)},
+        columns=Columns(shapes={"y": (1,)}),
         callbacks=[Kill(folder)] if kill else [],
         strategy=LocalSGD(every_steps=3) if strategy == "local_sgd" else strategy,
+        checkpoint=str(folder / "checkpoints") if strategy == "allreduce" else None,
         verbose=0,
     )
     log.removeHandler(said)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import kindler
-from kindler import Estimator
+from kindler import Columns, Estimator
 
 ROWS = 4_000
 PATIENCE_S = 120
@@ -72,7 +72,7 @@ def main(folder: str) -> None:
     with torch.inference_mode():
         expected = model.layer(torch.from_numpy(x)).numpy()
     scored = Estimator.from_torch(model=model).predict(
-        frame, batch_size=100, feature_cols="x", shapes={"x": (3,)}
+        frame, batch_size=100, feature_cols="x", columns=Columns(shapes={"x": (3,)})
     )
     for note in notes.iterdir():
         note.unlink()  # what the driver noted while it looked at the model's outputs

@@ -22,7 +22,7 @@ if FLAVOUR == "tf_keras":
 keras: Any = importlib.import_module("tf_keras" if FLAVOUR == "tf_keras" else "keras")
 
 import kindler  # noqa: E402
-from kindler import Estimator  # noqa: E402
+from kindler import Columns, Estimator  # noqa: E402
 
 SIZES = (3, 70, 0, 24)  # four uneven partitions, one of them empty
 SCHEMA = "id long, name string, x array<float>, y long"
@@ -63,7 +63,13 @@ def main() -> None:
         model=model_creator, config={"library": keras.__name__}, workers=2, keras_backend=BACKEND
     )
     history = est.fit(
-        frame, epochs=3, batch_size=20, callbacks=[Files()], ingest="inline", verbose=0, **COLUMNS
+        frame,
+        epochs=3,
+        batch_size=20,
+        callbacks=[Files()],
+        columns=Columns(ingest="inline"),
+        verbose=0,
+        **COLUMNS,
     )
     figures = est.evaluate(frame, verbose=0)
     scored = est.predict(frame, batch_size=16)
@@ -74,7 +80,9 @@ def main() -> None:
     alone = np.asarray(plain.predict(x, verbose=0))
     after = scored.collect()
     frame.write.parquet(str(Path(WORK, "frame")))
-    of_files = est.fit(spark.read.parquet(str(Path(WORK, "frame"))), ingest="direct", verbose=0)
+    of_files = est.fit(
+        spark.read.parquet(str(Path(WORK, "frame"))), columns=Columns(ingest="direct"), verbose=0
+    )
     first, second = (list(np.load(Path(WORK, f"rank-{rank}.npz")).values()) for rank in (0, 1))
     told = {
         "samples": [*history["num_samples"], *of_files["num_samples"]],

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import kindler
+from kindler import Columns
 from tests.spark_programs.cluster import ONE_GPU_A_TASK
 
 
@@ -48,7 +49,9 @@ def main(master: str, mnist: str, work: str, size: str) -> None:
     columns = {"feature_cols": ["image"], "label_cols": ["label"]}
     # Through Spark on one machine, from the files on the cluster: both ways in are taken.
     ingest = "inline" if master.startswith("local") else "direct"
-    history = est.fit(train, epochs=epochs, batch_size=256, verbose=0, ingest=ingest, **columns)
+    history = est.fit(
+        train, epochs=epochs, batch_size=256, verbose=0, columns=Columns(ingest=ingest), **columns
+    )
     assert history["num_samples"] == [60_000 // share] * epochs, history
     figures = est.evaluate(test, verbose=0, **columns)
     assert figures["num_samples"] == 10_000 // share, figures

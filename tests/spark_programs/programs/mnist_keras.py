@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import kindler
+from kindler import Columns
 
 
 def dense(config: dict[str, Any]) -> Any:
@@ -88,7 +89,13 @@ def main(backend: str, master: str, mnist: str, work: str, size: str) -> None:
         epochs = whole if size == "whole" else 2
         est = kindler.Estimator.from_keras(model=creator, workers=2)
         history = est.fit(
-            train, epochs=epochs, batch_size=128, verbose=0, ingest=ingest, callbacks=callbacks, **columns
+            train,
+            epochs=epochs,
+            batch_size=128,
+            verbose=0,
+            columns=Columns(ingest=ingest),
+            callbacks=callbacks,
+            **columns,
         )
         assert history["num_samples"] == [60_000 // share] * epochs, history
         figures = est.evaluate(test, verbose=0, **columns)

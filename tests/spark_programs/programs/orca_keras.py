@@ -18,7 +18,7 @@ import numpy as np
 from tensorflow import keras
 
 import kindler
-from kindler import Estimator  # the changed line
+from kindler import Epochs, Estimator
 
 ROWS = 2000
 
@@ -64,9 +64,8 @@ if __name__ == "__main__":
     est = Estimator.from_keras(model=model_creator)
     stats = est.fit(
         data=df,
-        epochs=max_epoch,
+        epochs=Epochs(max_epoch, steps_per_epoch=ROWS // batch_size),
         batch_size=batch_size,
-        steps_per_epoch=ROWS // batch_size,
         feature_cols=["image"],
         label_cols=["label"],
     )

@@ -16,10 +16,7 @@ from sklearn.datasets import load_digits
 from tensorflow import keras
 
 import kindler
-from kindler import (
-    Estimator,  # was: from zoo.orca.learn.tf2 import Estimator
-    XShards,  # was: from zoo.orca.data import XShards
-)
+from kindler import Epochs, Estimator, XShards
 
 max_epoch, batch_size = 8, 32
 
@@ -62,7 +59,9 @@ def with_a_creator(xshards: XShards) -> tuple[Any, XShards, Any]:
 
     total_size = len(xshards)
     stats = est.fit(
-        data=xshards, epochs=max_epoch, batch_size=batch_size, steps_per_epoch=-(-total_size // batch_size)
+        data=xshards,
+        epochs=Epochs(max_epoch, steps_per_epoch=-(-total_size // batch_size)),
+        batch_size=batch_size,
     )
     predictions = est.predict(data=xshards)
     return stats, predictions, est

@@ -41,7 +41,7 @@ class Shaky(nn.Module):
         return self.layers(x)
 
 
-class Note(kindler.Callback):
+class Note(kindler.callbacks.Callback):
     """Writes down which rows each rank has had, and how many ranks there were."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Note(kindler.Callback):
         run.model.seen = []
 
 
-class Await(kindler.Callback):
+class Await(kindler.callbacks.Callback):
     """A rank that is alone ends its epoch when the cluster has room for two again, and makes no other."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,7 +87,7 @@ def await_file(path: Path) -> None:
         time.sleep(0.05)
 
 
-class Kill(kindler.Callback):
+class Kill(kindler.callbacks.Callback):
     """Once, when the checkpoint of step 9 is there, ends an executor of the application."""
 
     def __init__(self, folder: Path, driver_port: str, *, worker_too: bool) -> None:
@@ -117,7 +117,9 @@ class Kill(kindler.Callback):
         return sorted(found, key=lambda process: process.pid)
 
 
-def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float = 60.0) -> dict[str, Any]:
+def train(
+    spark: Any, folder: Path, *callbacks: kindler.callbacks.Callback, wait_s: float = 60.0
+) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     said = Said()
     logging.getLogger("kindler.estimator.run").addHandler(said)
@@ -129,7 +131,6 @@ def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float 
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.MSELoss(),
         workers=2,
-        model_dir=folder / "run",
         settings=kindler.RunSettings(start_timeout_s=60.0, retry_backoff_s=0.1, executor_wait_s=wait_s),
     )
     history = est.fit(
@@ -139,7 +140,7 @@ def train(spark: Any, folder: Path, *callbacks: kindler.Callback, wait_s: float 
         feature_cols=["id", "x"],
         label_cols="y",
         callbacks=[Note(folder), *callbacks],
-        checkpoint_trigger=3,
+        checkpoint=kindler.Checkpoints(folder / "run", every=3),
         verbose=0,
     )
     noted = [

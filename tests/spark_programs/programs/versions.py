@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import kindler
-from kindler import Estimator
+from kindler import Columns, Estimator
 from kindler.errors import ConfigError, DataError
 
 ROWS = 500
@@ -91,10 +91,12 @@ def main(folder: str, address: str | None = None) -> None:
 
     model = linear()
     est = estimator(model)
-    inline = est.fit(frame, epochs=5, batch_size=ROWS, shapes={"label": (1,)}, verbose=0)
+    inline = est.fit(frame, epochs=5, batch_size=ROWS, columns=Columns(shapes={"label": (1,)}), verbose=0)
     trained = weights(est.get_model())
     again = estimator(linear())
-    direct = again.fit(scan, epochs=5, batch_size=ROWS, shapes={"label": (1,)}, ingest="direct", verbose=0)
+    direct = again.fit(
+        scan, epochs=5, batch_size=ROWS, columns=Columns(shapes={"label": (1,)}, ingest="direct"), verbose=0
+    )
     scored = est.predict(frame).collect()
     expected = est.get_model()(torch.tensor(x)).detach().numpy()[:, 0]
     holes = frame.withColumn("label", F.when(F.col("id") != 7, F.col("label")))
@@ -113,7 +115,7 @@ def main(folder: str, address: str | None = None) -> None:
         "failing": error_of(lambda: estimator(linear(Failing)).fit(frame, verbose=0), KeyError),
         "hole": error_of(lambda: estimator(linear()).fit(holes, verbose=0), DataError),
         "too many": error_of(lambda: estimator(linear(), 5).fit(frame, verbose=0), ConfigError),
-        "direct": error_of(lambda: est.predict(scan, ingest="direct"), ConfigError),
+        "direct": error_of(lambda: est.predict(scan, columns=Columns(ingest="direct")), ConfigError),
         "picky": error_of(lambda: estimator(linear(Picky)).predict(frame).collect(), Exception),
         "computed": error_of(
             lambda: est.fit(

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kindler import Omega
+from kindler import Store
 from kindler.store.keys import Keys
 
 OUT = Path(__file__).with_name("format2.zip")
@@ -31,7 +31,7 @@ OUT = Path(__file__).with_name("format2.zip")
 
 def fill(url: str) -> dict[str, Any]:
     """Put everything into a new store, and return what a reader must find."""
-    om = Omega(url)
+    om = Store(url)
     for function in (os.path.basename, os.path.dirname, os.path.splitext, os.path.split, os.path.normpath):
         om.models.put(function, "team/net", attributes={"of": function.__name__})
     om.models.tag("team/net@2", "prod")
@@ -79,7 +79,7 @@ def fill(url: str) -> dict[str, Any]:
     return told
 
 
-def versions(om: Omega) -> dict[str, Any]:
+def versions(om: Store) -> dict[str, Any]:
     """Every version, by bucket, shelf, name and number."""
     return {
         f"{v.bucket}/{v.shelf}/{v}": [

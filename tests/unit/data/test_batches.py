@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kindler.data.batches import Batch, Batches, BatchOptions
-from kindler.data.columns import Array, Column, Columns
+from kindler.data.columns import Array, Column, ColumnPlan
 from kindler.data.row_order import RowAssignment
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 
-COLUMNS = Columns(features=(Column(name="x", role="feature"),), labels=(Column(name="y", role="label"),))
+COLUMNS = ColumnPlan(features=(Column(name="x", role="feature"),), labels=(Column(name="y", role="label"),))
 
 
 def spool(rows: int, *, start: int = 0, order: Any = None) -> Spool:
@@ -25,7 +25,7 @@ def spool(rows: int, *, start: int = 0, order: Any = None) -> Spool:
     return Spool(rows=rows, arrays={"x": np.stack([y, y + 0.5], 1).astype(np.float32), "y": y}, order=order)
 
 
-def made(source: Spool, columns: Columns = COLUMNS, **options: Any) -> Batches:
+def made(source: Spool, columns: ColumnPlan = COLUMNS, **options: Any) -> Batches:
     given = {"counts": [source.rows], "rank": 0, "batch_size": 4, **options}
     return Batches(source, columns, BatchOptions(**given))
 
@@ -117,7 +117,7 @@ def test_stacked_features_are_one_float32_matrix() -> None:
             "y": np.array([0, 1]),
         },
     )
-    columns = Columns(
+    columns = ColumnPlan(
         features=tuple(Column(name=name, role="feature") for name in "abc"),
         labels=(Column(name="y", role="label"),),
         stack_features=True,
@@ -131,7 +131,7 @@ def test_stacked_features_are_one_float32_matrix() -> None:
 def test_a_step_without_rows_is_stacked_to_the_same_width() -> None:
     names = ("a", "b")
     arrays = {"a": np.empty(0, np.int64), "b": np.empty((0, 3), np.float32)}
-    columns = Columns(
+    columns = ColumnPlan(
         features=tuple(Column(name=name, role="feature") for name in names), labels=(), stack_features=True
     )
     batches = made(Spool(rows=0, arrays=arrays), columns, counts=[0, 3], rank=0, batch_size=2)
@@ -141,14 +141,14 @@ def test_a_step_without_rows_is_stacked_to_the_same_width() -> None:
 
 def test_images_cannot_be_stacked() -> None:
     source = Spool(rows=2, arrays={"x": np.zeros((2, 3, 4)), "y": np.zeros(2)})
-    columns = Columns(features=COLUMNS.features, labels=COLUMNS.labels, stack_features=True)
+    columns = ColumnPlan(features=COLUMNS.features, labels=COLUMNS.labels, stack_features=True)
     with pytest.raises(ConfigError, match=r"rows of 'x' have shape \(3, 4\)(?s:.*)shapes=\{'x': \(12,\)\}"):
         made(source, columns)
 
 
 def test_a_label_that_is_also_a_feature_is_int64_as_a_label() -> None:
     source = Spool(rows=2, arrays={"x": np.array([1, 2], np.int8)})
-    columns = Columns(features=COLUMNS.features, labels=(Column(name="x", role="label"),))
+    columns = ColumnPlan(features=COLUMNS.features, labels=(Column(name="x", role="label"),))
     batch = next(made(source, columns).stretch(0))
 
     assert (batch.features[0].dtype, batch.labels[0].dtype) == (np.int8, np.int64)

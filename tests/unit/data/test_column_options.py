@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.errors import ConfigError, DataError
 
 
-def column_plan(available: Any, feature_cols: Any = None, label_cols: Any = None, **options: Any) -> Columns:
+def column_plan(
+    available: Any, feature_cols: Any = None, label_cols: Any = None, **options: Any
+) -> ColumnPlan:
     return ColumnOptions(feature_cols=feature_cols, label_cols=label_cols, **options).plan(available)
 
 

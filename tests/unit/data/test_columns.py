@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kindler.data.columns import Column, Columns, complaint, conform, to_numpy
+from kindler.data.columns import Column, ColumnPlan, complaint, conform, to_numpy
 from kindler.errors import DataError
 
 VECTOR = pa.struct(
@@ -48,7 +48,7 @@ def sparse(size: int, entries: dict[int, float]) -> dict[str, Any]:
 
 
 def test_columns_lists_a_column_that_is_both_feature_and_label_once() -> None:
-    columns = Columns(features=(feature(),), labels=(label(), Column(name="d", role="label")))
+    columns = ColumnPlan(features=(feature(),), labels=(label(), Column(name="d", role="label")))
 
     assert columns.names == ("c", "d")
     assert [column.role for column in columns.all] == ["feature", "label"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kindler.data import images
-from kindler.data.columns import Column, Columns
-from kindler.data.preparation import Preparation, Preparer
+from kindler.data.columns import Column, ColumnPlan
+from kindler.data.preparation import Prepare, Preparer
 from kindler.errors import ConfigError, DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -106,13 +106,13 @@ def test_one_line_augments_what_is_trained_on_and_nothing_else() -> None:
     assert all(made["image"].shape == (3, 16, 16) and made["age"] == 3 for made in trained)
     middle = images.normalise(images.crop(PIXELS, 16), 0.5).transpose(2, 0, 1)
     np.testing.assert_array_equal(judged["image"], middle)
-    assert not Preparation(transform=line).augments_all
-    assert Preparation(transform=line).function(trains=False)[1] == line.without_chance
+    assert not Prepare(transform=line).augments_all
+    assert Prepare(transform=line).function(trains=False)[1] == line.without_chance
 
 
 def test_a_damaged_image_is_named_by_column_row_and_worker() -> None:
-    columns = Columns(features=(Column(name="png", role="feature"),), labels=())
-    preparer = Preparer(Preparation(transform=images.from_bytes("png")), columns, trains=True, seed=0, rank=1)
+    columns = ColumnPlan(features=(Column(name="png", role="feature"),), labels=())
+    preparer = Preparer(Prepare(transform=images.from_bytes("png")), columns, trains=True, seed=0, rank=1)
 
     with pytest.raises(
         DataError, match=r"column 'png', row 41: cannot be read.*in transform, worker 1"

@@ -15,7 +15,7 @@ import pytest
 
 from kindler.data.arrays import is_local_data, kind
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Column, Columns
+from kindler.data.columns import Column, ColumnPlan
 from kindler.data.parquet import inspect, scan
 from kindler.data.row_order import RowAssignment
 from kindler.data.sources import (
@@ -269,7 +269,7 @@ def test_parquet_columns_are_checked_before_anything_is_read(tmp_path: Path) -> 
 
 
 def test_delivered_rows_are_opened_by_name(tmp_path: Path) -> None:
-    columns = Columns(features=(Column(name="y", role="feature"),), labels=())
+    columns = ColumnPlan(features=(Column(name="y", role="feature"),), labels=())
     with SpoolWriter(tmp_path / "rank-0" / "train", columns.all) as writer:
         writer.append_arrays({"y": Y})
 
@@ -278,7 +278,7 @@ def test_delivered_rows_are_opened_by_name(tmp_path: Path) -> None:
 
 
 def test_delivered_rows_are_numbered_where_their_order_counts(tmp_path: Path) -> None:
-    columns = Columns(features=(Column(name="y", role="feature"),), labels=())
+    columns = ColumnPlan(features=(Column(name="y", role="feature"),), labels=())
     ids = np.array([0, 1, 2, (3 << ROW_BITS) + 0, (3 << ROW_BITS) + 1, (5 << ROW_BITS) + 0])
     for rank, mine in enumerate(([4, 0], [], [5, 1, 3, 2])):
         with SpoolWriter(tmp_path / f"rank-{rank}" / "train", columns.all) as writer:
@@ -292,6 +292,6 @@ def test_delivered_rows_are_numbered_where_their_order_counts(tmp_path: Path) ->
 
 
 def test_sources_are_values() -> None:
-    columns = Columns(features=(), labels=())
+    columns = ColumnPlan(features=(), labels=())
 
     assert FolderSource("a", columns) == FolderSource("a", columns)

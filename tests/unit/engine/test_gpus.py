@@ -32,7 +32,7 @@ def test_more_workers_than_gpus_is_a_problem_that_names_both_unless_they_may_sha
     crowded = placed(rank=2, size=3, gpus="0 1")
     assert crowded.problem is not None
     assert "3 workers on one machine, which has 2 GPUs" in crowded.problem
-    assert "share_gpus=True" in crowded.problem
+    assert "Device(share=True)" in crowded.problem
     assert crowded.shared
 
     shared = placed(rank=2, size=3, gpus="0 1", share=True)

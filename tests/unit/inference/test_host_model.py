@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler.data.columns import Column, Columns
+from kindler.data.columns import Column, ColumnPlan
 from kindler.engine.fork_server import socket_folder
 from kindler.engine.placement import TaskPlace
 from kindler.engine.wire import connect
@@ -251,7 +251,7 @@ def test_a_gpu_that_the_framework_cannot_use_is_tried_once_and_tasks_compute_by_
 
     monkeypatch.setattr(HostModel, "reached", reached)
     monkeypatch.setattr(predictor, "FRAMEWORKS", _WithGpus())
-    columns = Columns(features=(Column(name="x", role="feature"),), labels=())
+    columns = ColumnPlan(features=(Column(name="x", role="feature"),), labels=())
     model = Predictor(
         recipe=Recipe(**{**vars(recipe(tmp_path)), "device": "auto"}),
         columns=columns,

@@ -13,7 +13,7 @@ import pytest
 
 from kindler.errors import ConfigError
 from kindler.train.checkpoints import (
-    Checkpoints,
+    CheckpointFolder,
     CheckpointWarning,
     DamagedCheckpointError,
     Header,
@@ -64,7 +64,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def write(folder: str, *headers: Header, **options: Any) -> None:
-    checkpoints = Checkpoints(folder, **options)
+    checkpoints = CheckpointFolder(folder, **options)
     for made in headers:
         checkpoints.save(made, lambda made=made: [f"state of {made.step}".encode()])  # type: ignore[misc]
     checkpoints.wait()
@@ -72,7 +72,7 @@ def write(folder: str, *headers: Header, **options: Any) -> None:
 
 def steps(folder: str) -> list[int]:
     """The steps of the checkpoints there are, oldest first."""
-    return [found.step for _, found in Checkpoints(folder)._headers() if isinstance(found, Header)]
+    return [found.step for _, found in CheckpointFolder(folder)._headers() if isinstance(found, Header)]
 
 
 def test_a_file_gives_back_all_that_was_put_in() -> None:
@@ -117,12 +117,12 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_the_one_written_last(folder: str) -> None:
-    assert Checkpoints(folder).newest() is None
+    assert CheckpointFolder(folder).newest() is None
 
     write(folder, header(7), header(8))
     write(folder, header(1, run="another"))
 
-    newest = Checkpoints(folder).newest()
+    newest = CheckpointFolder(folder).newest()
     assert newest is not None
     assert (newest.header.epoch, newest.header.run) == (1, "another")
     assert parse(newest.data).state == b"state of 10"
@@ -132,9 +132,9 @@ def test_the_newest_is_the_one_written_last(folder: str) -> None:
 def test_the_newest_of_a_run_or_of_an_epochs_end_is_found(folder: str) -> None:
     write(folder, header(1), header(2, step=3), header(1, run="another"))
 
-    mine = Checkpoints(folder).resume_candidates(lambda h: h.run == "r")
+    mine = CheckpointFolder(folder).resume_candidates(lambda h: h.run == "r")
     assert [(found.header.epoch, found.header.ends_epoch) for found in mine] == [(2, False), (1, True)]
-    assert [found.header.run for found in Checkpoints(folder).resume_candidates()] == ["another"]
+    assert [found.header.run for found in CheckpointFolder(folder).resume_candidates()] == ["another"]
 
 
 def test_the_last_few_and_the_last_of_an_epochs_end_are_kept(folder: str) -> None:
@@ -171,12 +171,14 @@ def test_the_best_of_an_earlier_run_in_the_folder_counts(folder: str) -> None:
 
 def test_a_best_metric_that_no_epoch_has_is_named(tmp_path: Path) -> None:
     write(str(tmp_path), header(1, loss=0.5), best="val_auc")  # an epoch that was not validated
-    with pytest.raises(ConfigError, match=r"best_metric='val_auc' .*available: \['loss', 'val_loss'\]"):
+    with pytest.raises(
+        ConfigError, match=r"Checkpoints\(best=\'val_auc\'\).*available: \['loss', 'val_loss'\]"
+    ):
         write(str(tmp_path), header(1, loss=0.5, val_loss=0.6), best="val_auc")
-    with pytest.raises(ConfigError, match=r"best_metric='accuracy' .*available: \['loss'\]"):
+    with pytest.raises(ConfigError, match=r"Checkpoints\(best=\'accuracy\'\).*available: \['loss'\]"):
         write(str(tmp_path), header(1, loss=0.5), best="accuracy")
     with pytest.raises(ConfigError, match="max:val_gain"):
-        Checkpoints(tmp_path, best="val_gain")
+        CheckpointFolder(tmp_path, best="val_gain")
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "cut short", "empty"])
@@ -189,7 +191,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning_that_names_it(tmp_path: Pat
     newest.write_bytes(changed[damage])
 
     with pytest.warns(CheckpointWarning, match=newest.name):
-        found = Checkpoints(tmp_path).newest()
+        found = CheckpointFolder(tmp_path).newest()
 
     assert found is not None
     assert found.header.epoch == 1
@@ -199,7 +201,7 @@ def test_a_whole_one_is_found_without_a_warning(folder: str) -> None:
     write(folder, header(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Checkpoints(folder).newest() is not None
+        assert CheckpointFolder(folder).newest() is not None
 
 
 def test_a_damaged_one_takes_the_place_of_no_other(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_bytes_are_made_and_written_on_another_thread(tmp_path: Path) -> None:
         seen.append(threading.current_thread().name)
         return [b"state"]
 
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     checkpoints.save(header(1), state)
     assert not seen, "save returns before the bytes are made"
     go_on.set()
@@ -243,7 +245,7 @@ def test_bytes_are_made_and_written_on_another_thread(tmp_path: Path) -> None:
 
 def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    checkpoints = Checkpoints(tmp_path / "file")
+    checkpoints = CheckpointFolder(tmp_path / "file")
 
     checkpoints.save(header(1), lambda: [b"state"])
     with pytest.raises(OSError, match="file"):

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from kindler.config import RunSettings
+from kindler.config import Checkpoints, RunSettings
 from kindler.errors import NonFiniteLossError
 from kindler.sync.contract import Sync
 from kindler.train.loop import Loop, Start
-from kindler.train.options import FitOptions, RunConfig, Task
+from kindler.train.options import FitOptions, Task
 
 
 def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None) -> Loop:
-    training = FitOptions(batch_size=1, epochs=2, shuffle=False, checkpoint_trigger=1, keep_checkpoints=1)
-    task = Task(
-        framework="torch", options=training, data=None, config=RunConfig(model_dir=str(folder)), run_id="r"
-    )  # type: ignore[arg-type]
+    checkpoint = Checkpoints(folder, every=1, keep=1)
+    training = FitOptions(batch_size=1, epochs=2, shuffle=False, checkpoint=checkpoint)
+    task = Task(framework="torch", options=training, data=None, run_id="r")  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
     rows: Any = SimpleNamespace(counts=[8], marks=[], steps=8, expected=8, prepares=False)
     return Loop(worker, task, replica, Sync(RunSettings()), rows, None, Start(epoch=0, step=0))

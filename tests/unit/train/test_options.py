@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import kindler
-from kindler import Estimator
+from kindler import Checkpoints, Estimator, RunSettings
 from kindler.data.column_options import ColumnOptions
+from kindler.estimator.groups import GROUPS
 from kindler.train.options import EvaluateOptions, FitOptions, PredictOptions, RunOptions
 from kindler.train.triggers import Progress
 
@@ -21,6 +22,7 @@ CALLS = [
     (Estimator.evaluate, EvaluateOptions),
     (Estimator.predict, PredictOptions),
 ]
+CONSTRUCTORS = [Estimator.from_torch, Estimator.from_keras, Estimator.from_lightning]
 
 
 def documented(thing: Any) -> dict[str, str]:
@@ -39,19 +41,24 @@ def documented(thing: Any) -> dict[str, str]:
     return entries
 
 
-def default(field: Any) -> Any:
-    return None if field.default is MISSING else field.default
+def defaults(call: Any) -> dict[str, Any]:
+    """Of the arguments of a call, and of the fields of the groups that it takes."""
+    own = {name: argument.default for name, argument in inspect.signature(call).parameters.items()}
+    kinds = [RunSettings, *(kind for name, kind in GROUPS.items() if name in own)]
+    return {field.name: field.default for kind in kinds for field in fields(kind)} | own
 
 
 @pytest.mark.parametrize(("call", "options"), CALLS, ids=["fit", "evaluate", "predict"])
-def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: type[RunOptions]) -> None:
-    keywords = inspect.signature(call).parameters
+def test_every_option_is_an_argument_or_a_field_with_the_same_default(
+    call: Any, options: type[RunOptions]
+) -> None:
+    given = defaults(call)
 
     for field in fields(options):
         # The call takes some apart; finishing outputs is for subclasses alone, and what is done to rows
         # is the estimator's.
         if field.name not in ("columns", "callbacks", "strategy", "finish", "preparation"):
-            assert keywords[field.name].default == default(field), field.name
+            assert given[field.name] == field.default, field.name
 
 
 @pytest.mark.parametrize(
@@ -60,9 +67,8 @@ def test_every_option_is_a_keyword_with_the_same_default(call: Any, options: typ
         Estimator.fit,
         Estimator.evaluate,
         Estimator.predict,
-        Estimator.from_torch,
-        Estimator.from_keras,
-        Estimator.from_lightning,
+        Estimator.register_udf,
+        *CONSTRUCTORS,
         Estimator.from_framework,
     ],
     ids=lambda call: call.__name__,
@@ -71,9 +77,33 @@ def test_help_documents_every_argument(call: Any) -> None:
     assert inspect.signature(call).parameters.keys() - {"self"} <= documented(call).keys()
 
 
+@pytest.mark.parametrize("group", [*GROUPS.values(), RunSettings], ids=lambda group: group.__name__)
+def test_help_documents_every_field_of_a_group(group: Any) -> None:
+    assert [field.name for field in fields(group)] == [*documented(group)]
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [*((call, 16) for call in (*CONSTRUCTORS, Estimator.fit)), (Estimator.predict, 10)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_signature_can_be_read_at_a_glance(call: Any, most: int) -> None:
+    assert len(inspect.signature(call).parameters) <= most
+
+
+def test_a_field_is_in_one_group_and_is_no_argument_beside_it() -> None:
+    names = [field.name for kind in GROUPS.values() for field in fields(kind)]
+    arguments = {
+        name for call in (*CONSTRUCTORS, Estimator.fit) for name in inspect.signature(call).parameters
+    }
+
+    assert len(names) == len({*names})
+    assert arguments & {*names} == {"epochs"}  # the number, or the group
+
+
 @pytest.mark.parametrize(
     "call",
-    [Estimator.fit, Estimator.evaluate, Estimator.predict, Estimator.from_torch, Estimator.from_keras],
+    [Estimator.fit, Estimator.evaluate, Estimator.predict, *CONSTRUCTORS],
     ids=lambda call: call.__name__,
 )
 def test_models_data_and_what_trains_have_types(call: Any) -> None:
@@ -87,9 +117,45 @@ def test_models_data_and_what_trains_have_types(call: Any) -> None:
     assert names - {"None"} <= set(kindler.types.__all__)
 
 
-def test_an_argument_that_a_constructor_does_not_have_is_rejected_by_name() -> None:
+def test_an_argument_that_nothing_has_is_answered_with_the_nearest_one_or_field() -> None:
     with pytest.raises(TypeError, match=r"Estimator.from_torch\(\) got .* 'worker'. Did you mean 'workers'"):
         Estimator.from_torch(model=None, worker=2)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"Estimator.fit\(\) got .* 'steps_an_epoch'. Did you mean 'steps_per_epoch'"
+    ):
+        Estimator.fit(None, steps_an_epoch=2)  # type: ignore[call-arg, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "hint"),
+    [
+        (Estimator.fit, "steps_per_epoch", "pass epochs=Epochs(steps_per_epoch=...)."),
+        (Estimator.fit, "end_trigger", "pass epochs=Epochs(stop_when=...)."),
+        (Estimator.fit, "shapes", "pass columns=Columns(shapes=...)."),
+        (Estimator.fit, "sample_weight_col", "pass columns=Columns(weight_col=...)."),
+        (Estimator.fit, "model_dir", "pass checkpoint=Checkpoints(folder=...)."),
+        (Estimator.fit, "keep_checkpoints", "pass checkpoint=Checkpoints(keep=...)."),
+        (Estimator.fit, "log_dir", "pass callbacks=[kindler.callbacks.TensorBoard(...)] of fit."),
+        (Estimator.fit, "nan_loss", "pass settings=RunSettings(nan_loss=...) of the constructor."),
+        (Estimator.fit, "clip_norm", "pass optimization=Optimization(clip_norm=...) to the constructor."),
+        (Estimator.evaluate, "dtypes", "pass columns=Columns(dtypes=...)."),
+        (Estimator.predict, "checkpoint_trigger", "pass checkpoint=Checkpoints(every=...) to fit."),
+        (Estimator.register_udf, "shapes", "pass columns=Columns(shapes=...)."),
+        (Estimator.from_torch, "clip_norm", "pass optimization=Optimization(clip_norm=...)."),
+        (Estimator.from_torch, "share_gpus", "pass device=Device(share=...)."),
+        (Estimator.from_torch, "transform", "pass prepare=Prepare(transform=...)."),
+        (Estimator.from_torch, "model_dir", "pass checkpoint=Checkpoints(folder=...) to fit."),
+        (Estimator.from_keras, "precision", "pass device=Device(precision=...)."),
+        (Estimator.from_lightning, "log_dir", "pass callbacks=[kindler.callbacks.TensorBoard(...)] of fit."),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_argument_that_is_elsewhere_is_rejected_with_its_place(call: Any, name: str, hint: str) -> None:
+    message = (
+        rf"{call.__qualname__}\(\) got an unexpected keyword argument '{name}'\.\nHint: {re.escape(hint)}$"
+    )
+    with pytest.raises(TypeError, match=message):
+        call(None, **{name: 1})
 
 
 def third_epoch(progress: Progress) -> bool:
@@ -97,7 +163,7 @@ def third_epoch(progress: Progress) -> bool:
 
 
 def test_options_travel_and_stay_equal() -> None:
-    options = FitOptions(epochs=2, end_trigger=third_epoch, columns=ColumnOptions(feature_cols=["a"]))
+    options = FitOptions(epochs=2, stop_when=third_epoch, columns=ColumnOptions(feature_cols=["a"]))
 
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -110,7 +176,7 @@ def test_options_travel_and_stay_equal() -> None:
         ({"epochs": 5, "initial_epoch": 2}, 3, False),
         ({"epochs": 5, "max_steps": 9}, 5, False),
         ({"max_steps": 9}, 2**31, True),
-        ({"end_trigger": third_epoch}, 2**31, True),
+        ({"stop_when": third_epoch}, 2**31, True),
     ],
     ids=str,
 )
@@ -130,7 +196,7 @@ def test_without_a_number_of_epochs_steps_or_a_trigger_end_the_run(
 def test_a_checkpoint_is_written_after_so_many_steps_and_every_epoch_or_when_the_function_says_so(
     trigger: Any, steps: list[int]
 ) -> None:
-    fit = FitOptions(checkpoint_trigger=trigger)
+    fit = FitOptions(checkpoint=Checkpoints("folder", every=trigger))
     moments = [Progress(epoch=1 + step // 5, step=step, epoch_ended=step % 4 == 0) for step in range(1, 9)]
 
     assert [moment.step for moment in moments if fit.writes_checkpoint(moment)] == steps
@@ -148,15 +214,15 @@ def test_validation_comes_every_so_many_epochs_or_after_those_named(freq: Any, e
     [
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1; received 0"),
         ({"epochs": True}, "epochs must be a whole number"),
-        ({"keep_checkpoints": 1.5}, "keep_checkpoints must be"),
+        ({"checkpoint": Checkpoints("folder", keep=1.5)}, "keep must be"),  # type: ignore[arg-type]
         ({"ingest": "fast"}, "ingest must be 'auto', 'inline' or 'direct'; received 'fast'"),
         ({"epochs": 3, "initial_epoch": 3}, "initial_epoch=3 must be less than epochs=3"),
         ({"validation_freq": (0,)}, "validation_freq must be at least 1"),
-        ({"end_trigger": Estimator}, "end_trigger must be a function of `Progress`"),
-        ({"end_trigger": 5}, "end_trigger must be a function of `Progress`"),
-        ({"checkpoint_trigger": 0}, "checkpoint_trigger must be a whole number of at least 1"),
-        ({"checkpoint_trigger": True}, "checkpoint_trigger must be a whole number of at least 1"),
-        ({"best_metric": "val_gain"}, "best_metric: "),
+        ({"stop_when": Estimator}, "stop_when must be a function of `Progress`"),
+        ({"stop_when": 5}, "stop_when must be a function of `Progress`"),
+        ({"checkpoint": Checkpoints("folder", every=0)}, "every must be a whole number of at least 1"),
+        ({"checkpoint": Checkpoints("folder", every=True)}, "every must be a whole number of at least 1"),
+        ({"checkpoint": Checkpoints("folder", best="val_gain")}, "Checkpoints(best=...): "),
     ],
     ids=str,
 )

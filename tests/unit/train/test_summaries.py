@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kindler.errors import ConfigError, NotFittedError
-from kindler.train.summaries import Summaries, TensorBoard, log_folder
+from kindler.train.summaries import EventFiles, Summaries, log_folder
 from tests.events import scalars
 
 
@@ -132,7 +132,7 @@ def test_what_no_report_told_is_taken_from_the_history() -> None:
 def test_tensorboard_reads_what_was_written_over_several_fits(tmp_path: Path) -> None:
     made = Summaries()
     for epoch in (1, 2):
-        with TensorBoard(tmp_path) as sink, made.writing(sink):
+        with EventFiles(tmp_path) as sink, made.writing(sink):
             made.report({"name": "gang", "workers": 1})
             fields = {"first": 2 * epoch - 1, "loss": [0.75, 0.25], "rows": [4, 4], "lr": [0.5, 0.25]}
             made.report({"name": "steps", "rank": 0, **fields})
@@ -149,10 +149,10 @@ def test_tensorboard_reads_what_was_written_over_several_fits(tmp_path: Path) ->
 
 def test_tensorboard_forgets_steps_that_training_went_back_behind(tmp_path: Path) -> None:
     made = Summaries()
-    with TensorBoard(tmp_path) as sink, made.writing(sink):
+    with EventFiles(tmp_path) as sink, made.writing(sink):
         for epoch in (1, 2, 3):
             made.report({"name": "epoch", "step": epoch, "row": row(epoch, loss=float(epoch), val_loss=1.0)})
-    with TensorBoard(tmp_path) as sink, made.writing(sink):
+    with EventFiles(tmp_path) as sink, made.writing(sink):
         made.report({"name": "epoch", "step": 2, "row": row(2, loss=0.5)})
 
     assert scalars(tmp_path / "train")["loss"] == [(1, 1.0), (2, 0.5)]
@@ -162,7 +162,7 @@ def test_tensorboard_forgets_steps_that_training_went_back_behind(tmp_path: Path
 def test_what_was_written_before_an_error_is_there(tmp_path: Path) -> None:
     def interrupted() -> None:
         made = Summaries()
-        with TensorBoard(tmp_path) as sink, made.writing(sink):
+        with EventFiles(tmp_path) as sink, made.writing(sink):
             made.report({"name": "epoch", "step": 1, "row": row(1, loss=0.5)})
             raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Omega, sandbox
+from kindler import Store, sandbox
 from kindler.models.loaded import load, wrap
 from kindler.models.signature import fit
 from kindler.serve.model_process import warmed
@@ -70,7 +70,7 @@ def test_a_saved_model_is_asked_by_any_of_its_signatures(tmp_path: Path, keras: 
     two = Two()
     signatures = {"serving_default": two.twice, "length": two.length}
     tf.saved_model.save(two, str(tmp_path / "saved"), signatures=signatures)
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
 
     served = load(om.store, om.models.put(tmp_path / "saved", "saved"), trusted=False).predictor
 
@@ -87,7 +87,7 @@ def test_a_model_in_a_sandboxed_process_gives_the_numbers_of_predict(tmp_path: P
     if (lacking := sandbox.unavailable_reason()) is not None:
         pytest.skip(f"processes cannot be sandboxed here: {lacking}")
     model = keras.Sequential([keras.layers.Input((4,), name="x"), keras.layers.Dense(2)])
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(model, "net")
 
     async def play() -> Any:

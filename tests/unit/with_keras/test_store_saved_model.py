@@ -11,7 +11,7 @@ import flavour
 import numpy as np
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import UntrustedError
 from kindler.models.safety import allowed_names
 from kindler.models.safety.saved_model import dangers
@@ -166,7 +166,7 @@ def test_the_functions_that_save_variables_pass_as_long_as_nothing_else_calls_th
 def test_a_saved_model_cannot_reach_a_file_by_a_detour(tmp_path: Path, way: str) -> None:
     import tensorflow as tf
 
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     secret = tmp_path / "secret"
     secret.write_text("secret\n")
 
@@ -259,7 +259,7 @@ def test_a_module_of_tensorflows_own_needs_no_trust(tmp_path: Path) -> None:
             self.weight.assign_sub(tape.gradient(loss, self.weight))
             return self.table.lookup(key)
 
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     tf.saved_model.save(Learns(), str(tmp_path / "saved"))
     om.models.put(tmp_path / "saved", "learns")
     again = om.models.get("learns")

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from kindler import Omega
+from kindler import Store
 from kindler.errors import ConfigError, UntrustedError
 from kindler.models.safety.keras_file import dangers
 
@@ -124,7 +124,7 @@ def test_a_name_that_is_not_on_the_list_is_found(
 
 @pytest.mark.parametrize("name", ["StringLookup", "IntegerLookup", "TextVectorization"])
 def test_a_vocabulary_outside_of_the_file_is_not_read(good: Path, tmp_path: Path, name: str) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     config = {"name": "dense", "vocabulary": "/etc/passwd"}
     path = changed(good, tmp_path / "evil.keras", replaced(class_name=name, config=config))
     with pytest.raises(UntrustedError, match="/etc/passwd"):
@@ -208,7 +208,7 @@ def test_a_configuration_that_is_nested_without_end_is_refused(good: Path, tmp_p
 
 
 def test_a_model_of_operations_needs_no_trust(keras: Any, tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     inputs = keras.layers.Input((4,))
     model = keras.Model(inputs, ((inputs + 1.0) * 2.0)[:, :2])
     om.models.put(model, "sums")

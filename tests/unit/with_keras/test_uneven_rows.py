@@ -12,7 +12,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, one_is_enough, one_unless_whole, two_unless_whole
 
-from kindler import Estimator, RunSettings
+from kindler import Columns, Estimator, RunSettings
 from kindler.data.column_options import ColumnOptions
 from tests.keras.test_exact import COLUMNS, two_workers
 from tests.keras.test_models import DATA, WHOLE, same
@@ -142,24 +142,26 @@ def test_frozen_weights_stay_as_they_are_bit_by_bit(
     assert not identical(model.layers[2].get_weights()[2:], statistics)
 
 
-@pytest.mark.parametrize("kind", ["sample_weight_col", pytest.param("class_weight", marks=one_unless_whole)])
+@pytest.mark.parametrize("kind", ["weight_col", pytest.param("class_weight", marks=one_unless_whole)])
 def test_weights_of_rows_and_of_classes_are_those_of_one_process(
     keras: Any, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     data, cuts, config = problems.problem(90), (50, 40), {"flavour": flavour, "weighted": True}
     deal(monkeypatch, cuts)
-    weigh = {"sample_weight_col": "w"} if kind == "sample_weight_col" else {"class_weight": {0: 0.3, 1: 2.0}}
+    weigh: dict[str, Any] = (
+        {"weight_col": "w"} if kind == "weight_col" else {"class_weight": {0: 0.3, 1: 2.0}}
+    )
     # Another seed than the first test, and through sockets instead of shared memory.
     est = two_workers(config, seed=5, settings=RunSettings(shared_memory=False))
 
-    history = est.fit(data, epochs=2, batch_size=20, verbose=0, **COLUMNS, **weigh)
+    history = est.fit(data, epochs=2, batch_size=20, verbose=0, columns=Columns(**weigh), **COLUMNS)
 
-    columns = {**COLUMNS, "weight_col": weigh.get("sample_weight_col")}
+    columns = {**COLUMNS, "weight_col": weigh.get("weight_col")}
     alone = problems.seeded(problems.classifier, config, seed=5)
     batches = global_batches(
         data, cuts, batch_size=20, epochs=2, options=ColumnOptions(**columns), folder=tmp_path, seed=5
     )
-    options = {} if "sample_weight_col" in weigh else weigh
+    options = {} if "weight_col" in weigh else weigh
     told = problems.fit_alone(keras, alone, batches, **options)
     assert problems.largest_difference(est.get_model().get_weights(), alone.get_weights()) < 1e-5
     name = next(name for name in told if "mse" in name or "mean_squared" in name)

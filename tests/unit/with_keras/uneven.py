@@ -12,7 +12,7 @@ import pytest
 
 from kindler.data.batches import Batches, BatchOptions
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Columns
+from kindler.data.columns import ColumnPlan
 from kindler.data.sources import arrow_source
 from kindler.data.spool import Spool
 from kindler.estimator.inputs.contract import SourceRequest
@@ -24,7 +24,7 @@ class Uneven:
     """A source that gives rank r so many rows, one block after the other."""
 
     folder: str
-    columns: Columns
+    columns: ColumnPlan
     cuts: tuple[int, ...]
 
     def open(self, worker: Any, dealing: Any = None, *, in_order: bool = False) -> Spool:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Column, Columns
+from kindler.data.columns import Column, ColumnPlan
 from kindler.data.row_order import RowAssignment
 from kindler.spark.frames import FEED, LANE, ROW, Feed, feed_frame, own_columns, partition_keys
 
@@ -45,7 +45,7 @@ def test_keys_lead_to_the_partitions_they_are_for(spark: Any, partitions: int) -
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_rows_reach_the_partitions_of_their_lanes(spark: Any, workers: int) -> None:
-    columns = Columns(features=(Column(name="id", role="feature"),), labels=())
+    columns = ColumnPlan(features=(Column(name="id", role="feature"),), labels=())
     feeds = [Feed(name=name, frame=spark.range(0, 5000, 1, 3), columns=columns) for name in ("a", "b")]
     dealing = RowAssignment.between(2, seed=3)
 

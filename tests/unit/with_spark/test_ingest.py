@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 from torch import nn, optim
 
-from kindler import Estimator, limits
+from kindler import Columns, Estimator, limits
 from kindler.engine.job import Job
 from kindler.estimator import run as running
 from kindler.spark import ingest
@@ -69,7 +69,7 @@ def test_rows_are_reported_while_they_are_computed_and_received_and_no_file_stay
         workers=2,
     )
     before = shuffled(spark)
-    est.fit(frame, epochs=1, batch_size=ROWS, shapes={"y": (1,)})
+    est.fit(frame, epochs=1, batch_size=ROWS, columns=Columns(shapes={"y": (1,)}))
 
     computed = [report for report in reports if report["stage"] == "computed"]
     received = [report for report in reports if report["stage"] == "received"]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Columns, to_numpy
+from kindler.data.columns import ColumnPlan, to_numpy
 from kindler.data.row_order import RowAssignment
 from kindler.errors import DataError
 from kindler.spark.frames import Feed, arrow_types, feed_frame, frame_error, own_columns
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.spark
 KINDS = ("double", "float", "int", "tinyint", "bigint")
 
 
-def planned(frame: Any, **options: Any) -> Columns:
+def planned(frame: Any, **options: Any) -> ColumnPlan:
     names = [name for name in frame.columns if name != "label"]
     return ColumnOptions(feature_cols=names, label_cols=["label"], **options).plan(arrow_types(frame))
 
 
-def sent(frame: Any, columns: Columns) -> pa.Table:
+def sent(frame: Any, columns: ColumnPlan) -> pa.Table:
     return to_arrow(
         feed_frame([Feed(name="data", frame=frame, columns=columns)], 1, RowAssignment.between(1, seed=0))
     )

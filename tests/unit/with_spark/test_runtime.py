@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Store
 from kindler.runtime import value_codec
 from kindler.runtime.executor import Executor
 from kindler.runtime.messages import Task
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.torch]
 
 
 def test_fit_of_a_stored_estimator_runs_on_spark_and_publishes_a_version(spark: Any, tmp_path: Path) -> None:
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     x = np.linspace(0, 1, 40)
     om.datasets.put(pd.DataFrame({"x": x, "y": 3 * x}), "rows")
     om.models.put(Estimator.from_torch(model=torch.nn.Sequential(torch.nn.Linear(1, 1))), "line")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kindler import Callback, RunSettings
+from kindler import RunSettings
+from kindler.callbacks import Callback
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.placement import usable_cores
 from kindler.errors import ConfigError

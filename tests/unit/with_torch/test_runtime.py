@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Estimator, Omega, sandbox
+from kindler import Estimator, Store, sandbox
 from kindler.errors import UntrustedError
 from kindler.models.registry import MODEL_KINDS
 from kindler.runtime import value_codec
@@ -34,7 +34,7 @@ def run(executor: Executor, name: str, verb: str, *args: Any, **options: Any) ->
 
 
 def test_models_predict_what_they_do_here_whatever_the_numbers_are_sent_as(tmp_path: Path) -> None:
-    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"))
+    om, executor = Store(tmp_path / "store"), Executor(str(tmp_path / "store"))
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
     model.eval()
     expected = model(torch.from_numpy(X).float()).detach().numpy()
@@ -51,7 +51,7 @@ def test_models_predict_what_they_do_here_whatever_the_numbers_are_sent_as(tmp_p
 
 @pytest.mark.skipif(sandbox.unavailable_reason() is not None, reason="processes cannot be sandboxed here")
 def test_an_estimator_of_a_stranger_is_sandboxed_as_its_model_would_be(tmp_path: Path) -> None:
-    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"), trusted=False)
+    om, executor = Store(tmp_path / "store"), Executor(str(tmp_path / "store"), trusted=False)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2))
     version = om.models.put(Estimator.from_torch(model=model), "estimator")
     x = X.astype(np.float32)
@@ -74,7 +74,7 @@ def test_an_estimator_of_a_stranger_is_sandboxed_as_its_model_would_be(tmp_path:
 
 
 def test_fit_trains_with_the_names_of_pytorchs_classes(tmp_path: Path) -> None:
-    om, executor = Omega(tmp_path / "store"), Executor(str(tmp_path / "store"))
+    om, executor = Store(tmp_path / "store"), Executor(str(tmp_path / "store"))
     om.models.put(torch.nn.Sequential(torch.nn.Linear(3, 1)), "line")
     x = X.astype(np.float32)
     y = (x @ np.array([[1.0], [2.0], [3.0]], np.float32)).astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kindler import Estimator, Omega
+from kindler import Estimator, Prepare, Store
 from kindler.errors import DataError, UntrustedError
 from kindler.models.loaded import load
 from kindler.models.signature import fit as fit_inputs
@@ -28,13 +28,13 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     signature = {**est.signature, "feature_cols": "png", "label_cols": "label"}
     est._restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
     expected = est.predict(table, verbose=0).column("prediction").to_pylist()
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     version = om.models.put(est, "images")
 
     with pytest.raises(UntrustedError, match="(?s)its transform, collate or padding is code.*trusted=True"):
         om.models.get("images")
     again = om.models.get("images", trusted=True, workers=1)
-    assert again._preparation.transform == est._preparation.transform
+    assert again._prepare.transform == est._prepare.transform
     assert again.predict(table, verbose=0).column("prediction").to_pylist() == expected
 
     served = load(om.store, version, trusted=True).predictor
@@ -57,14 +57,16 @@ def _as_they_are(row: dict[str, Any]) -> dict[str, Any]:
 
 def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) -> None:
     est = Estimator.from_torch(
-        model=torch.nn.Linear(2, 1), transform=_doubled, eval_transform=_as_they_are, workers=1
+        model=torch.nn.Linear(2, 1),
+        prepare=Prepare(transform=_doubled, eval_transform=_as_they_are),
+        workers=1,
     )
     layout = {"x": ["float32", [2]]}
     est._restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])
-    om = Omega(tmp_path / "store")
+    om = Store(tmp_path / "store")
     om.models.put(est, "net")
 
-    again = om.models.get("net", trusted=True, workers=1)._preparation
+    again = om.models.get("net", trusted=True, workers=1)._prepare
     assert again.transform({"x": 3.0}) == {"x": 6.0}
     assert again.eval_transform({"x": 3.0}) == {"x": 3.0}
     om.close()

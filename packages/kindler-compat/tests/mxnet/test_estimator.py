@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kindler import Estimator, LearningRateMonitor, RunSettings, XShards
+from kindler import Estimator, RunSettings, XShards
+from kindler.callbacks import LearningRateMonitor
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.mxnet.library import mx
 from kindler.compat.zoo.orca.learn.mxnet import Estimator as OrcaEstimator

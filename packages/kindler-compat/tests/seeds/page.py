@@ -18,12 +18,12 @@ _HEAD = """\
 
 # Programs of the old systems, block by block
 
-These are all code blocks of five pages of the systems that Kindler replaces. Each is quoted in
-`tests/seeds/blocks/` of packages/kindler-compat and run by a test there. Import lines change; every other
-change is in the column "other changes", word for word, with its reason; `<...>` is a path or an address of
-the test's own. The column "given" has all that the test puts into the program because the page leaves it to
-its reader. A program that is changed or given anything else does not run. Import lines in parentheses are not
-in the block, which uses their names. No block is left out.
+These are all code blocks of five pages about the systems that Kindler replaces. Each is quoted in
+`tests/seeds/blocks/` of packages/kindler-compat and run by a test there. Import lines change. The column
+"other changes" lists every other change word for word, with its reason; `<...>` is a path or an address in the
+test. The column "test adds" lists all that the test adds to the program because the page leaves it to the
+reader. The tests allow no other changes or additions. Import lines in parentheses are not in the block, which
+uses their names. No block is omitted.
 
 The tests run with few rows. `make test-compat-whole` runs them with MNIST, CIFAR-10 and a Spark cluster.
 
@@ -33,7 +33,7 @@ _DIFFERENCES = """\
 
 # What differs on purpose, and its tests
 
-Every row of the guides' tables "What differs on purpose", with the test that shows how it is in Kindler.
+Every row of the guides' tables "What differs on purpose", with the test that shows Kindler's behavior.
 
 """
 _TITLES = {
@@ -68,7 +68,7 @@ def _differences() -> str:
 
 
 def _of_guide(guide: str) -> str:
-    head = f"## {_TITLES[guide]}\n\n[The guide](../guides/{guide}) says what is different.\n\n"
+    head = f"## {_TITLES[guide]}\n\n[The guide](../guides/{guide}) explains the differences.\n\n"
     topics = [cells[0] for cells in rows_of(guide)]
     rows = (f"| {topic.replace('|', _BAR)} | {_test(DIFFERENCES[guide][topic])} |\n" for topic in topics)
     return f"{head}| topic | test |\n|---|---|\n{''.join(rows)}"
@@ -82,8 +82,8 @@ def _test(test: str) -> str:
 def _section(page: str, title: str) -> str:
     rows = "\n".join(_line(ROWS[block]) for block in quoted(page))
     return (
-        f"## {title}\n\nWhat else is different: [the guide](../guides/{_GUIDES[page]}).\n\n"
-        f"| block | import lines | become | other changes | given | run by |\n"
+        f"## {title}\n\nFor other differences, see [the guide](../guides/{_GUIDES[page]}).\n\n"
+        f"| block | import lines | become | other changes | test adds | run by |\n"
         f"|---|---|---|---|---|---|\n{rows}\n"
     )
 

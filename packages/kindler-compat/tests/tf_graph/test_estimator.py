@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import tensorflow.compat.v1 as tf
 
-from kindler import Callback, Estimator, XShards
+from kindler import Estimator, XShards
+from kindler.callbacks import Callback, TensorBoard
 from tests.tf_graph.graphs import CLASSES, WIDTH, Classifier, rows, values
 from tests.whole import whole_only
 
@@ -71,13 +72,13 @@ def test_values_of_the_session_count_and_the_trained_ones_are_put_there(tmp_path
         sess.run(tf.global_variables_initializer())
     sess.run(set_to[3.0])
     still = tf.train.GradientDescentOptimizer(0.0)
-    est = _estimator(made, sess=sess, workers=1, optimizer=still, log_dir=tmp_path / "logs")
-    est.fit(DATA, verbose=0, callbacks=[Watched()])
+    est, logs = _estimator(made, sess=sess, workers=1, optimizer=still), TensorBoard(tmp_path / "logs")
+    est.fit(DATA, verbose=0, callbacks=[Watched(), logs])
     np.testing.assert_array_equal(values(sess)["out/b:0"], np.full(CLASSES, 3.0))
     assert est.get_model() is sess
     # Between two fits, too: whatever the user restores there is what training goes on from.
     sess.run(set_to[5.0])
-    est.fit(DATA, verbose=0)
+    est.fit(DATA, verbose=0, callbacks=[logs])
     np.testing.assert_array_equal(values(sess)["out/b:0"], np.full(CLASSES, 5.0))
     assert est.get_train_summary("LearningRate")[:, :2].tolist() == [[n, 0.0] for n in (1, 2, 3, 4)]
 

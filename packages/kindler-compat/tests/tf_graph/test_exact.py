@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from kindler import Callback, Estimator
+from kindler import Checkpoints, Estimator
+from kindler.callbacks import Callback
 from kindler.compat.bigdl.optim.triggers import SeveralIteration
 from tests.tf_graph.graphs import Classifier, plain, rows, values
 
@@ -197,11 +198,11 @@ def test_a_run_goes_on_from_its_checkpoint_bit_by_bit_though_it_draws_random_num
     options: dict[str, Any] = {"batch_size": BATCH, "verbose": 0}
     whole = dropped(workers=2)
     whole.fit(data, epochs=3, **options)
-    first = dropped(workers=2, model_dir=tmp_path)
+    first, written = dropped(workers=2), Checkpoints(tmp_path, every=SeveralIteration(3))
     with pytest.raises(RuntimeError, match="enough"):
-        first.fit(data, epochs=3, checkpoint_trigger=SeveralIteration(3), callbacks=[Ends(7)], **options)
-    second = dropped(workers=2, model_dir=tmp_path)
-    history = second.fit(data, epochs=3, resume=True, **options)
+        first.fit(data, epochs=3, checkpoint=written, callbacks=[Ends(7)], **options)
+    second = dropped(workers=2)
+    history = second.fit(data, epochs=3, checkpoint=tmp_path, resume=True, **options)
 
     assert [row["epoch"] for row in history] == [1, 2, 3]
     _assert_same(values(second.get_model()), values(whole.get_model()), but=0)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.columns import Array, Column, Columns, Where, conform
+from kindler.data.columns import Array, Column, ColumnPlan, Where, conform
 from kindler.data.row_order import RowAssignment
 from kindler.data.shards import frames
 from kindler.data.shards.backend import shard_path
@@ -108,7 +108,7 @@ class ShardSource:
 
     folder: str
     infos: tuple[Info, ...]
-    columns: Columns
+    columns: ColumnPlan
     schema: pa.Schema | None = None
     keeper: Any = None
 

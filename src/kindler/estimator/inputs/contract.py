@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kindler.data.arrays import values
+from kindler.config import Ingest
+from kindler.data.arrays import kind, values
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Columns, conform, to_numpy
-from kindler.data.preparation import Preparation
+from kindler.data.columns import Array, ColumnPlan, conform, to_numpy
+from kindler.data.preparation import Prepare
 from kindler.data.ragged import read_column
 from kindler.data.sources import Source
 from kindler.engine.hub import Event
 from kindler.engine.job import Job
-from kindler.errors import DataError
+from kindler.errors import ConfigError, DataError
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
 from kindler.train.loaders import StreamSource
-from kindler.train.options import Ingest, PredictOptions
+from kindler.train.options import PredictOptions
 from kindler.train.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class ScoreRequest:
     job: Job
     labels: tuple[str, ...] = ()
 
-    def predictor(self, columns: Columns, *, threads: int | None = None) -> Predictor:
+    def predictor(self, columns: ColumnPlan, *, threads: int | None = None) -> Predictor:
         recipe = Recipe(
             framework=self.framework,
             spec=self.model.spec,
@@ -98,7 +99,7 @@ class ScoreRequest:
         )
         return Predictor(
             recipe=recipe,
-            columns=Columns(features=columns.features, labels=(), stack_features=columns.stack_features),
+            columns=ColumnPlan(features=columns.features, labels=(), stack_features=columns.stack_features),
             batch_size=self.options.batch_size,
             output_cols=self.options.output_cols,
             finish=self.options.finish,
@@ -108,7 +109,7 @@ class ScoreRequest:
             sharing=sharing(),
         )
 
-    def preparation(self, columns: Columns) -> Preparation | None:
+    def preparation(self, columns: ColumnPlan) -> Prepare | None:
         asked = self.options.preparation
         needed = asked is not None and (asked.active or any(column.ragged for column in columns.features))
         return asked if needed else None
@@ -142,6 +143,13 @@ class Input:
         """Complete the requested columns with those of the last `fit`."""
         return columns.or_else(known)
 
+    def split(self, share: float, seed: int) -> tuple[Input, Input]:
+        """The rows to train on, and this share of them to validate with."""
+        raise ConfigError(
+            f"validation_split needs rows that can be divided; received {kind(self.data)}.\n"
+            "Hint: pass validation_data=..., or a Spark DataFrame, a Parquet path, arrays or a table."
+        )
+
     def source(self, request: SourceRequest) -> Prepared:
         """Rows for the workers of a run, and what Spark must send to them if it does the reading.
 
@@ -151,7 +159,7 @@ class Input:
         """
         raise NotImplementedError
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         """The columns that `score` reads, and a few rows of the features: real ones, or zeros.
 
         `layout` has dtype and row shape of the columns that the model was trained on.
@@ -169,7 +177,18 @@ class Input:
         raise NotImplementedError
 
 
-def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any]) -> list[Array] | None:
+def rows_to_train(rows: int, share: float) -> int:
+    """As Keras counts them, so that both parts have a row."""
+    kept = int(rows * (1.0 - share))
+    if not 0 < kept < rows:
+        raise ConfigError(
+            f"validation_split={share}: of {rows:,} rows, {kept:,} would be left to train on and"
+            f" {rows - kept:,} to validate with; both need one."
+        )
+    return kept
+
+
+def zeros(columns: ColumnPlan, layout: Mapping[str, Any], types: Mapping[str, Any]) -> list[Array] | None:
     """A few rows of zeros; None if the width of a column shows only in a row."""
     arrays = []
     for column in columns.features:
@@ -190,14 +209,14 @@ def zeros(columns: Columns, layout: Mapping[str, Any], types: Mapping[str, Any])
     return arrays
 
 
-def repeated_row(row: pa.Table, columns: Columns) -> list[Array]:
+def repeated_row(row: pa.Table, columns: ColumnPlan) -> list[Array]:
     if not row.num_rows:
         raise DataError("the data has no rows, so the width of its columns is unknown.")
     arrays = [read_column(row.column(c.name), c, where=lambda i: i) for c in columns.features]
     return [array[np.zeros(PROBE_ROWS, np.int64)] for array in arrays]
 
 
-def few_rows(given: Mapping[str, Any], columns: Columns) -> list[Array]:
+def few_rows(given: Mapping[str, Any], columns: ColumnPlan) -> list[Array]:
     arrays = []
     for column in columns.features:
         first = values(given[column.name][:PROBE_ROWS], column.name)

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data import parquet
-from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, with_columns
+from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, values, with_columns
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Column, Columns, conform
+from kindler.data.columns import Array, Column, ColumnPlan, conform
 from kindler.data.ragged import Ragged
 from kindler.data.sources import (
     DeliveredSource,
@@ -41,6 +41,7 @@ from kindler.estimator.inputs.contract import (
     SourceRequest,
     few_rows,
     repeated_row,
+    rows_to_train,
 )
 from kindler.files import beside
 from kindler.frameworks.caller_state import untouched
@@ -58,6 +59,13 @@ if TYPE_CHECKING:
 
 
 class ParquetInput(Input):
+    part: tuple[float, bool] | None = None  # the share to validate with, and whether these rows are it
+
+    def split(self, share: float, seed: int) -> tuple[Input, Input]:
+        parts = ParquetInput(self.data), ParquetInput(self.data)
+        parts[0].part, parts[1].part = (share, False), (share, True)
+        return parts
+
     @staticmethod
     def accepts(data: Any) -> bool:
         if isinstance(data, list):
@@ -65,11 +73,14 @@ class ParquetInput(Input):
         return isinstance(data, str | os.PathLike)
 
     def source(self, request: SourceRequest) -> Prepared:
-        return not_empty(
-            parquet_source(parquet.inspect(self.data, opener(request.spark)), request.columns)
-        ), None
+        source = not_empty(parquet_source(parquet.inspect(self.data, opener(request.spark)), request.columns))
+        if self.part is None:
+            return source, None
+        (share, held_out), rows = self.part, source.files.rows
+        kept = rows_to_train(rows, share)
+        return replace(source, within=(kept, rows) if held_out else (0, kept)), None
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         files = parquet.inspect(self.data)
         columns = not_empty(parquet_source(files, options)).columns
         first = next(iter(parquet.scan(files, columns.names, 0, 1)))
@@ -129,13 +140,24 @@ class MemoryInput(Input):
     def rows(self) -> Any:
         return self.data
 
+    def split(self, share: float, seed: int) -> tuple[Input, Input]:
+        found = named(self.rows)
+        columns = {name: values(column, name) for name, column in found.columns.items()}
+        rows = {name: len(column) for name, column in columns.items()}
+        if len(set(rows.values())) > 1:
+            raise DataError(f"all columns must have the same number of rows; received {rows}.")
+        kept = rows_to_train(next(iter(rows.values())), share)
+        parts = ({name: c[part] for name, c in columns.items()} for part in (slice(kept), slice(kept, None)))
+        training, held_out = (MemoryInput(replace(found, columns=part)) for part in parts)
+        return training, held_out
+
     def source(self, request: SourceRequest) -> Prepared:
         here = arrow_source(self.rows, request.columns, scratch=request.scratch)
         if request.spark is None or request.shares_files:
             return here, None
         return _shipped(here, request.name, request.spark)
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         found = named(self.rows).called(options.features, None)
         if options.feature_cols is None:
             options = replace(options, feature_cols=found.features)
@@ -188,7 +210,7 @@ class DatasetInput(MemoryInput):
         return with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
 
 
-def _conformed(columns: Columns, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:
+def _conformed(columns: ColumnPlan, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:
     """Rows of arrays: copies, since a model may write to them, or read-only views if `lent`."""
     parts = []
     for column in columns.features:
@@ -198,7 +220,7 @@ def _conformed(columns: Columns, given: Mapping[str, Array], rows: slice, *, len
     return parts
 
 
-def _spooled(columns: Columns, spool: Spool, rows: slice) -> list[Any]:
+def _spooled(columns: ColumnPlan, spool: Spool, rows: slice) -> list[Any]:
     arrays = [spool.arrays[column.name] for column in columns.features]
     return [array.take(rows) if isinstance(array, Ragged) else np.array(array[rows]) for array in arrays]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
-from kindler.data.columns import Array, Columns, conform
+from kindler.data.columns import Array, ColumnPlan, conform
 from kindler.data.shards.codec import pack
 from kindler.data.shards.source import values
 from kindler.engine.placement import usable_cores
@@ -69,7 +69,7 @@ class ShardsInput(Input):
             return columns
         return columns.renamed(offered.features, offered.labels or ())
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         chosen = as_input.choose(self.data, options)
         rows = _rows(self.data, chosen, layout)
         if rows is None:

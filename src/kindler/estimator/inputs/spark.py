@@ -30,11 +30,11 @@ from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from kindler.config import Ingest
     from kindler.data.column_options import ColumnOptions
-    from kindler.data.columns import Array, Columns
+    from kindler.data.columns import Array, ColumnPlan
     from kindler.inference.predictor import Predictor
     from kindler.spark.direct import PlainScan
-    from kindler.train.options import Ingest
 
 
 class FrameInput(Input):
@@ -56,6 +56,10 @@ class FrameInput(Input):
         session: SparkSession = self.data.sparkSession
         return session
 
+    def split(self, share: float, seed: int) -> tuple[Input, Input]:
+        training, held_out = self.data.randomSplit([1.0 - share, share], seed=seed)
+        return FrameInput(training), FrameInput(held_out)
+
     def source(self, request: SourceRequest) -> Prepared:
         from kindler.spark.frames import Feed, collected
 
@@ -68,7 +72,7 @@ class FrameInput(Input):
             return arrow_source(table, request.columns, scratch=request.scratch), None
         return DeliveredSource(columns, request.name), Feed(name=request.name, frame=frame, columns=columns)
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         columns, types = self.plan(options)
         return columns, zeros(columns, layout, types) or self.first_row(columns)
 
@@ -97,7 +101,7 @@ class FrameInput(Input):
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
         return predict_frame(frame, scorer, names=names, types=types, convert=to_arrow, stored=stored)
 
-    def plan(self, options: ColumnOptions) -> tuple[Columns, Mapping[str, Any]]:
+    def plan(self, options: ColumnOptions) -> tuple[ColumnPlan, Mapping[str, Any]]:
         from kindler.spark.frames import arrow_types, refuse_ambiguous
 
         types = arrow_types(self.data)
@@ -105,14 +109,14 @@ class FrameInput(Input):
         refuse_ambiguous(self.data, columns.names)
         return columns, types
 
-    def _scan(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
+    def _scan(self, columns: ColumnPlan, ingest: Ingest) -> PlainScan | None:
         from kindler.spark.direct import plain_parquet
 
         if ingest == "inline":
             return None
         return plain_parquet(self.data, columns.names, must=ingest == "direct")
 
-    def _scan_to_score(self, columns: Columns, ingest: Ingest) -> PlainScan | None:
+    def _scan_to_score(self, columns: ColumnPlan, ingest: Ingest) -> PlainScan | None:
         from kindler.spark.versions import takes_columns
 
         spark = self.session()
@@ -125,7 +129,7 @@ class FrameInput(Input):
             )
         return None
 
-    def first_row(self, columns: Columns) -> list[Array]:
+    def first_row(self, columns: ColumnPlan) -> list[Array]:
         from kindler.spark.frames import collected
 
         if self.data.isStreaming:
@@ -152,7 +156,7 @@ class SqlFunctionInput(Input):
         super().__init__(name)
         self._spark = spark
 
-    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[Columns, list[Array]]:
+    def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         names = options.features or [name for name in ("features", "x") if name in layout][:1]
         if not names:
             raise ConfigError(
@@ -197,7 +201,7 @@ class SqlFunctionInput(Input):
 
 
 def _tried(
-    predictor: Predictor, columns: Columns, sample: list[Array]
+    predictor: Predictor, columns: ColumnPlan, sample: list[Array]
 ) -> tuple[Sequence[str], list[pa.DataType]]:
     here = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
     with untouched():

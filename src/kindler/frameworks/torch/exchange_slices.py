@@ -447,7 +447,7 @@ class DividedOptimizer(GradientSync):
                 "the state of the optimizer is divided between the workers, and this one does not know the"
                 " whole of it here.\nHint: the first worker does at the end of each epoch, as in"
                 " `if run.rank == 0: run.write_checkpoint(path)`; within an epoch run.save_checkpoint() asks"
-                " for a checkpoint in model_dir."
+                " for a checkpoint in the folder of fit(checkpoint=...)."
             )
         optimizer = self._optimizer
         kept = optimizer.state

@@ -178,7 +178,7 @@ class FullySharded:
             raise ConfigError(
                 "the parameters are divided between the workers here (strategy='fsdp').\n"
                 "Hint: they are whole at the end of each epoch; within one, run.save_checkpoint() asks for a"
-                " checkpoint in model_dir."
+                " checkpoint in the folder of fit(checkpoint=...)."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class FullySharded:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers here (strategy='fsdp').\n"
                 "Hint: the first worker knows it at the end of each epoch; within one, run.save_checkpoint()"
-                " asks for a checkpoint in model_dir."
+                " asks for a checkpoint in the folder of fit(checkpoint=...)."
             )
         kept, self._optimizer.state = self._optimizer.state, defaultdict(dict, self._gathered)
         try:

@@ -177,7 +177,7 @@ class LossRule:
         if values.dim() == 0 or len(values) != rows:
             shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
             raise ConfigError(
-                "class_weight and sample_weight_col need a loss for each row; the loss"
+                "class_weight and weight_col need a loss for each row; the loss"
                 f" {title(self.function)} returned {shape} for {rows} rows.\n{_HOW_BY_ROW}"
             )
         total = (values * weights.to(values.dtype).reshape(rows, *[1] * (values.dim() - 1))).sum()
@@ -343,7 +343,7 @@ class RowWeights:
             labels, weights = labels[:-1], labels[-1]
             if weights[:1].numel() > 1:
                 shape = tuple(weights.shape[1:])
-                raise ConfigError(f"sample_weight_col needs one number a row; its rows have shape {shape}.")
+                raise ConfigError(f"weight_col needs one number a row; its rows have shape {shape}.")
             weights = weights.reshape(len(weights))
         if trains and self._classes:
             if len(labels) != 1:
@@ -368,7 +368,7 @@ def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:
         raise ConfigError(
             f"class_weight needs one class a row; the label's rows have shape {tuple(label.shape[1:])}.\n"
             "Hint: weigh the values in the loss itself (CrossEntropyLoss(weight=...),"
-            " BCEWithLogitsLoss(pos_weight=...)), or the rows by sample_weight_col."
+            " BCEWithLogitsLoss(pos_weight=...)), or the rows by weight_col."
         )
     return label.reshape(len(label)).round().long()
 

@@ -216,7 +216,7 @@ class StepReplica(ModuleReplica):
             returned = self.losses_of(features, labels, rows)
         if self._row_weights is not None and not self.run.weights_read:
             raise ConfigError(
-                "train_step has not read run.sample_weight, so class_weight and sample_weight_col have no"
+                "train_step has not read run.sample_weight, so class_weight and weight_col have no"
                 " effect: a step of your own computes its loss itself.\nHint: multiply the loss of each row"
                 " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
             )
@@ -459,7 +459,7 @@ class StepRun:
 
     @property
     def sample_weight(self) -> torch.Tensor | None:
-        """The weight of each row of the batch, from `fit(class_weight=..., sample_weight_col=...)`.
+        """The weight of each row of the batch, from `fit(columns=Columns(class_weight=..., weight_col=...))`.
 
         With both, it is their product; without them, None. In `eval_step` class weights do not apply. The
         step multiplies the loss of each row by it, and still takes the mean over rows.

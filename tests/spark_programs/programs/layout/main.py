@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 import kindler
-from kindler import Estimator, XShards, om
+from kindler import Columns, Estimator, Prepare, Store, XShards
 
 if __package__:
     from layout import helper
@@ -35,7 +35,7 @@ def estimator(**options: Any) -> Estimator:
 
 
 def prepared(**options: Any) -> Estimator:
-    return estimator(transform=helper.ten_times, collate=rows.stacked, **options)
+    return estimator(prepare=Prepare(transform=helper.ten_times, collate=rows.stacked), **options)
 
 
 def numbers(frame: Any) -> list[float]:
@@ -46,11 +46,11 @@ def scored_by_spark(spark: Any, frame: Any) -> dict[str, Any]:
     first = prepared().predict(frame, feature_cols="x")  # before any worker has imported anything
     seen: dict[str, Any] = {"predict": numbers(first)}
     try:
-        estimator(transform=helper.picky).predict(frame, feature_cols="x").collect()
+        estimator(prepare=Prepare(transform=helper.picky)).predict(frame, feature_cols="x").collect()
     except Exception as exc:
         seen["error"] = str(exc)
     plain = estimator()
-    plain.register_udf(spark, "total", feature_cols="x", shapes={"x": (2,)})
+    plain.register_udf(spark, "total", feature_cols="x", columns=Columns(shapes={"x": (2,)}))
     seen["udf"] = numbers(frame.selectExpr("total(x) AS prediction"))
     shards = XShards.partition({"x": X}, 2, engine="spark").transform_shard(helper.ten_times_in_shard)
     scored = plain.predict(shards, verbose=0).collect()
@@ -60,8 +60,9 @@ def scored_by_spark(spark: Any, frame: Any) -> dict[str, Any]:
 
 def trained_by_spark(frame: Any, work: str) -> dict[str, Any]:
     est = prepared()
-    columns: dict[str, Any] = {"feature_cols": "x", "label_cols": "y", "shapes": {"y": (1,)}}
-    seen: dict[str, Any] = {"fit": est.fit(frame, **columns, verbose=0)["loss"]}
+    columns = Columns(shapes={"y": (1,)})
+    history = est.fit(frame, feature_cols="x", label_cols="y", columns=columns, verbose=0)
+    seen: dict[str, Any] = {"fit": history["loss"]}
     seen["evaluate"] = est.evaluate(frame, verbose=0)["loss"]
     stage = prepared().as_stage(inputCol="x", labelCol="y", predictionType="array").fit(frame)
     seen["stage"] = numbers(stage.transform(frame))
@@ -73,7 +74,9 @@ def on_this_machine(work: str) -> dict[str, Any]:
     data = pd.DataFrame({"x": list(X), "y": TENS})
     est = prepared(engine="local")
     seen: dict[str, Any] = {
-        "fit": est.fit(data, feature_cols="x", label_cols="y", shapes={"y": (1,)}, verbose=0)["loss"],
+        "fit": est.fit(
+            data, feature_cols="x", label_cols="y", columns=Columns(shapes={"y": (1,)}), verbose=0
+        )["loss"],
         "evaluate": est.evaluate(data, verbose=0)["loss"],
         "predict": [float(v) for v in np.ravel(np.stack(est.predict(data, verbose=0)["prediction"]))],
     }
@@ -82,12 +85,13 @@ def on_this_machine(work: str) -> dict[str, Any]:
     seen["files"] = [float(np.ravel(v)[0]) for v in pd.read_parquet(written)["prediction"]]
     shards = XShards.partition({"x": X}, 2, engine="local").transform_shard(helper.ten_times_in_shard)
     seen["shards"] = [float(v) for shard in shards.collect() for v in shard["x"].sum(1)]
-    om.setup(f"{work}/store")
-    om.scripts.put(helper.total, "total")
-    om.models.put(helper.Sum(), "sum", trusted=True)
-    trusting = om.runtime.options(trusted=True)
+    store = Store(f"{work}/store")
+    store.scripts.put(helper.total, "total")
+    store.models.put(helper.Sum(), "sum", trusted=True)
+    trusting = store.runtime.options(trusted=True)
     seen["script"] = trusting.script("total").run([1, 2]).get(120)
     seen["model"] = [float(v) for v in np.ravel(trusting.model("sum").predict(X * 10).get(120))]
+    store.close()
     return seen
 
 

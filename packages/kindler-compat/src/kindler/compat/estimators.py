@@ -11,7 +11,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from kindler import Estimator, RunSettings
+from kindler import Device, Estimator, RunSettings
 from kindler.compat.frameworks.mxnet import create_config
 from kindler.compat.frameworks.tf_graph import EstimatorSpec, InputData, ModeKeys
 from kindler.errors import ConfigError
@@ -20,10 +20,7 @@ from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator
-    from kindler.estimator.constructors import RunArguments
 
 __all__ = [
     "EstimatorSpec",
@@ -56,7 +53,12 @@ def from_graph(
     session_config: Any = None,
     config: Mapping[str, Any] | None = None,
     backend: str | None = None,
-    **options: Unpack[RunArguments],
+    device: str | Device = "auto",
+    workers: int | None = None,
+    engine: Engine = "auto",
+    seed: int = 0,
+    settings: RunSettings | None = None,
+    **options: Any,
 ) -> Estimator:
     """Create an estimator from a TensorFlow graph, as programs of TensorFlow 1 build them.
 
@@ -90,7 +92,13 @@ def from_graph(
         session_config: A `tf.ConfigProto` for the sessions of the workers.
         config: The argument of functions that make data.
         backend: Accepted for programs written for Orca ("bigdl"), without effect.
-        options: See `RunArguments`; `seed` also decides what random operations of the graph draw.
+        device: "auto" (a GPU if there is one), "cpu" or "cuda".
+        workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+            GPU, or one that uses all cores.
+        engine: "spark", "local", or "auto": Spark if the data is in Spark.
+        seed: Decides the order of rows, dropout, and what random operations of the graph draw.
+        settings: Time limits, threads, shared memory, what to do about NaN losses.
+        options: Of subclasses of `Estimator` alone.
 
     Raises:
         ConfigError: The graph cannot be trained or scored as the arguments say.
@@ -126,10 +134,12 @@ def from_model_fn(
         options: More of `from_graph`: `workers`, `engine`, `clip_norm`, `session_config` and so on.
     """
     FRAMEWORKS.load("tf_graph")  # names what is not installed
+    from kindler.compat.flat import FlatEstimator
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator
 
+    flat = cls if issubclass(cls, FlatEstimator) else FlatEstimator
     return ModelFnEstimator(
-        partial(from_graph, cls), model_fn, optimizer, model_dir, params, config, warm_start_from, options
+        partial(from_graph, flat), model_fn, optimizer, model_dir, params, config, warm_start_from, options
     )
 
 
@@ -144,9 +154,7 @@ def from_mxnet(
     workers: int | None = 2,
     *,
     engine: Engine = "auto",
-    model_dir: str | PathLike[str] | None = None,
     seed: int | None = None,
-    log_dir: str | PathLike[str] | None = None,
     settings: RunSettings | None = None,
 ) -> Estimator:
     """Create an estimator from a Gluon block of Apache MXNet 1.9.1.
@@ -162,12 +170,9 @@ def from_mxnet(
         loss_creator: Called with `config`; returns a `mxnet.gluon.loss.Loss`. Not needed to predict.
         eval_metrics_creator: Called with `config`; returns the `mxnet.metric` objects of training.
         validation_metrics_creator: The same for validation and evaluation; None takes those of training.
-        workers: Number of workers. None is one per slot of the Spark application, or one per core.
+        workers: Number of workers. None is one per slot of the Spark application, or one here.
         engine: "spark", "local", or "auto": Spark if the data is in Spark.
-        model_dir: The folder for checkpoints, as a path or a URL that fsspec understands. Workers on
-            several machines must share it.
         seed: Decides the initial weights, the order of rows, and dropout. None is that of `config`, or 0.
-        log_dir: The folder that the driver writes event files for TensorBoard to.
         settings: Time limits, threads, shared memory.
 
     Raises:

@@ -11,7 +11,7 @@ from kindler.runtime.engine import Engine
 from kindler.runtime.messages import TaskSettings
 from kindler.runtime.runtime import RuntimeModel, Sender
 from kindler.shelves.models import Models
-from kindler.store import Store
+from kindler.store import VersionStore
 
 _DEFAULT = TaskSettings().label
 _REQUIRE = "require"
@@ -22,7 +22,7 @@ class Runtime(runtime.Runtime):
 
     def __init__(
         self,
-        store: Store,
+        store: VersionStore,
         bucket: str,
         engine: Callable[[], Engine],
         settings: TaskSettings | None = None,

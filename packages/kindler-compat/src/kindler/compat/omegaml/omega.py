@@ -1,4 +1,4 @@
-"""omega|ml's `Omega`: the shelves with its arguments. All they do is `kindler.omega`'s."""
+"""omega|ml's `Omega`: the shelves with its arguments. All they do is `kindler.Store`'s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kindler import omega
+from kindler import storage
 from kindler.compat.omegaml.labels import Runtime
 from kindler.compat.omegaml.revisions import MARK, changed, is_date, marked, picked
 from kindler.errors import ConfigError
@@ -24,7 +24,7 @@ from kindler.shelves import datasets, models
 from kindler.shelves import shelf as shelves
 from kindler.shelves.expressions import parse_expression
 from kindler.shelves.shelf import Shelf
-from kindler.store import OvertakenError, Store, Version
+from kindler.store import OvertakenError, Version, VersionStore
 from kindler.store.names import parse_selector
 
 __all__ = ["Datasets", "Models", "Omega", "SavedModel", "Scripts", "virtualobj"]
@@ -54,7 +54,7 @@ class Omega:
         broker: str | None = None,
         trusted: bool = False,
     ) -> None:
-        self._omega = omega.Omega(url, bucket=bucket, broker=broker)
+        self._omega = storage.Store(url, bucket=bucket, broker=broker)
         self._trusted = trusted
         self._label: str | None = None
 
@@ -67,7 +67,7 @@ class Omega:
         return f"Omega(bucket={self._omega.bucket!r})"
 
     @property
-    def store(self) -> Store:
+    def store(self) -> VersionStore:
         return self._omega.store
 
     @property
@@ -98,7 +98,7 @@ class Omega:
 class _Trusting(Shelf):
     """A shelf with omega|ml's version numbers (-1 is the newest, -2 the one before), and trust said once."""
 
-    def __init__(self, opened: omega.Omega, trusted: bool) -> None:
+    def __init__(self, opened: storage.Store, trusted: bool) -> None:
         super().__init__(opened.store, opened.bucket)
         self._trusted = trusted
 

@@ -20,8 +20,10 @@ from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasPredictionCol
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
-from kindler import Callback, Estimator
+from kindler import Estimator
+from kindler.callbacks import Callback
 from kindler.compat.estimators import from_graph
+from kindler.compat.flat import FlatEstimator
 from kindler.compat.sparkflow.graphs import Array, OpenGraph, check_graph, tf
 from kindler.compat.sparkflow.ml_util import (
     convert_json_to_weights,
@@ -166,7 +168,7 @@ class SparkAsyncDLModel(Model, _Graphs, SavedStage):
         no_dropout = 1.0 if self.getToKeepDropout() else 0.0
         with opened.graph.as_default():
             made = from_graph(
-                Estimator,
+                FlatEstimator,
                 inputs=opened.tensor(self.getTfInput(), "tfInput"),
                 outputs=opened.tensor(self.getTfOutput(), "tfOutput"),
                 tensor_with_value={opened.tensor(dropout, "tfDropout"): no_dropout} if dropout else {},
@@ -273,7 +275,7 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
         workers = max(1, min(partitions, slots(frame.sparkSession)))
         with opened.graph.as_default():
             estimator = from_graph(
-                Estimator,
+                FlatEstimator,
                 inputs=opened.tensor(self.getTfInput(), "tfInput"),
                 labels=None if tf_label is None else opened.tensor(tf_label, "tfLabel"),
                 loss=opened.loss(),

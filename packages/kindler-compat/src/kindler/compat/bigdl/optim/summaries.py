@@ -19,7 +19,7 @@ from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.bigdl.optim.validation import tag_of
 from kindler.errors import ConfigError
 from kindler.estimator.run import RunObserver
-from kindler.train.summaries import BATCH_LOSS, Summaries, TensorBoard, log_folder
+from kindler.train.summaries import BATCH_LOSS, EventFiles, Summaries, log_folder
 from kindler.train.triggers import Progress
 
 __all__ = ["Recorder", "Summary", "TrainSummary", "ValidationSummary"]
@@ -88,7 +88,7 @@ class Recorder(RunObserver):
 
     def __init__(self, train: Summary | None, validation: Summary | None) -> None:
         self._summaries = {"train": train, "validation": validation}
-        self._boards: dict[str, TensorBoard] = {}
+        self._boards: dict[str, EventFiles] = {}
         self._rows: dict[int, float] = {}
         self._done: list[int] = []
         self._began, self._counted = 0.0, 0.0
@@ -100,7 +100,7 @@ class Recorder(RunObserver):
         with ExitStack() as stack:
             for part, summary in self._summaries.items():
                 if summary is not None:
-                    self._boards[part] = stack.enter_context(TensorBoard(summary.folder))
+                    self._boards[part] = stack.enter_context(EventFiles(summary.folder))
             stack.enter_context(self._merged.writing(self))
             self._open = stack.pop_all()
 

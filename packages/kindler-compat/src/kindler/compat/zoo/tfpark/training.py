@@ -15,6 +15,7 @@ from kindler import Estimator
 from kindler.compat.bigdl.optim.summaries import Recorder, Summary
 from kindler.compat.bigdl.optim.triggers import Trigger
 from kindler.compat.estimators import from_graph
+from kindler.compat.flat import FlatEstimator
 from kindler.compat.zoo.tfpark.rows import Columns
 from kindler.errors import ConfigError
 from kindler.estimator.run import RunObserver
@@ -38,7 +39,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)-epoch-\d+-step-(\d+)\.kindler")
 Arranged = Callable[[Columns], Columns] | None
 
 
-class TFParkEstimator(Estimator):
+class TFParkEstimator(FlatEstimator):
     """An estimator that writes `TrainSummary` and `ValidationSummary` while it trains."""
 
     train_summary: Summary | None = None

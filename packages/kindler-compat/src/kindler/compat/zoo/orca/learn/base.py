@@ -9,10 +9,10 @@ from itertools import islice
 from os import PathLike
 from typing import Any
 
-from kindler import Estimator as CoreEstimator
 from kindler import XShards
 from kindler.compat.bigdl.optim.summaries import Summary, TrainSummary, ValidationSummary
 from kindler.compat.bigdl.optim.validation import tag_of
+from kindler.compat.flat import FlatEstimator as CoreEstimator
 from kindler.compat.zoo.orca import InvalidInputError, as_orca
 from kindler.compat.zoo.tfpark.training import TFParkEstimator, find_checkpoint
 from kindler.data.arrays import is_spark_frame

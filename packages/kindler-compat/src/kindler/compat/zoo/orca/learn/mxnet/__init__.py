@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kindler import Estimator as CoreEstimator
 from kindler.compat.estimators import create_config, from_mxnet
+from kindler.compat.flat import FlatEstimator as CoreEstimator
 from kindler.compat.zoo.orca.learn.base import OrcaEstimator
 
 __all__ = ["Estimator", "MXNetEstimator", "create_config"]
@@ -32,9 +32,9 @@ class Estimator(OrcaEstimator):
         """`num_servers` and `runner_cores` are without effect: the workers themselves sum gradients."""
         metrics = eval_metrics_creator, validation_metrics_creator
         workers = num_workers or 1
-        return Estimator(
-            from_mxnet(CoreEstimator, config, model_creator, loss_creator, *metrics, workers=workers)
-        )
+        made = from_mxnet(CoreEstimator, config, model_creator, loss_creator, *metrics, workers=workers)
+        assert isinstance(made, CoreEstimator)
+        return Estimator(made)
 
     def fit(
         self,

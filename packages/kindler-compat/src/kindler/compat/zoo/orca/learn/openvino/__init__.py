@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kindler import Estimator as CoreEstimator
+from kindler.compat.flat import FlatEstimator as CoreEstimator
 from kindler.compat.zoo.orca import InvalidInputError
 from kindler.compat.zoo.orca.learn.base import OrcaEstimator
 

@@ -188,9 +188,9 @@ def refuse_fixed(callbacks: Sequence[Any]) -> None:
         fixed = _overrides(main, _FIXED)
         if fixed:
             raise InvalidInputError(
-                f"MainCallback.{fixed[0]} cannot be overridden.\nHint: clip gradients with"
-                " kindler.Estimator.from_torch(clip_norm=...), schedule rates with scheduler_creator, and"
-                " return from the model what predict is to return."
+                f"MainCallback.{fixed[0]} cannot be overridden.\nHint: clip gradients with the estimator's"
+                " set_l2_norm_gradient_clipping(...), schedule rates with scheduler_creator, and return from"
+                " the model what predict is to return."
             )
 
 

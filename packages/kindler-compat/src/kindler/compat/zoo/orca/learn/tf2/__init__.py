@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kindler import Estimator as CoreEstimator
+from kindler.compat.flat import FlatEstimator as CoreEstimator
 from kindler.compat.zoo.orca import InvalidInputError, refuse_given
 from kindler.compat.zoo.orca.learn.base import (
     OrcaEstimator,

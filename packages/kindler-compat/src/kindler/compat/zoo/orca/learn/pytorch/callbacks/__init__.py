@@ -8,7 +8,7 @@ from typing import Any
 
 from kindler.errors import ConfigError
 from kindler.files import split
-from kindler.train.summaries import TensorBoard, log_folder
+from kindler.train.summaries import EventFiles, log_folder
 
 __all__ = ["Callback", "MainCallback", "MaxstepsCallback", "ModelCheckpoint", "TensorBoardCallback"]
 
@@ -126,7 +126,7 @@ class TensorBoardCallback(Callback):
 
     def before_run(self, runner: Any) -> None:
         if runner.rank == 0:
-            self._open = TensorBoard(log_folder(self.log_dir))
+            self._open = EventFiles(log_folder(self.log_dir))
             self._board = self._open.__enter__()
 
     def after_train_iter(self, runner: Any) -> None:

@@ -1,7 +1,4 @@
-"""One object with all shelves: `om.models`, `om.datasets`, `om.scripts`; `om[bucket]` has those of a bucket.
-
-The store is opened, and the runtime (`om.runtime`) started, on first use.
-"""
+"""`kindler.Store`: models, datasets and functions of one bucket, and the runtime that executes on them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 from kindler.shelves.datasets import Datasets
 from kindler.shelves.models import Models
 from kindler.shelves.shelf import Scripts
-from kindler.store import Store, Swept, Verified
+from kindler.store import Swept, Verified, VersionStore, urls
 from kindler.store.names import check_bucket
 
 if TYPE_CHECKING:
@@ -26,15 +23,19 @@ class _Opened:
     def __init__(self, url: str | None, broker: str | None = None) -> None:
         self._url = url
         self._broker = broker
-        self._store: Store | None = None
+        self._store: VersionStore | None = None
         self._engine: Engine | None = None
         self._lock = threading.RLock()
 
-    def store(self) -> Store:
+    def store(self) -> VersionStore:
         with self._lock:
             if self._store is None:
-                self._store = Store.open(self._url)
+                self._store = VersionStore.open(self._url)
             return self._store
+
+    @property
+    def url(self) -> str:
+        return urls.default_url(os.environ) if self._url is None else self._url
 
     def engine(self) -> Engine:
         with self._lock:
@@ -58,8 +59,12 @@ class _Opened:
             engine.close()
 
 
-class Omega:
-    """The shelves of one bucket of a store.
+class Store:
+    """A store of models, datasets and functions, and a runtime that executes on them elsewhere.
+
+    `store.models`, `store.datasets` and `store.scripts` are its shelves, `store[bucket]` has those of another
+    bucket. The store is opened, and `store.runtime` started, on first use; use `with kindler.Store(url) as
+    store`, or `close`, to end both.
 
     Args:
         url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or
@@ -79,18 +84,24 @@ class Omega:
         self.bucket = check_bucket(bucket)
         self._opened = _Opened(None if url is None else os.fspath(url), broker)
 
-    def __getitem__(self, bucket: str) -> Omega:
+    def __getitem__(self, bucket: str) -> Store:
         """The same store's shelves in another bucket, which need not exist."""
-        other = Omega(bucket=bucket)
+        other = Store(bucket=bucket)
         other._opened = self._opened
         return other
 
     def __repr__(self) -> str:
-        return f"Omega(bucket={self.bucket!r})"
+        return f"Store({urls.shown(self._opened.url)!r}, bucket={self.bucket!r})"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
-    def store(self) -> Store:
-        """The store, opened on first use."""
+    def store(self) -> VersionStore:
+        """Names, versions and files of all shelves and buckets, opened on first use."""
         return self._opened.store()
 
     @property
@@ -124,7 +135,7 @@ class Omega:
         """The buckets that are not empty."""
         return self.store.buckets()
 
-    def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Omega:
+    def setup(self, url: str | os.PathLike[str] | None = None, *, broker: str | None = None) -> Store:
         """Use another store and broker from now on, in all buckets; None is the default."""
         self._opened.change(None if url is None else os.fspath(url), broker)
         return self
@@ -142,5 +153,5 @@ class Omega:
         self._opened.close()
 
 
-om = Omega()
-"""The default store: `KINDLER_STORE`, or a folder among the user's data; see `Omega`."""
+om = Store()
+"""The default store: `KINDLER_STORE`, or a folder among the user's data; see `Store`."""
