@@ -98,7 +98,7 @@ CHECKS := check-types check-docs check-layers check-style
 test: install build/java/options ## run every test
 	$(MAKE) $(IN_TURN) $(PARTS)
 
-gate: install build/java/options ## check and test, what `.ci/run` does
+gate: install build/java/options ## check, test and do what README.md says: what `.ci/run` does
 	$(MAKE) $(IN_TURN) $(CHECKS) $(PARTS) readme
 
 test-unit: $(VENV)/.dev ## tests that need neither a framework nor Spark

@@ -1,4 +1,4 @@
-"""The example of the README: train on a Spark DataFrame, then score it."""
+"""The example of the README: train on a Spark DataFrame, score it, and store the model."""
 
 import pandas as pd
 import torch
@@ -25,5 +25,9 @@ print(estimator.evaluate(test))
 
 scored = estimator.predict(test)  # lazy: `test` with an additional column, "prediction", with ten scores
 scored.selectExpr("label", "array_position(prediction, array_max(prediction)) - 1 AS predicted").show(3)
+
+store = kindler.Store("models")  # a folder, or the URL of a database and an object store
+store.models.put(estimator, "digits", tag="prod")  # version 1
+store.datasets.put(images[:5], "five-digits")
 
 kindler.stop()

@@ -132,3 +132,22 @@ except ImportError as exc:
     print(json.dumps([type(exc).__name__, exc.extra, "pip install 'kindler[spark]'" in str(exc)]))
 """
     assert fresh(code) == ["MissingExtraError", "spark", True]
+
+
+def test_the_help_of_the_command_takes_less_than_a_third_of_a_second() -> None:
+    """In CPU time, so that other programs do not count; it takes a quarter of that."""
+    code = (
+        "import json, resource, subprocess, sys\n"
+        "def spent():\n"
+        "    used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "    return used.ru_utime + used.ru_stime\n"
+        "times = []\n"
+        "for _ in range(3):\n"
+        "    before = spent()\n"
+        "    subprocess.run([sys.executable, '-m', 'kindler', '--help'], check=True, stdout=-3)\n"
+        "    times.append(spent() - before)\n"
+        "print(json.dumps(min(times)))"
+    )
+    taken = fresh(code)
+    assert isinstance(taken, float)
+    assert taken < 0.3

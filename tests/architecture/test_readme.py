@@ -18,7 +18,7 @@ import kindler_tfrecord
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.models.registry import MODEL_KINDS
 from kindler.sync.registry import SYNCS
-from tests.wheels.smoke import ROOT, readme
+from tests.wheels.smoke import ROOT, VERSIONS, readme
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}
 FLOWING = " ".join((ROOT / "README.md").read_text().split())
@@ -123,6 +123,38 @@ def test_a_denial_is_seen() -> None:
     text = "A word.\n\n- MXNet is not yet\n  supported.\n- ONNX can be scored. Java is not supported.\n"
     found = [sentence for sentence in sentences(text) if DENIES.search(sentence) and NAMES.search(sentence)]
     assert found == ["- MXNet is not yet supported."]
+
+
+# Rows of the page on compatibility, and the requirement that each is about.
+LOWER_LIMITS = {
+    "PyTorch": "torch",
+    "TensorFlow": "tensorflow",
+    "JAX": "jax",
+    "transformers": "transformers",
+    "Lightning": "lightning",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+}
+
+
+def test_the_page_on_compatibility_has_the_limits_and_the_versions_of_the_gate() -> None:
+    tomllib: Any = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    asked = {one.name: str(one.specifier) for texts in lists for one in map(Requirement, texts)}
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = {cells[0]: cells for cells in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", page, re.MULTILINE)}
+    for name, distribution in LOWER_LIMITS.items():
+        (limit,) = re.findall(r">=([\d.]+)", asked[distribution])
+        assert rows[name][1].startswith(f"{limit} or newer"), name
+    makefile = (ROOT / "Makefile").read_text()
+    older = sorted(re.findall(r"^\$\(VENV\)/\.spark-([\d.]+):", makefile, re.MULTILINE))
+    assert rows["Spark"][2].startswith(", ".join(older))
+    (torch,) = re.findall(r"^TORCH \?= torch==(\d+\.\d+)", makefile, re.MULTILINE)
+    assert rows["PyTorch"][2].startswith(torch)
+    assert rows["Python"][1] == f"{VERSIONS[0]} to {VERSIONS[-1]}"
+    assert project["requires-python"] == f">={VERSIONS[0]}"
 
 
 def test_the_wheel_says_that_it_has_types() -> None:

@@ -19,8 +19,8 @@ from tests.warm_daemon import environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# The README's examples are files, word for word, and tests/examples runs them.
-README_EXAMPLES = ("first_steps.py", "store_and_runtime.py")
+# The README's example is a file, word for word, and tests/examples runs it.
+README_EXAMPLES = ("first_steps.py",)
 # Those that need kindler-compat run in its tests.
 RUNNABLE = [page for page in PAGES[1:] if runs(page) and not needs_compat(page)]
 # Frameworks do not share a process: pages about Keras and TensorFlow run in one of their own.
@@ -85,7 +85,7 @@ def test_the_readme_shows_short_example_files_word_for_word() -> None:
     examples = [(ROOT / "examples" / file).read_text() for file in README_EXAMPLES]
     shown = [block.code for block in blocks((ROOT / "README.md").read_text())]
     assert shown == examples
-    assert max(len(example.splitlines()) for example in examples) <= 30
+    assert max(len(example.splitlines()) for example in examples) <= 34
 
 
 def test_every_public_name_is_in_the_reference() -> None:
