@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from kindler import Estimator
-from kindler.callbacks import Callback, DriverCallback
+from kindler.callbacks import Callback, DriverCallback, Run
 from kindler.errors import ConfigError
-from kindler.train.callbacks import Run
 from tests import caller
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
