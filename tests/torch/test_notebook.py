@@ -17,7 +17,7 @@ SETUP = """
     import torch
     from torch import nn
     import kindler
-    from kindler import Estimator, XShards, om
+    from kindler import Epochs, Estimator, XShards, om
     from kindler.callbacks import DriverCallback
 
     class Net(nn.Module):
@@ -51,7 +51,7 @@ CELLS = {
     "again": """
         kept = [p.detach().clone() for p in model.parameters()]
         epoch = est.history[-1]["epoch"]
-        est.fit((x, y), epochs=2000, steps_per_epoch=1, batch_size=600, max_steps=1, verbose=0)
+        est.fit((x, y), epochs=Epochs(2000, steps_per_epoch=1), batch_size=600, max_steps=1, verbose=0)
         moved = max(float((a - b.detach()).abs().max()) for a, b in zip(kept, model.parameters()))
         print(epoch, est.history[-1]["epoch"], moved)
     """,
