@@ -107,8 +107,8 @@ class Estimator(Saving):
         self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
 
-    @names_groups
     @bare_interrupts
+    @names_groups
     def fit(
         self,
         data: Data,
@@ -251,8 +251,8 @@ class Estimator(Saving):
                 )
         return History(results.rows, results.mode)
 
-    @names_groups
     @bare_interrupts
+    @names_groups
     def evaluate(
         self,
         data: Data,
@@ -300,8 +300,8 @@ class Estimator(Saving):
         prepared = self._with_preparation(options)
         return self._run(rows, prepared, self._summaries.report, config=self._run_config).rows[0]
 
-    @names_groups
     @bare_interrupts
+    @names_groups
     def predict(
         self,
         data: ScoringData,
@@ -406,8 +406,8 @@ class Estimator(Saving):
         """Score with the options of `predict` as one value, which has `finish` as well."""
         return self._predict(recognise(data), options)
 
-    @names_groups
     @bare_interrupts
+    @names_groups
     def register_udf(
         self,
         spark: SparkSession,
