@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kindler import Estimator
 from kindler.errors import ConfigError
+from kindler.estimator.groups import grouped
 from kindler.frameworks.torch.replica import TorchReplica, TorchSpec, check
 from tests.unit.with_torch.rows import batch
 
@@ -74,10 +75,9 @@ def test_what_cannot_train_is_refused_before_a_worker_starts(options: Any, compl
     [found] = _complaints(**options)
 
     assert complaint in found
+    given = {"model": nn.Linear(4, 1), "optimizer": SGD, "loss": nn.MSELoss(), **grouped(options)}
     with pytest.raises(ConfigError, match=complaint):
-        Estimator.from_torch(
-            **{"model": nn.Linear(4, 1), "optimizer": SGD, "loss": nn.MSELoss(), "workers": 2, **options}
-        )
+        Estimator.from_torch(**given, workers=2)
 
 
 def test_an_optimizer_instance_that_needs_a_closure_is_refused() -> None:

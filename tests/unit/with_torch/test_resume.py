@@ -18,6 +18,6 @@ def test_a_checkpoint_of_another_framework_is_refused_by_name(tmp_path: Path) ->
     write_checkpoint(path, Header(framework="keras", epoch=1, step=1), b"state")
 
     with pytest.raises(ConfigError, match=r"step-000000001\.kindler is a checkpoint of 'keras'"):
-        fit(shaky(tmp_path), resume=True)
+        fit(shaky(), folder=tmp_path, resume=True)
     with pytest.raises(ConfigError, match=r"step-000000001\.kindler is a checkpoint of 'keras'"):
         shaky().load_checkpoint(path)
