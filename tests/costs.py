@@ -57,7 +57,7 @@ def _wait_for_all(child: int) -> int:
 def cpu_seconds() -> float:
     """Of this process, of those that descend from it or from one that has ended, and of those waited for."""
     above = psutil.Process(os.getppid())
-    total = sum(above.cpu_times()[:4])
+    total: float = sum(above.cpu_times()[:4])
     for process in above.children(recursive=True):
         try:
             total += sum(process.cpu_times()[:4])

@@ -36,6 +36,7 @@ def run_in_turn(
     paths: Sequence[Path] = (),
     quiet: bool = True,
     warm: bool = False,
+    limit_s: float = 570,
     **environ: str,
 ) -> Printed:
     """Run programs, each a path with its arguments, in a process of their own.
@@ -46,6 +47,7 @@ def run_in_turn(
         paths: Where Python looks first.
         quiet: They must not show Spark's insides, or a traceback, where they end well.
         warm: Spark's Python workers come from `tests/warm_daemon.py`.
+        limit_s: How long they may take together, in seconds.
         environ: Variables of the process.
 
     Returns:
@@ -66,7 +68,7 @@ def run_in_turn(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=limit_s,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     shown = _WAITED_IN_VAIN.sub("", done.stderr)

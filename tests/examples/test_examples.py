@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SHARED
-from tests.in_turn import Printed, run_in_turn
+from tests.in_turn import Printed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -40,7 +40,7 @@ TESTED = {
     "store_and_runtime.py",
 }
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
 def output_of(example: str, *arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> str:
@@ -65,30 +65,9 @@ def number(pattern: str, text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all of them run; nothing else is in it."""
-    return tmp_path_factory.mktemp("examples")
-
-
-@pytest.fixture(scope="module")
-def on_torch(folder: Path) -> Printed:
-    """What examples printed that ran one after another; they share PyTorch, Java and a warm process."""
-    on_mnist = ("mnist_spark.py", "--data", SHARED / "mnist", "--rows", "2000", "--epochs", "3")
-    on_cifar = ("png_images.py", "--data", SHARED / "cifar10-mini", "--rows", "750", "--epochs", "4")
-    programs = [
-        ("custom_callback.py",),
-        ("lost_worker.py",),
-        ("parquet_to_parquet.py",),
-        ("quickstart.py", "--plot", "training.png"),
-        ("first_steps.py",),
-        ("imbalanced.py", "--rows", "3000", "--epochs", "8"),
-        ("huggingface_text.py", "--rows", "240", "--epochs", "4"),
-        ("gan.py", "--rows", "1000", "--epochs", "40"),
-        ("lightning_module.py", "--rows", "600", "--epochs", "6"),
-        *([on_mnist] if (SHARED / "mnist").is_dir() else []),
-        *([on_cifar] if (SHARED / "cifar10-mini").is_dir() else []),
-    ]
-    return run_in_turn(folder, *[(EXAMPLES / name, *arguments) for name, *arguments in programs], warm=True)
+def on_torch(printed: Printed) -> Printed:
+    """What examples printed that ran one after another."""
+    return printed
 
 
 def test_no_example_is_forgotten() -> None:

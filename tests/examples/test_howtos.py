@@ -1,6 +1,6 @@
 """The programs of examples/howto print what their pages show, and the cells of the notebooks run.
 
-All of them share one process and its Spark.
+All of them run in the process of the other examples.
 """
 
 from __future__ import annotations
@@ -12,24 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks
+from tests.examples.conftest import HOWTOS as PROGRAMS
 from tests.examples.notebooks import NOTEBOOKS, code
-from tests.in_turn import Printed, run_in_turn
+from tests.in_turn import Printed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, PAGES = ROOT / "examples", ROOT / "docs" / "howto"
-PROGRAMS = sorted((EXAMPLES / "howto").glob("*.py"))
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
-    """What each program printed, and each notebook, whose cells are written as a program."""
-    folder = tmp_path_factory.mktemp("howtos")
-    for notebook in NOTEBOOKS:
-        (folder / f"{notebook.stem}_cells.py").write_text(code(notebook))
-    programs = [*PROGRAMS, *sorted(folder.glob("*_cells.py"))]
-    return run_in_turn(folder, *[(path,) for path in programs], warm=True, MPLBACKEND="agg")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
 def page_of(program: Path) -> Path:
