@@ -92,14 +92,14 @@ class Kinds:
     def taking(self, obj: Any, shelf: str, kind: str | None = None) -> Handler:
         """Find what stores an object."""
         if isinstance(obj, Path) and not obj.exists():
-            raise ConfigError(f"there is nothing at {str(obj)!r}.")
+            raise ConfigError(f"{str(obj)!r} does not exist.")
         for handler in self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind):
             if handler.can(obj):
                 return handler
         shown = f"the path {str(obj)!r}" if isinstance(obj, Path) else f"a {type(obj).__qualname__}"
         wanted = f"as kind {kind!r}" if kind else f"among {shelf}"
         raise ConfigError(
-            f"{shown} cannot be stored {wanted}.\nHint: {shelf} are of the kinds"
+            f"{shown} cannot be stored {wanted}.\nHint: the kinds of {shelf} are"
             f" {', '.join(self._names(shelf))}; trusted=True with kind='pickle' stores any object that can be"
             " pickled."
         )
@@ -114,7 +114,7 @@ class Kinds:
     def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
         own = next((row for row in self.rows if row.name == kind and shelf in row.shelves), None)
         if own is None and kind not in self._names(shelf):
-            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
+            raise ConfigError(f"kind={kind!r}: the kinds of {shelf} are {', '.join(self._names(shelf))}.")
         return [self.handler(kind)] if own is None or own.may_take(obj) else []
 
     def _names(self, shelf: str) -> list[str]:
@@ -166,7 +166,7 @@ class Kinds:
 
 def _checked(handler: Handler) -> ModelKind:
     if not isinstance(handler, ModelKind):
-        raise ConfigError(f"kind {handler.kind!r} is not a kind of models.")
+        raise ConfigError(f"kind {handler.kind!r} is not a kind of model.")
     return handler
 
 

@@ -151,7 +151,7 @@ def _beside(columns: Mapping[str, Array], spec: TensorSpec) -> Array:
         return only[:, None] if flat else only
     tall = [name for name, array in columns.items() if array.ndim != 1]
     if tall:
-        raise DataError(f"the column {tall[0]!r} holds lists, and the model takes its columns side by side.")
+        raise DataError(f"the column {tall[0]!r} holds lists, but the model takes its columns side by side.")
     if len({len(array) for array in arrays}) != 1:
         shown = ", ".join(f"{name!r} has {len(array)}" for name, array in columns.items())
         raise DataError(f"the columns have different numbers of rows: {shown}.")
@@ -194,7 +194,7 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
         shown = "text, or has nulls" if array.dtype.kind in "OUSV" else array.dtype.name
         if array.dtype.kind in "iu" and array.size:
             shown += f" from {array.min()} to {array.max()}"
-        raise DataError(f"the input {spec.name!r} is {shown}, and the model takes {target.name}.")
+        raise DataError(f"the input {spec.name!r} is {shown}, but the model takes {target.name}.")
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
 
