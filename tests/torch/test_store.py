@@ -64,7 +64,7 @@ def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Sto
     assert torch.equal(om.models.get("net", classes=[Net])(x), model(x))
     assert torch.equal(om.models.get("net", trusted=True)(x), model(x))
 
-    with pytest.raises(ConfigError, match="is another model"):
+    with pytest.raises(ConfigError, match="is a different model"):
         om.models.put(model, "net")
     with pytest.raises(ConfigError, match="cannot be made"):
         om.models.put(model, "net", init={"wide": 6})

@@ -116,7 +116,9 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
         told = _framework_kind(meta).describe_training(self.estimator)
         if not write_recipe(self.estimator, folder) and told is None:
-            _log.warning("the training code of %s cannot be pickled; once loaded, it cannot be fitted.", self.uid)
+            _log.warning(
+                "the training code of %s cannot be pickled; once loaded, it cannot be fitted.", self.uid
+            )
         if self._callbacks:
             _log.warning("the callbacks of %s are not saved with it.", self.uid)
         return {"meta": meta, "config": self._json_config(), "training": told}
