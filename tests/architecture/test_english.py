@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))]
 STUMBLES = re.compile(
     r"(?<!there )\b(?:is|are) no (?!longer\b|more\b)"
-    r"|\b(?:told|whoever|somebody|nobody|heed(?:s|ed)?|locked in|mend(?:s|ed)?)\b",
+    r"|\b(?:told|whoever|whatever|somebody|anybody|everybody|nobody|heed(?:s|ed)?|locked in|mend(?:s|ed)?)\b"
+    r"|\b(?:went on|is said|made of|made again|are there twice)\b",
     re.IGNORECASE,
 )
 # Pages of documentation avoid these as well; those in docs/guides are not checked yet.

@@ -66,7 +66,7 @@ def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Sto
 
     with pytest.raises(ConfigError, match="is a different model"):
         om.models.put(model, "net")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be built"):
         om.models.put(model, "net", init={"wide": 6})
     assert len(om.models.versions("net")) == 1
 

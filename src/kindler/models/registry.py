@@ -39,18 +39,18 @@ class Row:
         name: Its name in the catalog.
         target: Where its code is, as "module:attribute".
         shelves: The shelves that take it.
-        loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
+        loaded: Modules, one of which must be loaded for such an object to exist; empty for plain Python.
         extra: The pip extra of kindler that brings what the code imports.
         package: That package, if it is not the one of `loaded`.
-        suffixes: Files that are taken as they are.
-        holds: A folder that holds this file is taken as it is.
-        family: What it computes with, if kinds share that; models of one family may share a process.
-        takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
-        preload: What a process imports ahead of need that will read such a model; may be forked afterwards.
-        threads: Whether one call computes on several cores.
-        gpus: Whether a model is put on a GPU where there is one; one that is code of the user's own is not.
-        needs_sandbox: Whether files of strangers are read only by a sandboxed process: their formats
-            are programs, or are parsed by code that is not known to stand lies.
+        suffixes: Suffixes of files that are stored unchanged.
+        holds: A folder that contains this file is stored unchanged.
+        family: The framework, if kinds share one; models of one family may share a process.
+        takes_any: Whether it takes objects of any class; more specific kinds are asked first.
+        preload: What a process that will read such a model imports in advance; it may be forked afterwards.
+        threads: Whether one call uses several cores.
+        gpus: Whether a model is moved to a GPU if there is one; a model that is the user's own code is not.
+        needs_sandbox: Whether untrusted files are read only by a sandboxed process: their formats are
+            programs, or are parsed by code that is not known to withstand malicious input.
     """
 
     name: str
@@ -148,11 +148,11 @@ class Kinds:
         return own or _plugin_row(kind) or Row(kind, "", gpus=True)
 
     def sandboxed(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
-        """Whether a model of a stranger is read and called by a sandboxed process; the kind of what is inside
-        an estimator decides. `lacking` is why processes cannot be sandboxed here.
+        """Whether an untrusted model is read and called by a sandboxed process; for an estimator, the kind of
+        the model in it decides. `lacking` is why processes cannot be sandboxed here.
 
         Raises:
-            UntrustedError: It would have to be, and that is not possible here.
+            UntrustedError: A sandbox is required, but not available here.
         """
         row = self.row(kind, meta)
         if lacking is not None and row.needs_sandbox:

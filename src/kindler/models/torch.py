@@ -54,7 +54,7 @@ _HINT = (
 class TorchKind(FrameworkKind):
     """`nn.Module` objects, and `.pt2` files of `torch.export`.
 
-    `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
+    `init` are the arguments of its class, as JSON values. `example` is a tuple of inputs, with
     which `torch.export` makes a program that needs no class. `classes` are those that the model may be of.
     """
 
@@ -209,12 +209,12 @@ def _how_to_make(model: nn.Module, init: Mapping[str, Any] | None) -> dict[str, 
 def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     """Make the module again as a reader will, without its numbers, and compare."""
     by_class = recipe["form"] == "class"
-    shown = f"{recipe['class']} made with init={recipe['init']!r}" if by_class else "the model, made again,"
+    shown = f"{recipe['class']} with init={recipe['init']!r}" if by_class else "the rebuilt model"
     try:
         with torch.device("meta"):
             again = _made(recipe, type(model) if by_class else None)
     except Exception as exc:  # the class's own code says why it cannot be made
-        raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
+        raise ConfigError(f"{shown} cannot be built: {exc}.\n{_HINT}") from exc
     ties = {name for names in recipe["ties"] for name in names[1:]}
     empty = {
         name: torch.empty_like(value, device="meta")

@@ -270,7 +270,7 @@ class Shelf:
             if tag is None:
                 raise ConfigError(
                     f"promote({name!r}, bucket={bucket!r}): it is already in that bucket.\n"
-                    "Hint: tag=... moves a tag to it; or pass another bucket=...."
+                    "Hint: pass another bucket, or tag=... to move a tag to it."
                 )
             return self.tag(name, tag)
         return self.copy(name, parse_selector(name).name, bucket=bucket, tag=tag)

@@ -83,7 +83,7 @@ class ModelKindContract:
 
     @pytest.fixture
     def refused(self) -> Any:
-        """A model of the kind that could run code, and so is not stored without trust."""
+        """A model of the kind that could run code, and is therefore not stored without trust."""
         pytest.skip("the kind provides no example of a model that it rejects")
 
     @pytest.fixture
