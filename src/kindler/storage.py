@@ -62,9 +62,9 @@ class _Opened:
 class Store:
     """A store of models, datasets and functions, and a runtime that executes on them elsewhere.
 
-    `store.models`, `store.datasets` and `store.scripts` are its shelves, `store[bucket]` has those of another
-    bucket. The store is opened, and `store.runtime` started, on first use; use `with kindler.Store(url) as
-    store`, or `close`, to end both.
+    `store.models`, `store.datasets` and `store.scripts` are its shelves; `store[bucket]` is the same store
+    with another bucket. The store is opened, and `store.runtime` started, on first use; use `with
+    kindler.Store(url) as store`, or `close`, to close both.
 
     Args:
         url: The store: a folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or

@@ -165,7 +165,7 @@ def test_datasets_are_replaced_and_appended_only_if_asked_and_printed_as_csv(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["models", "put", "none.keras", "x"], "there is nothing at 'none.keras'"),
+        (["models", "put", "none.keras", "x"], "'none.keras' does not exist"),
         (["models", "get", "none", "x"], "there is no model"),
         (["datasets", "put", "none.csv", "x"], "'none.csv' does not exist"),
         (["datasets", "put", "bad.parquet", "x"], "bad.parquet"),

@@ -75,6 +75,6 @@ def test_what_cannot_run_is_said_without_a_traceback(
     assert main(["submit", "--input-mode", "spark", f"{script}:main_fun"]) == 1
     assert "--train" in capsys.readouterr().err
     assert main(["cluster", "status", "--folder", str(tmp_path)]) == 1
-    assert "no cluster is up" in capsys.readouterr().out
+    assert "no cluster is running" in capsys.readouterr().out
     assert main(["cluster", "up", "--folder", str(tmp_path), "--memory", "much"]) == 1
     assert "memory='much'" in capsys.readouterr().err

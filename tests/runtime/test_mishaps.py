@@ -179,7 +179,7 @@ def test_a_task_that_kills_each_worker_is_given_to_no_more_than_its_retries_allo
         handle = runtime.script("kill_worker").run()
         assert (first.wait(60), second.wait(60)) == (-signal.SIGKILL, -signal.SIGKILL)
         with start():
-            with pytest.raises(WorkerLostError, match="was gone before it had a result"):
+            with pytest.raises(WorkerLostError, match="was lost before it had a result"):
                 handle.get(WAIT_S)
             assert runtime.script("echo").run(1).get(WAIT_S) == [[1], {}]
     om.close()

@@ -170,7 +170,7 @@ def test_bytes_that_are_no_request_are_refused(body: bytes, length: int) -> None
     ("array", "complaint"),
     [
         (np.zeros((2, 4)), "has the shape [2, 4]; the model takes [rows, 3]"),
-        (np.array([["a", "b", "c"]], dtype=object), "is text, or has nulls, and the model takes float64"),
+        (np.array([["a", "b", "c"]], dtype=object), "is text, or has nulls, but the model takes float64"),
         (np.zeros((0, 3)), "there are no rows"),
         (np.float64(1), "has the shape []"),
     ],
@@ -183,7 +183,7 @@ def test_what_the_model_does_not_take_is_said(array: Array, complaint: str) -> N
 def test_whole_numbers_that_the_model_cannot_hold_are_refused_and_not_wrapped() -> None:
     narrow = Signature((TensorSpec("x", "int32", (None, 1)),))
     assert fit(narrow, {"": np.array([[7]], np.int64)})["x"].dtype == np.int32
-    with pytest.raises(DataError, match=f"is int64 from {2**40} to {2**40}, and the model takes int32"):
+    with pytest.raises(DataError, match=f"is int64 from {2**40} to {2**40}, but the model takes int32"):
         fit(narrow, {"": np.array([[2**40]], np.int64)})
 
 

@@ -125,7 +125,7 @@ def test_the_option_is_for_all_models_or_for_one() -> None:
     given = ["cuda", "a=b=cpu", "net=cuda:1"]
     assert _devices(given) == {"device": "cuda", "devices": {"a=b": "cpu", "net": "cuda:1"}}
     assert _devices([]) == {"device": "auto", "devices": {}}
-    with pytest.raises(ConfigError, match="given 2 times for all models: cpu, cuda"):
+    with pytest.raises(ConfigError, match="set 2 times for all models: cpu, cuda"):
         _devices(["cpu", "cuda"])
 
 

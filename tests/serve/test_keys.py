@@ -212,7 +212,7 @@ def test_a_store_whose_last_key_was_removed_is_not_open_again(tmp_path: Path) ->
         keys.remove(keys.add(["read"])[0].id)
         now = 10.0
         for asked in (authorizer, authorizer_of(keys)):  # one that was open, and one that starts now
-            with pytest.raises(Problem, match="no keys any more: `kindler keys add`") as caught:
+            with pytest.raises(Problem, match="no keys left: `kindler keys add`") as caught:
                 await access(asked, "admin")
             assert caught.value.status == 401
             assert not asked.is_open

@@ -200,7 +200,7 @@ def test_limits_of_a_key_are_kept_and_earlier_versions_find_no_scope_in_it(om: S
         written = connection.exec_driver_sql("SELECT scopes FROM kindler_keys").scalar()
     assert not {"read", "predict", "write", "admin"} & set(written.split())
     for wrong in ({"models": ["net@1"]}, {"things": ["x"]}, {"models": ["[z-a]"]}, {"models": ["*" * 17]}):
-        with pytest.raises(ConfigError, match="glob|of the shelves"):
+        with pytest.raises(ConfigError, match="glob|keys must be shelves"):
             keys.add(["read"], names=wrong)
     keys.close()
     assert not Key("i", ("read",), "", key.created, None, "x").is_limited

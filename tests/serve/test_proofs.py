@@ -126,7 +126,7 @@ def test_a_model_for_four_rows_is_never_shared_and_filled_up_only_if_its_rows_ar
         return
     assert whole["z"].shape == tuple(shape)
     for rows in (1, 3, 5):
-        with pytest.raises(DataError, match=f"takes 4 rows at a time, and the request has {rows}"):
+        with pytest.raises(DataError, match=f"takes 4 rows at a time, but the request has {rows}"):
             servable.call({"x": ROWS[:rows]}, "predict")
 
 
@@ -138,7 +138,7 @@ def test_a_model_for_one_row_is_called_row_by_row(tmp_path: Path, kind: str) -> 
     other = loaded(tmp_path / "other", KINDS[kind](1, "priors", [4]))
     assert warmed(other) == {"predict": False}
     assert other.call({"x": ROWS[:1]}, "predict")["z"].shape == (4,)
-    with pytest.raises(DataError, match="takes 1 rows at a time, and the request has 2"):
+    with pytest.raises(DataError, match="takes 1 rows at a time, but the request has 2"):
         other.call({"x": ROWS[:2]}, "predict")
 
 

@@ -86,7 +86,7 @@ def test_several_arrays_are_one_dataset(shelf: Datasets) -> None:
     assert (first.shape, second.tolist()) == ((5, 2), [0, 1])
     with pytest.raises(DataError, match="cannot follow"):
         shelf.put({"x": data["x"]}, "several", mode="append")
-    with pytest.raises(ConfigError, match="no number of rows"):
+    with pytest.raises(ConfigError, match="no common number of rows"):
         next(shelf.iterate("tuple", 2))
 
 

@@ -94,7 +94,7 @@ def test_openvino_files_are_served(om: Store, tmp_path: Path) -> None:
 
     np.testing.assert_allclose(answered(om, "net"), EXPECTED, rtol=1e-6)
     (tmp_path / "net.bin").unlink()
-    with pytest.raises(ConfigError, match="is not beside it"):
+    with pytest.raises(ConfigError, match="is not next to it"):
         om.models.put(tmp_path / "net.xml", "net")
 
 

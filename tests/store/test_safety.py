@@ -160,7 +160,7 @@ def test_compiled_code_of_scikit_learn_that_believes_its_file_is_not_given_one_w
 ) -> None:
     model = BELIEVING[name]()
     local.models.put(make_pipeline(StandardScaler(), model) if inside else model, "model")
-    with pytest.raises(UntrustedError, match=f"compiled code would believe what the file says of .*{name}"):
+    with pytest.raises(UntrustedError, match=f"compiled code would trust what the file says about .*{name}"):
         local.models.get("model")
     fitted = local.models.get("model", trusted=True)
     assert type(fitted[-1] if inside else fitted) is type(model)
@@ -271,7 +271,7 @@ def test_an_archive_cannot_name_what_is_not_its_own(
 def test_an_archive_that_is_cut_off_is_refused(local: Store, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ConfigError, match="not a complete archive"):
+    with pytest.raises(ConfigError, match="not a complete store archive"):
         local.datasets.import_(path)
 
 

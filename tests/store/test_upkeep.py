@@ -44,7 +44,7 @@ def test_tags_that_only_look_like_versions_are_found(local: Store, tag: str) -> 
 
 def test_promoting_into_the_same_bucket_needs_a_tag(local: Store) -> None:
     local.datasets.put(1, "x")
-    with pytest.raises(ConfigError, match="is in that bucket already"):
+    with pytest.raises(ConfigError, match="is already in that bucket"):
         local.datasets.promote("x", bucket="default")
     assert local.datasets.tags("x") == {}
     local.datasets.promote("x", bucket="default", tag="prod")

@@ -139,7 +139,7 @@ def test_a_model_whose_class_stands_in_a_cell_is_stored_read_and_served_by_those
 ) -> None:
     [error] = [output for output in outputs["refused"] if output["output_type"] == "error"]
     assert error["ename"] == "UntrustedError"
-    assert "stands in a notebook or script" in error["evalue"]
+    assert "is defined in a notebook or script" in error["evalue"]
     assert "trusted=True" in error["evalue"]
     assert _shown(outputs["read"], "text/plain") == "0.0"
     assert _printed(outputs["serve"]).strip().endswith("True")

@@ -64,9 +64,9 @@ def test_a_model_of_an_importable_class_is_made_again_with_its_arguments(om: Sto
     assert torch.equal(om.models.get("net", classes=[Net])(x), model(x))
     assert torch.equal(om.models.get("net", trusted=True)(x), model(x))
 
-    with pytest.raises(ConfigError, match="is another model"):
+    with pytest.raises(ConfigError, match="is a different model"):
         om.models.put(model, "net")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be built"):
         om.models.put(model, "net", init={"wide": 6})
     assert len(om.models.versions("net")) == 1
 
@@ -76,7 +76,7 @@ def test_a_class_that_others_cannot_import_is_said_so_and_can_be_exported(om: St
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    with pytest.raises(ConfigError, match="cannot be imported by others"):
+    with pytest.raises(ConfigError, match="cannot be imported elsewhere"):
         om.models.put(Local(), "net")
     with pytest.raises(UntrustedError):
         om.models.put(Local(), "net", example=(torch.ones(2),))
@@ -151,7 +151,7 @@ def test_a_manifest_cannot_describe_what_is_not_a_model_of_its_weights(om: Store
     om.store.publish(
         version.address, kind="torch", meta={**version.meta, "layers": layers}, shared=version.files
     )
-    with pytest.raises(ConfigError, match="the stored PyTorch model cannot be made again"):
+    with pytest.raises(ConfigError, match="the stored PyTorch model cannot be rebuilt"):
         om.models.get("net")
 
 

@@ -141,9 +141,9 @@ def other_buffer() -> nn.Module:
         (hooked, "have hooks"),
         (same_memory, "in the same memory"),
         (changed_later, "Sequential"),
-        (other_buffer, r"is another model: \['scale'\]"),
+        (other_buffer, r"is a different model: \['scale'\]"),
         (lambda: nn.utils.weight_norm(nn.Linear(3, 3)), "have hooks"),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "cannot be imported by others"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "cannot be imported elsewhere"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

@@ -82,5 +82,5 @@ def test_whoever_reads_an_untrained_estimator_from_a_store_is_told(tmp_path: Pat
     with pytest.warns(UntrainedWarning, match="^put"):
         om.models.put(estimator(), "net")
 
-    with pytest.warns(UntrainedWarning, match="never trained when it was stored"):
+    with pytest.warns(UntrainedWarning, match="was stored untrained"):
         om.models.get("net")

@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
     add("--ps", type=int, default=0, metavar="N", help="parameter servers (default: 0)")
     add("--evaluator", action="store_true", help="also start an evaluator")
     add("--no-chief", action="store_true", help="all nodes that train are workers")
-    framework = "framework to load before main_fun, and whose environment to set (default: %(default)s)"
+    framework = "framework to load and to set up the environment for, before main_fun (default: %(default)s)"
     add("--framework", choices=tuple(_FRAMEWORKS), default="tensorflow", help=framework)
     mode = "whether main_fun reads its own data or Spark feeds it (default: %(default)s)"
     add("--input-mode", choices=("program", "spark"), default="program", help=mode)
@@ -145,7 +145,7 @@ def _status(chosen: argparse.Namespace) -> int:
 
     cluster = status(_folder(chosen))
     if cluster is None:
-        print("no cluster is up")
+        print("no cluster is running")
         return 1
     print(cluster.address)
     for daemon in cluster.daemons:

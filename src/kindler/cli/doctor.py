@@ -92,7 +92,7 @@ def _cluster(master: str, timeout_s: float) -> list[Check]:
         first, _, hint = str(exc).strip().partition("\n")
         advice = (
             hint if isinstance(exc, KindlerError) else ""
-        ) or "is the address right, and the cluster up?"
+        ) or "is the address correct, and the cluster running?"
         return [Check("spark", "fail", first[:300], advice, where=master)]
     try:
         return list(_executors(spark, master, timeout_s))
@@ -108,7 +108,7 @@ def _executors(spark: Any, master: str, timeout_s: float) -> Iterator[Check]:
     while not is_dynamic(spark) and not slots(spark):
         if time.monotonic() > deadline:
             advice = "are there free workers with enough cores and memory (spark.executor.memory)?"
-            yield Check("executors", "fail", f"none came in {timeout_s:g} s", advice, master)
+            yield Check("executors", "fail", f"none started within {timeout_s:g} s", advice, master)
             return
         time.sleep(_LOOK_S)
     try:
@@ -138,7 +138,8 @@ def _one_python(found: Any) -> Iterator[Check]:
         if version is not None:
             yield Check(name, "ok", version or "installed", where=where)
     if not any(found.versions[name] is not None for name in _FRAMEWORKS):
-        yield Check("frameworks", "warn", "none", "install what your models are of, such as torch.", where)
+        advice = "install the framework of your models, such as torch."
+        yield Check("frameworks", "warn", "none", advice, where)
     yield Check("gpus", "ok", str(len(found.gpus)) if found.gpus else "none", where=where)
     yield free_space("shared memory", "/dev/shm", found.free_shm, where)
     yield free_space("temporary files", "its temporary folder", found.free_temp, where)
@@ -183,7 +184,7 @@ def free_space(name: str, path: str, free: int | None, where: str = "here") -> C
     if path == "/dev/shm":
         advice = "workers of one machine exchange gradients there: start the container with --shm-size=1g."
     else:
-        advice = "rows are kept there: set TMPDIR, or spark.local.dir, to a folder on a larger disk."
+        advice = "rows are stored there: set TMPDIR, or spark.local.dir, to a folder on a larger disk."
     return Check(name, "warn", found, advice, where)
 
 
@@ -194,7 +195,7 @@ def _free(path: str) -> int | None:
 def _pyspark() -> Check:
     version = version_of("pyspark")
     if version is None:
-        advice = "for Spark DataFrames: pip install 'kindler[spark,java]'. Everything else works without."
+        advice = "for Spark DataFrames: pip install 'kindler[spark,java]'. Everything else works without it."
         return Check("pyspark", "warn", "not installed", advice)
     complaint = too_old(version)
     if complaint is not None:
@@ -233,8 +234,8 @@ def _gpus() -> Check:
     if not found:
         return Check("gpus", "ok", "none")
     if (version_of("torch") or "").endswith("+cpu"):
-        advice = "the installed torch is the one for CPUs: install one with CUDA."
-        return Check("gpus", "warn", f"{len(found)}, and torch cannot use them", advice)
+        advice = "the installed torch is the CPU build: install a CUDA build."
+        return Check("gpus", "warn", f"{len(found)}, but torch cannot use them", advice)
     return Check("gpus", "ok", str(len(found)))
 
 
@@ -247,11 +248,11 @@ def _ports() -> Check:
     except OSError as exc:
         advice = f"add {host} to /etc/hosts, or set SPARK_LOCAL_IP to an address of this machine."
         return Check("ports", "warn", f"cannot listen on the address of {host} ({exc})", advice)
-    return Check("ports", "ok", f"free ones on 127.0.0.1 and {address} ({host})")
+    return Check("ports", "ok", f"available on 127.0.0.1 and {address} ({host})")
 
 
 def _open_files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
         return Check("open files", "ok", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
-    return Check("open files", "warn", f"up to {soft:,}", "ulimit -n 4096, before many workers are started.")
+    return Check("open files", "warn", f"up to {soft:,}", "ulimit -n 4096, before starting many workers.")

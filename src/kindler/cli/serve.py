@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
     label = "take tasks that require this label; repeatable (default: 'default')"
     add("--label", action="append", metavar="NAME", help=label)
     add("--workers", type=int, metavar="N", help="concurrent tasks (default: one per core, up to 4)")
-    add("--trusted", action="store_true", help="allow functions and pickles of the store to run")
+    add("--trusted", action="store_true", help="allow functions and pickles from the store to run")
 
 
 def _add_serve(add: Callable[..., Any]) -> None:
@@ -51,14 +51,14 @@ def _add_serve(add: Callable[..., Any]) -> None:
     broker = "broker that runs tasks (default: KINDLER_BROKER, or this machine)"
     add("--broker", metavar="URL", help=broker)
     add("--model", help="model that /invocations uses")
-    add("--trusted", action="store_true", help="allow models and scripts that can run code of the store")
+    add("--trusted", action="store_true", help="allow models and scripts that can run code from the store")
     alone = "model whose requests are never batched together; repeatable"
     add("--alone", metavar="NAME", action="append", help=alone)
-    isolation = "run models in processes of their own, or in the server's (default: %(default)s)"
+    isolation = "run models in separate processes, or in the server's (default: %(default)s)"
     add("--isolation", choices=["process", "none"], default="process", help=isolation)
     processes = "maximum processes of one model; auto chooses by the cores (default: auto)"
     add("--processes", type=_count, metavar="N", default=None, help=processes)
-    device = "where models compute: auto, cpu, cuda or cuda:N; NAME=cuda:1 for one model; repeatable"
+    device = "where models run: auto, cpu, cuda or cuda:N; NAME=cuda:1 for one model; repeatable"
     add("--device", metavar="[NAME=]DEVICE", action="append", default=[], help=f"{device} (default: auto)")
     for name, kind, text in _LIMITS:
         add(f"--{name}", type=kind, metavar="N", help=text)
@@ -66,12 +66,12 @@ def _add_serve(add: Callable[..., Any]) -> None:
     add("--grpc-port", type=int, metavar="PORT", help=grpc)
     add("--tls-cert", metavar="FILE", help="certificate chain in PEM format, for https")
     add("--tls-key", metavar="FILE", help="its private key in PEM format")
-    add("--tls-client-ca", metavar="FILE", help="demand client certificates that this authority signed")
+    add("--tls-client-ca", metavar="FILE", help="require client certificates signed by this authority")
     cors = "let web pages of this origin use the server, such as https://shop.example; repeatable"
     add("--cors-origin", dest="cors_origins", metavar="ORIGIN", action="append", help=cors)
     add("--access-log", metavar="FILE", help="write a JSON line per request; - is stderr")
     add("--audit-log", metavar="FILE", help="write a JSON line per change and rejected key; - is stderr")
-    level = "least level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)"
+    level = "lowest level of log lines; a 4xx status is a warning, 5xx an error (default: %(default)s)"
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=level)
     form = "format of the server's own messages on stderr (default: %(default)s)"
     add("--log-format", choices=["text", "json"], default="text", help=form)
@@ -101,7 +101,7 @@ def _devices(options: list[str]) -> dict[str, Any]:
     pairs = [text.rpartition("=") for text in options]
     common = [device for _, named, device in pairs if not named]
     if len(common) > 1:
-        raise ConfigError(f"--device was given {len(common)} times for all models: {', '.join(common)}.")
+        raise ConfigError(f"--device was set {len(common)} times for all models: {', '.join(common)}.")
     return {
         "device": common[0] if common else "auto",
         "devices": {name: device for name, named, device in pairs if named},

@@ -101,7 +101,7 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
 
     add = command(verbs, "rm", "remove names, or single versions of them", _remove, shelf=shelf)
     add("names", nargs="+", metavar="NAME", help=f"{NAMES}; or {_GLOBS}")
-    add("--force", action="store_true", help="do not fail if there is none")
+    add("--force", action="store_true", help="do not fail if there is nothing to remove")
 
     add = command(verbs, "tag", "point a tag at a version, or show the tags of a name", _tag, shelf=shelf)
     add("name", metavar="NAME", help=NAMES)
@@ -123,10 +123,10 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
 
 def _add_upkeep(verbs: Any) -> None:
     command(verbs, "verify", "check all stored bytes against their hashes", _verify)
-    command(verbs, "compact", "give back the space of removed rows of the catalog", _compact)
+    command(verbs, "compact", "reclaim the space of removed catalog rows", _compact)
 
     add = command(verbs, "sweep", "remove the bytes of dropped versions and of killed processes", _sweep)
-    grace = "leave bytes alone that were written in the last N seconds (default: %(default)g)"
+    grace = "keep bytes written in the last N seconds (default: %(default)g)"
     add("--grace-s", type=float, default=3600.0, metavar="N", help=grace)
 
     add = command(verbs, "prune", "remove old versions; the newest and tagged ones stay", _prune)
@@ -270,7 +270,7 @@ def _split(chosen: argparse.Namespace) -> int:
     shares = {what: dict(map(_share, getattr(chosen, what))) for what in ("canary", "shadow")}
     if any(shares.values()) or chosen.clear:
         if any(shares.values()) and chosen.clear:
-            raise ConfigError("--clear takes the shares away; --canary and --shadow set them.")
+            raise ConfigError("--clear removes the shares; --canary and --shadow set them.")
         models.split(chosen.name, **shares)
     name, _, tag = chosen.name.partition("@")
     models.metadata(chosen.name)
@@ -287,7 +287,7 @@ def _share(text: str) -> tuple[int, float]:
     try:
         return int(number), float(share)
     except ValueError:
-        raise ConfigError(f"{text!r} is not VERSION=SHARE, such as 4=0.1.") from None
+        raise ConfigError(f"{text!r}: expected VERSION=SHARE, such as 4=0.1.") from None
 
 
 def _shelf(chosen: argparse.Namespace) -> Shelf:

@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
-    """A `kindler.Estimator` as a stage of Spark ML; `est.as_stage(...)` makes one.
+    """A `kindler.Estimator` as a stage of Spark ML; create it with `est.as_stage(...)`.
 
-    Each `fit` trains a copy of the estimator, so that the folds and grid points of a CrossValidator all begin
-    from what the estimator has learned when the stage is made, and know nothing of one another. Each entry of
-    the estimator's `config` is a parameter of its own, by its name, unless the stage has one of that name.
+    Each `fit` trains a copy of the estimator, so that the folds and grid points of a CrossValidator all start
+    from the estimator's weights when the stage was created, independently of one another. Each entry of the
+    estimator's `config` is also a parameter of the stage, unless the stage has one of that name.
 
     Args:
         estimator: The estimator.
@@ -53,16 +53,16 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
 
     @property
     def estimator(self) -> Estimator:
-        """The estimator that each fit begins from."""
+        """The estimator that each fit starts from."""
         if self._estimator is None:
-            raise NotFittedError("this stage has no estimator; est.as_stage(...) makes one that has.")
+            raise NotFittedError("this stage has no estimator; create it with est.as_stage(...).")
         return self._estimator
 
     def _declare_config(self) -> tuple[str, ...]:
         config = {} if self._estimator is None else self._estimator.config
         names = [name for name in config if name.isidentifier() and not hasattr(self, name)]
         for name in names:
-            setattr(self, name, Param(self, name, f"config[{name!r}], which creators are called with."))
+            setattr(self, name, Param(self, name, f"config[{name!r}], which is passed to creators."))
         self._params = None  # Spark looks for them once
         return tuple(names)
 
@@ -78,8 +78,8 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         lacking = base._model.complaints("train")
         if lacking:
             raise ConfigError(
-                f"{self.uid} cannot be fitted: {' '.join(lacking)}\nHint: a stage that was saved with code of"
-                " yours is loaded whole within kindler.ml.trusting()."
+                f"{self.uid} cannot be fitted: {' '.join(lacking)}\nHint: a stage that was saved with"
+                " your own code must be loaded within kindler.ml.trusting()."
             )
         entries = {name: self._value(name) for name in self._config_names if self.isSet(name)}
         estimator = base.copy(
@@ -116,7 +116,9 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
         meta = kind.write(self.estimator, folder, trusted=False, **(self._value("storeOptions") or {}))
         told = _framework_kind(meta).describe_training(self.estimator)
         if not write_recipe(self.estimator, folder) and told is None:
-            _log.warning("what trains %s cannot be pickled: loaded again, it cannot be fitted.", self.uid)
+            _log.warning(
+                "the training code of %s cannot be pickled; once loaded, it cannot be fitted.", self.uid
+            )
         if self._callbacks:
             _log.warning("the callbacks of %s are not saved with it.", self.uid)
         return {"meta": meta, "config": self._json_config(), "training": told}
@@ -128,7 +130,7 @@ class KindlerEstimator(SparkEstimator[KindlerModel], FitParams, SavedStage):
             try:
                 kept[name] = json.loads(json.dumps(self.estimator.config[name]))
             except (TypeError, ValueError):
-                _log.warning("config[%r] of %s is not saved with it: JSON has no such value.", name, self.uid)
+                _log.warning("config[%r] of %s is not saved with it: it is not a JSON value.", name, self.uid)
         return kept
 
     @classmethod

@@ -39,7 +39,7 @@ Array = np.ndarray[Any, Any]
 
 
 class KindlerModel(Model, PredictParams, HasLabelCol, SavedStage):
-    """A trained model; `transform` adds its predictions, computed where the rows are.
+    """A trained model; `transform` adds its predictions, computed on the executors.
 
     It keeps all columns and rows of the DataFrame in their order, batch or streaming.
     """
@@ -54,9 +54,9 @@ class KindlerModel(Model, PredictParams, HasLabelCol, SavedStage):
 
     @property
     def estimator(self) -> Estimator:
-        """The trained estimator: to evaluate it, store it, or train on."""
+        """The trained estimator, to evaluate, store, or train it further."""
         if self._estimator is None:
-            raise NotFittedError("this stage has no model; it is made by fit() or load().")
+            raise NotFittedError("this stage has no model; create it with fit() or load().")
         return self._estimator
 
     @property
@@ -84,19 +84,19 @@ class KindlerModel(Model, PredictParams, HasLabelCol, SavedStage):
 def pretrained(
     model: Any, *, shelf: Any = None, trusted: bool = False, **params: Any
 ) -> KindlerModel | PretrainedModel:
-    """Make a stage of a model that is trained already.
+    """Create a stage from a model that is already trained.
 
     Args:
         model: A model in memory (Keras, PyTorch, scikit-learn, ONNX), a trained `kindler.Estimator`, or the
             path of a model: a `.keras` file, the folder of a SavedModel, an `.onnx` or OpenVINO `.xml` file,
-            a `.pt2` program. With `shelf`, a name on it, such as "digits@prod".
+            a `.pt2` program. With `shelf`, a name in it, such as "digits@prod".
         shelf: The models of a store: `om.models`.
-        trusted: Whether code that comes with the model may be run to read it.
-        params: Parameters of the stage: `inputCol`, `predictionCol` and so on.
+        trusted: Whether reading the model may run code that comes with it.
+        params: Parameters of the stage, such as `inputCol` and `predictionCol`.
 
     Raises:
-        ConfigError: It is not a model that Kindler knows.
-        UntrustedError: It is code, and `trusted` was not passed.
+        ConfigError: Kindler does not support this model.
+        UntrustedError: The model is code, and `trusted` was not passed.
     """
     if shelf is not None:
         version = shelf.metadata(model)
@@ -126,11 +126,11 @@ def _of_files(
 
 
 class PretrainedModel(Model, PredictParams, SavedStage):
-    """A model that was trained elsewhere; `kindler.ml.pretrained(...)` makes one."""
+    """A model that was trained elsewhere; create it with `kindler.ml.pretrained(...)`."""
 
     _public = "kindler.ml.PretrainedModel"
 
-    modelOutputs = Row(TypeConverters.toListString, "Which of the model's outputs are taken; by default all.")
+    modelOutputs = Row(TypeConverters.toListString, "The model's outputs to use; by default all.")
     modelMethod = Row(
         TypeConverters.toString,
         "The method to call: 'predict'; for some kinds also 'predict_proba' or 'transform'.",
@@ -146,7 +146,7 @@ class PretrainedModel(Model, PredictParams, SavedStage):
     def model(self) -> ModelFiles:
         """The model's files, and its kind."""
         if self._model is None:
-            raise NotFittedError("this stage has no model; kindler.ml.pretrained(...) makes one that has.")
+            raise NotFittedError("this stage has no model; create it with kindler.ml.pretrained(...).")
         return self._model
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -168,7 +168,7 @@ class PretrainedModel(Model, PredictParams, SavedStage):
         names = self._outputs()
         if len(names) != len(outputs):
             raise ConfigError(
-                f"the model has {len(outputs)} outputs, and the stage names the columns {list(names)}.\n"
+                f"the model has {len(outputs)} outputs, but the stage names the columns {list(names)}.\n"
                 "Hint: name all of them with predictionCols, or choose with modelOutputs."
             )
         kinds = [arrow_type(output.dtype, output.ndim) for output in outputs]

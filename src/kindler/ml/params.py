@@ -113,13 +113,14 @@ class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
     )
     predictionType = Row(
         _choice(*PREDICTION_TYPES),
-        "What predictionCol has. 'auto': one number as a double, several as a vector. 'label': the number of"
-        " the largest output, or of a single output whether it reaches threshold, as a double. 'array': the"
+        "What predictionCol contains. 'auto': one number as a double, several as a vector. 'label': the"
+        " index of the largest output, or whether a single output reaches threshold, as a double. 'array':"
+        " the"
         " outputs as Estimator.predict returns them.",
         "auto",
     )
-    threshold = Row(TypeConverters.toFloat, "The value from which a single output is the label 1.", 0.5)
-    predictBatchSize = Row(_at_least_one, "Rows per call of the model when it predicts.", 1024)
+    threshold = Row(TypeConverters.toFloat, "The value from which on a single output is the label 1.", 0.5)
+    predictBatchSize = Row(_at_least_one, "Rows per model call during prediction.", 1024)
     stackFeatures = Row(
         TypeConverters.toBoolean, "Whether to join all input columns into one float32 matrix."
     )
@@ -128,7 +129,7 @@ class PredictParams(_Settable, HasInputCol, HasInputCols, HasPredictionCol):
     ingest = Row(
         _choice("auto", "inline", "direct"),
         "How rows reach Python: 'direct' (Python reads the Parquet files), 'inline' (Spark sends them), or"
-        " 'auto': direct where the DataFrame is a plain scan of files.",
+        " 'auto': direct if the DataFrame is a plain scan of files.",
         "auto",
     )
 
@@ -210,7 +211,7 @@ _FIT_OPTIONS = {
 class FitParams(PredictParams, HasLabelCol):
     """What a stage needs to train, besides."""
 
-    labelCols = Row(TypeConverters.toListString, "The target columns, where there are several.")
+    labelCols = Row(TypeConverters.toListString, "The target columns, if there are several.")
     weightCol = Row(
         TypeConverters.toString, "A column with the weight of each row (PyTorch and Keras models)."
     )
@@ -225,22 +226,22 @@ class FitParams(PredictParams, HasLabelCol):
     )
     stepsPerEpoch = Row(_at_least_one, "Steps of an epoch; by default one pass over all rows.")
     checkpointDir = Row(
-        TypeConverters.toString, "A folder in which each fit writes checkpoints to a folder of its own."
+        TypeConverters.toString, "A folder in which each fit writes checkpoints to its own subfolder."
     )
-    learningRate = Row(_positive, "The optimizer's learning rate, instead of its own.")
-    config = Row(_by_name(_as_is), "Entries of the estimator's config, which its creators are called with.")
-    shuffle = Row(TypeConverters.toBoolean, "Whether each epoch takes the rows in a new order.", True)
-    seed = Row(TypeConverters.toInt, "Decides initial weights, the order of rows, and dropout.")
+    learningRate = Row(_positive, "The learning rate, instead of the optimizer's own.")
+    config = Row(_by_name(_as_is), "Entries of the estimator's config, which is passed to its creators.")
+    shuffle = Row(TypeConverters.toBoolean, "Whether each epoch shuffles the rows.", True)
+    seed = Row(TypeConverters.toInt, "The seed of initial weights, the order of rows, and dropout.")
     numWorkers = Row(_at_least_one, "Number of workers, instead of the estimator's own.")
-    strategy = Row(TypeConverters.toString, "How workers agree: 'allreduce', ...", "allreduce")
+    strategy = Row(TypeConverters.toString, "How workers synchronize: 'allreduce', ...", "allreduce")
     strategyOptions = Row(_by_name(_as_is), "Options of that strategy.")
     classWeight = Row(_by_name(float), "The weight of a row by its label (PyTorch and Keras models).")
-    allowNan = Row(_nan, "Whether NaN is an allowed value: for all columns, or for the ones named.")
+    allowNan = Row(_nan, "Whether NaN is allowed: in all columns, or in those listed.")
     verbose = Row(TypeConverters.toInt, "0 shows no progress.", 0)
     storeOptions = Row(
         _by_name(_as_is),
         "How the model is written when the stage is saved: for a PyTorch class of your own,"
-        " {'init': {...}} are the arguments that it is made with.",
+        " {'init': {...}} are its constructor's arguments.",
     )
 
     def _labels(self) -> Any:

@@ -50,7 +50,8 @@ _trusted: ContextVar[bool] = ContextVar("kindler_ml_trusted", default=False)
 
 @contextmanager
 def trusting() -> Iterator[None]:
-    """Read stages whose model is, or names, code: `with kindler.ml.trusting(): PipelineModel.load(path)`.
+    """Allow reading stages whose model is, or names, code: `with kindler.ml.trusting():
+    PipelineModel.load(path)`.
 
     Needed for PyTorch models of your own classes, which are imported by name, and for exported programs. Use
     it only for files from people whose code you would run.
@@ -86,12 +87,12 @@ class SavedStage(MLWritable, MLReadable[Any]):
         raise NotImplementedError
 
     def write(self) -> StageWriter:
-        """What saves this stage: `stage.write().overwrite().save(path)`."""
+        """The writer that saves this stage: `stage.write().overwrite().save(path)`."""
         return StageWriter(self)
 
     @classmethod
     def read(cls) -> StageReader:
-        """What loads a stage of this class: `read().load(path)`."""
+        """The reader that loads a stage of this class: `read().load(path)`."""
         return StageReader(cls)
 
 
@@ -131,7 +132,7 @@ class StageReader(MLReader[Any]):
         """Load the stage that was saved at a path.
 
         Raises:
-            ConfigError: Another stage was saved there, or none of Kindler's.
+            ConfigError: The path holds another stage, or none of Kindler's.
             UntrustedError: Its model is code, and this is not within `kindler.ml.trusting()`.
         """
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)

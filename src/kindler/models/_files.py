@@ -87,8 +87,8 @@ class FilePredictor(Predictor):
             return self.run(inputs)
         if not self._fills:
             raise DataError(
-                f"the model takes {size} rows at a time, and the request has {rows};"
-                " its outputs do not have a row for each of them, so they cannot be cut.",
+                f"the model takes {size} rows at a time, but the request has {rows}; it cannot be split, as"
+                f" the outputs do not have one row per input row.",
             )
         pieces = [
             self.run({name: _filled(array[first : first + size], size) for name, array in inputs.items()})

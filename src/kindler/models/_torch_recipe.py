@@ -71,12 +71,12 @@ def _built(layers: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
         raise ConfigError(f"the stored model is described by {layers!r}, which is not a layer.")
     if "same" in layers:
         if layers["same"] not in made:
-            raise ConfigError(f"the stored model repeats the layer {layers['same']!r}, which is not there.")
+            raise ConfigError(f"the stored model repeats the layer {layers['same']!r}, which is missing.")
         return made[layers["same"]]
     name = str(layers.get("layer"))
     cls = layer_class(name)
     if cls is None:
-        raise ConfigError(f"the stored model has a layer {name!r}, which torch.nn has not.")
+        raise ConfigError(f"the stored model has a layer {name!r}, which torch.nn does not have.")
     if name in _CONTAINERS:
         made[path] = holder = cls()
         for key, child in layers["children"]:
@@ -84,7 +84,7 @@ def _built(layers: Any, path: str, made: dict[str, nn.Module]) -> nn.Module:
         return holder
     given = layers["with"]
     if not isinstance(given, Mapping) or not set(given) <= set(_argument_names(cls)):
-        raise ConfigError(f"the stored model has a layer {name!r} with {given!r}, which it does not take.")
+        raise ConfigError(f"the stored model has a layer {name!r} with {given!r}, which it does not accept.")
     made[path] = cls(**{k: tuple(value) if isinstance(value, list) else value for k, value in given.items()})
     return made[path]
 
@@ -250,12 +250,12 @@ def training_options(recipe: Mapping[str, Any]) -> dict[str, Any]:
     name, keywords = recipe["optimizer"]
     cls = getattr(torch.optim, str(name), None)
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and _is_json(keywords)):
-        raise ConfigError(f"the stage was saved with an optimizer {name!r}, which torch.optim has not.")
+        raise ConfigError(f"the stage was saved with an optimizer {name!r}, which torch.optim does not have.")
     loss, others = build(recipe["loss"]), dict(recipe["others"])
     known = {one.name for one in fields(TorchSpec)} - {*_NOT_DESCRIBED} | {*_MAKING}
     unknown = sorted(others.keys() - known)
     if unknown or not _is_json(others):
-        raise ConfigError(f"the stage was saved with {unknown or others}, which nothing is trained with.")
+        raise ConfigError(f"the stage was saved with {unknown or others}, which training does not accept.")
     return {"optimizer": functools.partial(cls, **keywords), "loss": loss, **grouped(others)}
 
 

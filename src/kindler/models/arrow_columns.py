@@ -85,7 +85,7 @@ def _flat(column: Any, name: str) -> Array:
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     if is_text(kind) or pa.types.is_temporal(kind):
         return np.array(column.to_pylist(), dtype=object)
-    reason = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model takes"
+    reason = "has nulls only" if pa.types.is_null(kind) else f"is of type {kind}, which no model accepts"
     raise DataError(f"the column {name!r} {reason}.")
 
 

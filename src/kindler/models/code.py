@@ -61,8 +61,8 @@ class FunctionKind(ModelKind):
         require_trust(
             trusted,
             what=f"the function {getattr(obj, '__qualname__', obj)!r}",
-            reason="it cannot be imported, and it uses names from around it, which its source alone does not"
-            " have, so it would be pickled",
+            reason="it cannot be imported, and it uses names that are defined outside its source, so it"
+            " would be pickled",
         )
         (folder / _FUNCTION).write_bytes(cloudpickle.dumps(obj))
         return {"form": "pickle", **marks}
@@ -80,7 +80,7 @@ class FunctionKind(ModelKind):
             return _defined(text, str(meta["name"]), meta["imports"])
         if form == "pickle":
             return cloudpickle.loads((folder / _FUNCTION).read_bytes())
-        raise UntrustedError(what="a stored function", reason=f"its form {form!r} is not known")
+        raise UntrustedError(what="a stored function", reason=f"its form {form!r} is unknown")
 
     def predictor(self, model: Any) -> Predictor:
         return CallablePredictor(model)

@@ -149,9 +149,9 @@ class EstimatorKind(ModelKind):
         inner = _inner(meta)
         if meta.get("untrained"):
             warn_caller(
-                "this estimator was never trained when it was stored: its weights are those that its creator"
-                " made, random numbers unless the creator loads trained ones.\n"
-                "Hint: train it before it predicts, or store its model, estimator.get_model().",
+                "this estimator was stored untrained: its weights are the initial ones from its creator,"
+                " random unless the creator loads trained ones.\n"
+                "Hint: train it before predicting, or store its model, estimator.get_model().",
                 UntrainedWarning,
             )
         if meta.get("preparation"):
@@ -199,7 +199,7 @@ class EstimatorKind(ModelKind):
         estimator, (x, *labels) = loaded.model, data
         options = {"verbose": 0, **options}
         if verb == "score" and sandbox.is_inside():
-            reason = "evaluating it starts processes, which a model that is not trusted may not"
+            reason = "evaluating it starts processes, which an untrusted model must not"
             raise UntrustedError(what="score of a stored estimator", reason=reason)
         if verb == "score":
             return estimator.evaluate((x, *labels) if labels else x, **options)
@@ -301,8 +301,8 @@ class _Prepared(_Wrapped):
         takes = self._inner.signature.inputs
         if len(takes) != len(made):
             raise ConfigError(
-                f"the transform makes the inputs {list(made)}, and the model takes"
-                f" {[spec.name for spec in takes]}."
+                f"the transform produces the inputs {list(made)},"
+                f" but the model takes {[spec.name for spec in takes]}."
             )
         named = {spec.name: array for spec, array in zip(takes, made.values(), strict=True)}
         return self._inner.call(fit(self._inner.signature, named), method)

@@ -59,7 +59,7 @@ _ADAPTER_TYPES = ("LORA", "IA3", "LOHA", "LOKR")
 # What wrapping a model changes, and its defaults.
 _PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None, "modules_to_save": None}
 _HINT = (
-    "Hint: kind='pickle' with trusted=True stores any model; merge_and_unload() makes one without adapters."
+    "Hint: kind='pickle' with trusted=True stores any model; merge_and_unload() returns one without adapters."
 )
 
 
@@ -77,13 +77,13 @@ class HuggingFaceKind(TorchKind):
         cls = type(obj)
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             raise ConfigError(
-                f"the class of this model, {cls.__qualname__}, cannot be imported by others.\n"
+                f"the class of this model, {cls.__qualname__}, cannot be imported elsewhere.\n"
                 "Hint: define it in a module; or kind='pickle' with trusted=True stores any model."
             )
         if getattr(obj, "_hf_peft_config_loaded", False):
             raise ConfigError(
-                "this model has adapters that add_adapter() made; they would be stored without the model.\n"
-                "Hint: peft.get_peft_model(model, config) makes a model that is stored with its adapters."
+                "this model has adapters from add_adapter(), which would be stored without the model.\n"
+                "Hint: peft.get_peft_model(model, config) creates a model that is stored with its adapters."
             )
         with _without_bars():
             obj.save_pretrained(folder)
@@ -106,7 +106,7 @@ class HuggingFaceKind(TorchKind):
                     use_safetensors=True,
                 )
         except Exception as exc:  # of transformers, or of the user's class: they say why
-            raise ConfigError(f"the stored model of Hugging Face cannot be made again: {exc}") from exc
+            raise ConfigError(f"the stored Hugging Face model cannot be rebuilt: {exc}") from exc
         return model.train(bool(meta.get("training")))
 
     def estimator(self, **options: Any) -> Estimator:
@@ -179,7 +179,7 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
             confined(path.parent, name)
     for path in folder.rglob("*"):
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"the version's file {path.name!r} leads elsewhere.")
+            raise ConfigError(f"the version's file {path.name!r} points outside the version.")
     return config
 
 
@@ -264,7 +264,7 @@ class PeftKind(TorchKind):
         try:
             model = _wrapped(base, meta, state)
         except Exception as exc:  # of peft: it says why
-            raise ConfigError(f"the stored model of peft cannot be made again: {exc}") from exc
+            raise ConfigError(f"the stored peft model cannot be rebuilt: {exc}") from exc
         if meta["merged"]:
             model.merge_adapter(adapter_names=list(meta["merged"]))
         return model
@@ -329,7 +329,7 @@ def _check_same(
         differ = difference(model, again) or ([] if type(again) is type(model) else [type(again).__name__])
     except Exception as exc:  # of peft: it says why
         raise ConfigError(
-            f"the model, wrapped again with its adapters, is another one: {exc}\n{_HINT}"
+            f"the model, wrapped again with its adapters, is different: {exc}\n{_HINT}"
         ) from exc
     if differ:
         raise ConfigError(f"the model, wrapped again with its adapters, differs: {differ[:5]}.\n{_HINT}")

@@ -84,8 +84,8 @@ class KerasKind(FrameworkKind):
             require_trust(
                 trusted,
                 what="the Keras model",
-                reason=f"it has {', '.join(missing)} of a notebook or script, stored as a pickle (or give"
-                " custom_objects={...})",
+                reason=f"it has {', '.join(missing)} of a notebook or script, stored as a pickle (or pass"
+                f" custom_objects={...})",
             )
             customs = {**cloudpickle.loads(confined(folder, _OBJECTS).read_bytes()), **customs}
         self._check(path, customs, trusted=trusted)
@@ -276,9 +276,9 @@ def _on_tensorflow(model: Any, signature: Signature) -> Callable[[list[Array]], 
         found = tf.nest.flatten(quick(arrays))
         if all(np.allclose(a, b, 1e-4, 1e-5, equal_nan=True) for a, b in zip(wanted, found, strict=True)):
             return quick
-        _log.info("the weights stay variables: as constants they give other outputs")
+        _log.info("the weights remain variables: as constants they give different outputs")
     except Exception as exc:  # noqa: BLE001 - it is an optimization of TensorFlow's, with errors of its own
-        _log.info("the weights stay variables: %s", exc)
+        _log.info("the weights remain variables: %s", exc)
     return caller(traced(), structure, model)  # what was tried may have taken parts of the first away
 
 
@@ -315,7 +315,7 @@ def _on_jax(model: Any, signature: Signature) -> Callable[[list[Array]], Any]:
     try:
         return filled if is_per_row(lambda rows: named(filled([*rows.values()])), given) else exactly
     except Exception as exc:  # noqa: BLE001 - it does not take what was made up, so nothing is known
-        _log.info("rows are not filled up: %s", exc)
+        _log.info("batches are not padded: %s", exc)
     return exactly
 
 

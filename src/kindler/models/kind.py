@@ -1,4 +1,4 @@
-"""What a kind of stored object, and a kind of model, must be able to do.
+"""The interfaces of a kind of stored object, and of a kind of model.
 
 `Handler` is what the store needs of any object. `ModelKind` adds what the runtime, the server, MLflow and the
 command line need of a model; all of them use the one table in `registry.py`.
@@ -31,9 +31,9 @@ class Handler:
 
     Attributes:
         kind: Its name in the catalog.
-        put_options: The arguments of `put` that it knows besides those of all kinds.
+        put_options: The arguments of `put` that it accepts in addition to those of all kinds.
         get_options: The same of `get`.
-        takes_any: Whether it takes all other arguments of `get` as well.
+        takes_any: Whether it accepts all other arguments of `get` as well.
     """
 
     kind: ClassVar[str]
@@ -46,23 +46,23 @@ class Handler:
         raise NotImplementedError
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
-        """Write the object's files into an empty folder; returns what `read` must know, as JSON has it."""
+        """Write the object's files into an empty folder; returns what `read` needs, as JSON values."""
         raise NotImplementedError
 
     def read(self, folder: Path, meta: Meta, *, trusted: bool, **options: Any) -> Any:
-        """Read the object again. The folder is gone afterwards, and nothing in it may be changed.
+        """Read the object again. The folder is removed afterwards, and must not be modified.
 
-        Files and `meta` may come from anybody who can write to the store: unless `trusted`, refuse with
-        `UntrustedError` whatever could run their code.
+        Files and `meta` may come from anyone who can write to the store: unless `trusted`, raise
+        `UntrustedError` for everything that could run their code.
         """
         raise NotImplementedError
 
     def write_blobs(self, obj: Any, store: VersionStore) -> tuple[list[File], dict[str, Any]] | None:
-        """Write blobs elsewhere, as Spark's tasks do; None if `write` is to write files here."""
+        """Write blobs elsewhere, as Spark's tasks do; None if `write` should write files here."""
         return None
 
     def read_blobs(self, version: Version, store: VersionStore, options: Mapping[str, Any]) -> Any:
-        """What reads blobs elsewhere, as a frame of Spark's does; None if `read` is to read files here."""
+        """Read blobs elsewhere, as a Spark DataFrame does; None if `read` should read files here."""
         return None
 
 
@@ -71,9 +71,9 @@ class ModelKind(Handler):
 
     Attributes:
         needs_trust: Whether models of this kind are always code: no `read` without `trusted`.
-        verbs: The verbs of the runtime that its models have, besides training; None for any.
-        packages: The distributions that it is read with, besides Kindler itself.
-        device: Where its models compute, "cpu" or "cuda", once it was settled; None leaves that to the
+        verbs: The runtime verbs of its models, in addition to training; None means any.
+        packages: The distributions that reading it requires, in addition to Kindler.
+        device: Where its models run, "cpu" or "cuda", once `settle` has chosen; None leaves it to the
             framework.
     """
 
@@ -91,12 +91,12 @@ class ModelKind(Handler):
         raise NotImplementedError
 
     def settle(self, device: str, meta: Meta) -> None:
-        """Choose where the models compute that this object reads: "auto", "cpu" or "cuda".
+        """Choose where the models that this object reads will run: "auto", "cpu" or "cuda".
 
-        Comes before `read`. The process sees one GPU at most, and chooses once for all of its models.
+        Called before `read`. The process sees at most one GPU, and chooses once for all of its models.
 
         Raises:
-            ConfigError: "cuda" was asked for, and `gpu_problem` speaks against it.
+            ConfigError: "cuda" was requested, and `gpu_problem` returned a reason.
         """
         problem = None if device == "cpu" else self.gpu_problem(meta)
         if device == "cuda" and problem is not None:
@@ -108,11 +108,11 @@ class ModelKind(Handler):
         return f"models of kind {self.kind!r} compute on the CPU."
 
     def device_bytes(self, meta: Meta) -> int:
-        """What this process has of its GPU's memory, as the framework counts it; 0 where it does not."""
+        """The GPU memory that this process uses, as the framework reports it; 0 if it does not."""
         return 0
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
-        """Run a verb of the runtime on data that a user sent: arrays, tables, or arrays by name.
+        """Run a runtime verb on data that a user sent: arrays, tables, or arrays by name.
 
         Args:
             loaded: The model; it stays in memory between calls.
@@ -137,7 +137,7 @@ class ModelKind(Handler):
             The trained model, and attributes for its version.
 
         Raises:
-            ConfigError: Models of this kind cannot be trained, or not so.
+            ConfigError: Models of this kind cannot be trained, or not with these arguments.
         """
         raise ConfigError(f"models of kind {self.kind!r} cannot be trained by the runtime.")
 
@@ -146,7 +146,7 @@ class ModelKind(Handler):
         return {}
 
     def requirements(self, meta: Meta) -> tuple[str, ...]:
-        """The distributions that a stored model is read with; asked after it was loaded."""
+        """The distributions that reading a stored model requires; called after it was loaded."""
         return self.packages
 
 
@@ -163,7 +163,7 @@ class LoadedModel:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The model, ready to predict. Made on first use: a verb of the model's own needs none."""
+        """The model, ready to predict. Created on first use: the model's own verbs do not need it."""
         return self.kind.predictor(self.model)
 
     def call(self, verb: str, /, *data: Any, **options: Any) -> Any:
@@ -210,7 +210,7 @@ def confined(folder: Path, name: object) -> Path:
 
 
 def reject_unknown(options: Mapping[str, Any], known: frozenset[str], *, what: str) -> None:
-    """Reject options that are not known."""
+    """Reject unknown options."""
     unknown = sorted(set(options) - known)
     if unknown:
         supported = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
@@ -218,7 +218,7 @@ def reject_unknown(options: Mapping[str, Any], known: frozenset[str], *, what: s
 
 
 def import_path(obj: Any) -> str | None:
-    """Where others can import a function or class, as "module:name"; None if they cannot."""
+    """The path that imports a function or class elsewhere, as "module:name"; None if there is none."""
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if module in (None, "__main__", "builtins") or name is None or "<" in name:
         return None
@@ -239,6 +239,6 @@ def import_object(path: str, *, what: str) -> Any:
 
 
 def require_trust(trusted: bool, *, what: str, reason: str) -> None:
-    """Refuse what could run the code of others, unless the caller trusts it."""
+    """Raise `UntrustedError` for what could run foreign code, unless the caller trusts it."""
     if not trusted:
         raise UntrustedError(what=what, reason=reason)

@@ -20,7 +20,7 @@ __all__ = ["LoadedModel", "load", "load_files", "process_recipe", "wrap"]
 def load(store: VersionStore, version: Version, *, trusted: bool, device: str | None = None) -> LoadedModel:
     """Read a version of a model from its store.
 
-    `device` is where it is to compute, see `ModelKind.settle`; None leaves that to the framework.
+    `device` is where it should run, see `ModelKind.settle`; None leaves it to the framework.
     """
     with store.files(version) as folder:
         return load_files(version.kind, folder, version.meta, trusted=trusted, device=device)

@@ -44,8 +44,8 @@ class OnnxKind(FileKind):
             problem = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
             if self._must:
                 raise ConfigError(
-                    f"device 'cuda' was asked for; {problem}\nHint: CUDA and cuDNN of the versions that this"
-                    " onnxruntime-gpu was built for must be found by the dynamic linker."
+                    f"device 'cuda' was asked for; {problem}\nHint: the dynamic linker must find the"
+                    f" versions of CUDA and cuDNN that this onnxruntime-gpu was built for."
                 )
             _log.warning("%s", problem)
             self.device = "cpu"
@@ -60,7 +60,7 @@ class OnnxKind(FileKind):
         if _CUDA in there:
             return None
         return (
-            f"onnxruntime has the providers {', '.join(there)} here, and not {_CUDA}.\n"
+            f"onnxruntime has the providers {', '.join(there)} here, but not {_CUDA}.\n"
             "Hint: pip install onnxruntime-gpu, instead of onnxruntime."
         )
 
@@ -78,7 +78,7 @@ class OnnxKind(FileKind):
             return {"file": "model.onnx"}
         for name in _check(obj, trusted=trusted):
             if not (obj.parent / name).is_file():
-                raise ConfigError(f"{obj.name} needs {name!r}, which is not beside it.")
+                raise ConfigError(f"{obj.name} needs {name!r}, which is not next to it.")
             self.keep(obj.parent / name, folder)
         self.keep(obj, folder)
         return {"file": obj.name}
@@ -95,7 +95,7 @@ def _check(path: Path, *, trusted: bool) -> list[str]:
         require_trust(
             trusted,
             what=f"the ONNX model {path.name}",
-            reason=f"it has the operation {found.strange[0]}, which is not ONNX's own",
+            reason=f"it uses the operator {found.strange[0]}, which is not ONNX's own",
         )
     return [name for name in named if name not in outside]
 

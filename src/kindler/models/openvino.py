@@ -43,7 +43,7 @@ class OpenvinoKind(FileKind):
             return {"file": _FILE}
         weights = obj.with_suffix(".bin")
         if not weights.is_file():
-            raise ConfigError(f"{obj.name} needs {weights.name!r}, which is not beside it.")
+            raise ConfigError(f"{obj.name} needs {weights.name!r}, which is not next to it.")
         self.keep(obj, folder)
         self.keep(weights, folder)
         return {"file": obj.name}

@@ -4,8 +4,8 @@ The server, the command line and MLflow call it with arrays that fit its signatu
 
 Rows of several requests may share a call only if every row's outputs are its own. Shapes alone cannot show
 that: an output without rows may be as long as the batch by chance, and a softmax over the batch has the right
-shape. So `is_per_row` tries a model. What it does only for values that were not tried stays unknown; the
-switch that turns batching off per model is for those.
+shape. So `is_per_row` tests a model. What it does only for untested values remains unknown; for such models,
+batching can be disabled.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Predictor:
     """A loaded model.
 
     Attributes:
-        signature: What it takes and gives.
-        methods: What can be called on it; "predict" is the first.
-        size: The bytes it takes in memory, as far as is known.
-        joins: Whether rows of several requests may share a call. False: what the model declares of its
-            outputs speaks against it. None: that has to be tried. True: each row is computed alone anyway.
-        by_name: Whether `call` takes inputs of other names than those of `signature`, too.
+        signature: Its inputs and outputs.
+        methods: The methods that can be called; "predict" is the first.
+        size: Its size in memory in bytes, as far as known.
+        joins: Whether rows of several requests may share a call. False: the outputs that the model declares
+            rule it out. None: it has to be tested. True: each row is computed separately anyway.
+        by_name: Whether `call` also accepts input names that are not in `signature`.
     """
 
     signature: Signature
@@ -50,7 +50,7 @@ class Predictor:
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
-        """The signatures by TensorFlow's names for them; a model that is not TensorFlow's has one."""
+        """The signatures by their TensorFlow names; a model that is not TensorFlow's has one."""
         return {DEFAULT_SIGNATURE: self.signature}
 
     def call(self, inputs: Arrays, method: str) -> Arrays:
@@ -61,7 +61,7 @@ class Predictor:
         """Predict rows.
 
         Args:
-            data: An array, a list, a pandas or Arrow table, arrays by name, or a tuple of one array for each
+            data: An array, a list, a pandas or Arrow table, arrays by name, or a tuple with one array per
                 input.
             method: One of `methods`.
 
@@ -69,7 +69,7 @@ class Predictor:
             The output; several outputs as a dict.
 
         Raises:
-            DataError: The model does not take the data.
+            DataError: The model does not accept the data.
             ConfigError: The model does not have the method.
         """
         if method not in self.methods:
@@ -92,9 +92,9 @@ class Predictor:
 
 
 class CallablePredictor(Predictor):
-    """Any object with `predict`, or that can be called, of a store whose code is trusted.
+    """Any object with `predict`, or any callable, from a store whose code is trusted.
 
-    It is given one array, and returns an array, several, or a dict of them.
+    It takes one array, and returns an array, several, or a dict of them.
     """
 
     def __init__(self, model: Any) -> None:

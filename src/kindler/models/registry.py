@@ -39,18 +39,18 @@ class Row:
         name: Its name in the catalog.
         target: Where its code is, as "module:attribute".
         shelves: The shelves that take it.
-        loaded: Modules, of which one must be loaded for such an object to exist; none for plain Python.
+        loaded: Modules, one of which must be loaded for such an object to exist; empty for plain Python.
         extra: The pip extra of kindler that brings what the code imports.
         package: That package, if it is not the one of `loaded`.
-        suffixes: Files that are taken as they are.
-        holds: A folder that holds this file is taken as it is.
-        family: What it computes with, if kinds share that; models of one family may share a process.
-        takes_any: Whether it takes objects of any class, so that more exact kinds are asked first.
-        preload: What a process imports ahead of need that will read such a model; may be forked afterwards.
-        threads: Whether one call computes on several cores.
-        gpus: Whether a model is put on a GPU where there is one; one that is code of the user's own is not.
-        needs_sandbox: Whether files of strangers are read only by a sandboxed process: their formats
-            are programs, or are parsed by code that is not known to stand lies.
+        suffixes: Suffixes of files that are stored unchanged.
+        holds: A folder that contains this file is stored unchanged.
+        family: The framework, if kinds share one; models of one family may share a process.
+        takes_any: Whether it takes objects of any class; more specific kinds are asked first.
+        preload: What a process that will read such a model imports in advance; it may be forked afterwards.
+        threads: Whether one call uses several cores.
+        gpus: Whether a model is moved to a GPU if there is one; a model that is the user's own code is not.
+        needs_sandbox: Whether untrusted files are read only by a sandboxed process: their formats are
+            programs, or are parsed by code that is not known to withstand malicious input.
     """
 
     name: str
@@ -92,14 +92,14 @@ class Kinds:
     def taking(self, obj: Any, shelf: str, kind: str | None = None) -> Handler:
         """Find what stores an object."""
         if isinstance(obj, Path) and not obj.exists():
-            raise ConfigError(f"there is nothing at {str(obj)!r}.")
+            raise ConfigError(f"{str(obj)!r} does not exist.")
         for handler in self._asked(obj, shelf) if kind is None else self._named(obj, shelf, kind):
             if handler.can(obj):
                 return handler
         shown = f"the path {str(obj)!r}" if isinstance(obj, Path) else f"a {type(obj).__qualname__}"
         wanted = f"as kind {kind!r}" if kind else f"among {shelf}"
         raise ConfigError(
-            f"{shown} cannot be stored {wanted}.\nHint: {shelf} are of the kinds"
+            f"{shown} cannot be stored {wanted}.\nHint: the kinds of {shelf} are"
             f" {', '.join(self._names(shelf))}; trusted=True with kind='pickle' stores any object that can be"
             " pickled."
         )
@@ -114,7 +114,7 @@ class Kinds:
     def _named(self, obj: Any, shelf: str, kind: str) -> list[Handler]:
         own = next((row for row in self.rows if row.name == kind and shelf in row.shelves), None)
         if own is None and kind not in self._names(shelf):
-            raise ConfigError(f"kind={kind!r}: {shelf} are of the kinds {', '.join(self._names(shelf))}.")
+            raise ConfigError(f"kind={kind!r}: the kinds of {shelf} are {', '.join(self._names(shelf))}.")
         return [self.handler(kind)] if own is None or own.may_take(obj) else []
 
     def _names(self, shelf: str) -> list[str]:
@@ -148,11 +148,11 @@ class Kinds:
         return own or _plugin_row(kind) or Row(kind, "", gpus=True)
 
     def sandboxed(self, what: str, kind: str, meta: Mapping[str, Any], lacking: str | None) -> bool:
-        """Whether a model of a stranger is read and called by a sandboxed process; the kind of what is inside
-        an estimator decides. `lacking` is why processes cannot be sandboxed here.
+        """Whether an untrusted model is read and called by a sandboxed process; for an estimator, the kind of
+        the model in it decides. `lacking` is why processes cannot be sandboxed here.
 
         Raises:
-            UntrustedError: It would have to be, and that is not possible here.
+            UntrustedError: A sandbox is required, but not available here.
         """
         row = self.row(kind, meta)
         if lacking is not None and row.needs_sandbox:
@@ -166,7 +166,7 @@ class Kinds:
 
 def _checked(handler: Handler) -> ModelKind:
     if not isinstance(handler, ModelKind):
-        raise ConfigError(f"kind {handler.kind!r} is not a kind of models.")
+        raise ConfigError(f"kind {handler.kind!r} is not a kind of model.")
     return handler
 
 

@@ -63,10 +63,10 @@ class SavedModelPredictor(Predictor):
         if len(functions) > 1 and default != DEFAULT_SIGNATURE:
             raise ConfigError(
                 f"the SavedModel has the signatures {', '.join(sorted(functions))}, and none of them is"
-                f" {DEFAULT_SIGNATURE!r}, which is what a request without a signature's name means."
+                f" {DEFAULT_SIGNATURE!r}, which requests without a signature name use."
             )
         if not functions:
-            raise ConfigError("the SavedModel has no signature to be called by.")
+            raise ConfigError("the SavedModel has no signature that can be called.")
         self._functions = {f"{SIGNATURE_METHOD}{name}": made for name, made in functions.items()}
         self._functions["predict"] = functions[default]
         self._signatures = {name: _signature(function) for name, function in functions.items()}

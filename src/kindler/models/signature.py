@@ -27,8 +27,8 @@ class TensorSpec:
     Attributes:
         name: Its name.
         dtype: Its numpy dtype; "object" is text or bytes, None any.
-        shape: Its shape, rows first; None where a length is free. None altogether if it is not known.
-        binary: Whether text is bytes to it, as TensorFlow has it. To every other model text is `str`.
+        shape: Its shape, rows first; None for a free length. None altogether if it is unknown.
+        binary: Whether text is bytes, as in TensorFlow. For all other models text is `str`.
     """
 
     name: str
@@ -39,12 +39,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives.
+    """The inputs and outputs of a model.
 
     Attributes:
-        inputs: Its inputs, in its own order.
+        inputs: Its inputs, in order.
         outputs: Its outputs, as far as they are known before the first call.
-        columns: The names of the columns of its only input, where it has them.
+        columns: The column names of its only input, if it has them.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -71,7 +71,7 @@ def signature_from(fields: Mapping[str, Any]) -> Signature:
 
 
 def example(signature: Signature, rows: int = 1) -> Arrays | None:
-    """Inputs that a model might take, with rows that differ; None if it does not say enough of itself."""
+    """Example inputs, with rows that differ; None if the signature does not say enough."""
     random = np.random.default_rng(0)
     made: Arrays = {}
     for spec in signature.inputs:
@@ -86,7 +86,7 @@ def example(signature: Signature, rows: int = 1) -> Arrays | None:
 
 
 def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
-    """The inputs as the model takes them."""
+    """The inputs, converted to what the model takes."""
     specs = signature.inputs
     if len(specs) == 1 and len(given) == 1:
         (array,) = given.values()
@@ -101,7 +101,7 @@ def fit(signature: Signature, given: Mapping[str, Array]) -> Arrays:
 
 
 def rows_of(arrays: Mapping[str, Array]) -> int:
-    """How many rows the inputs have."""
+    """The number of rows of the inputs."""
     counts = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     found = set(counts.values())
     if None in found:
@@ -119,8 +119,8 @@ def rows_of(arrays: Mapping[str, Array]) -> int:
 def from_columns(signature: Signature, columns: Mapping[str, Array]) -> Arrays:
     """Named columns of a table as inputs.
 
-    A model whose inputs have the columns' names takes those. Another model with one input takes all side by
-    side: by the names it was trained with if it has them, else in the order given.
+    A model whose inputs have the columns' names takes those. Any other model with one input takes all columns
+    as one matrix: by the names it was trained with if it has them, else in their order.
     """
     names = signature.names
     if not columns:
@@ -151,7 +151,9 @@ def _beside(columns: Mapping[str, Array], spec: TensorSpec) -> Array:
         return only[:, None] if flat else only
     tall = [name for name, array in columns.items() if array.ndim != 1]
     if tall:
-        raise DataError(f"the column {tall[0]!r} holds lists, and the model takes its columns side by side.")
+        raise DataError(
+            f"the column {tall[0]!r} contains lists, but the model takes its columns as one matrix."
+        )
     if len({len(array) for array in arrays}) != 1:
         shown = ", ".join(f"{name!r} has {len(array)}" for name, array in columns.items())
         raise DataError(f"the columns have different numbers of rows: {shown}.")
@@ -194,7 +196,7 @@ def _fitted(array: Array, spec: TensorSpec) -> Array:
         shown = "text, or has nulls" if array.dtype.kind in "OUSV" else array.dtype.name
         if array.dtype.kind in "iu" and array.size:
             shown += f" from {array.min()} to {array.max()}"
-        raise DataError(f"the input {spec.name!r} is {shown}, and the model takes {target.name}.")
+        raise DataError(f"the input {spec.name!r} is {shown}, but the model takes {target.name}.")
     with np.errstate(over="ignore"):  # beyond the largest float is infinity, as everywhere
         return array.astype(target)
 

@@ -67,8 +67,8 @@ class SklearnKind(OwnMethods):
             require_trust(
                 trusted,
                 what="the scikit-learn model",
-                reason=f"compiled code would believe what the file says of {shown}, which a sandboxed process"
-                " may do (a server's or a worker's), but not this one",
+                reason=f"compiled code would trust what the file says about {shown}, which is allowed in a"
+                " sandboxed process (a server's or a worker's), but not in this one",
             )
         # What is trusted is for the caller to say, and never for the file.
         model = _skops().load(path, trusted=_unknown(path, trusted=trusted))

@@ -3,7 +3,7 @@
 Neither is a pickle. Layers are those of `torch.nn`. Any other class is given by the reader, or imported by
 its name if the reader trusts the store. A class of a notebook or script, which nobody can import, is stored
 with its code, and read only by those who trust it. An exported program runs code of its file: loading it
-evaluates text that is in it.
+evaluates text from the file.
 """
 
 from __future__ import annotations
@@ -46,16 +46,15 @@ Classes: TypeAlias = Sequence[type[nn.Module]]
 
 _WEIGHTS, _PROGRAM, _BY_VALUE = "weights.safetensors", "program.pt2", "model.pickle"
 _HINT = (
-    "Hint: init={...} gives the arguments that its class is made with, if the class can be imported;"
-    " example=(x,) with trusted=True stores a program of torch.export; kind='pickle' with trusted=True any"
-    " model."
+    "Hint: init={...} sets the arguments of its constructor, if the class can be imported; example=(x,)"
+    " with trusted=True stores a torch.export program; kind='pickle' with trusted=True stores any model."
 )
 
 
 class TorchKind(FrameworkKind):
     """`nn.Module` objects, and `.pt2` files of `torch.export`.
 
-    `init` are the arguments its class is made with, as JSON has them. `example` is a tuple of inputs, with
+    `init` are the arguments of its class, as JSON values. `example` is a tuple of inputs, with
     which `torch.export` makes a program that needs no class. `classes` are those that the model may be of.
     """
 
@@ -107,7 +106,8 @@ class TorchKind(FrameworkKind):
             require_trust(
                 trusted,
                 what=f"a PyTorch model of the class {str(meta['class'])!r}",
-                reason="its class stands in a notebook or script and is stored with its code, as a pickle",
+                reason="its class is defined in a notebook or script and is stored with its code, as a"
+                " pickle",
             )
             return cloudpickle.loads(confined(folder, _BY_VALUE).read_bytes())
         cls = None if meta["form"] == "layers" else class_of(str(meta["class"]), classes, trusted=trusted)
@@ -115,7 +115,7 @@ class TorchKind(FrameworkKind):
         try:
             return recipes.restore(_made(meta, cls), weights, meta)
         except Exception as exc:  # of PyTorch, or of the user's class: they say why
-            raise ConfigError(f"the stored PyTorch model cannot be made again: {exc}") from exc
+            raise ConfigError(f"the stored PyTorch model cannot be rebuilt: {exc}") from exc
 
     def estimator(self, **options: Any) -> Estimator:
         return Estimator.from_torch(**options)
@@ -168,7 +168,7 @@ class TorchKind(FrameworkKind):
 
 
 def _require_trusted_program(trusted: bool) -> None:
-    require_trust(trusted, what="an exported program", reason="loading it evaluates text that is in it")
+    require_trust(trusted, what="an exported program", reason="loading it evaluates text from the file")
 
 
 def _made(meta: Meta, cls: type[nn.Module] | None) -> nn.Module:
@@ -201,7 +201,7 @@ def _how_to_make(model: nn.Module, init: Mapping[str, Any] | None) -> dict[str, 
     path = import_path(type(model))
     if path is None:
         raise ConfigError(
-            f"the class of this model, {_path(type(model))}, cannot be imported by others.\n{_HINT}"
+            f"the class of this model, {_path(type(model))}, cannot be imported elsewhere.\n{_HINT}"
         )
     return {"form": "class", "class": path, "init": dict(init or {})}
 
@@ -209,12 +209,12 @@ def _how_to_make(model: nn.Module, init: Mapping[str, Any] | None) -> dict[str, 
 def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     """Make the module again as a reader will, without its numbers, and compare."""
     by_class = recipe["form"] == "class"
-    shown = f"{recipe['class']} made with init={recipe['init']!r}" if by_class else "the model, made again,"
+    shown = f"{recipe['class']} with init={recipe['init']!r}" if by_class else "the rebuilt model"
     try:
         with torch.device("meta"):
             again = _made(recipe, type(model) if by_class else None)
     except Exception as exc:  # the class's own code says why it cannot be made
-        raise ConfigError(f"{shown.replace(' made ', ' cannot be made ')}: {exc}.\n{_HINT}") from exc
+        raise ConfigError(f"{shown} cannot be built: {exc}.\n{_HINT}") from exc
     ties = {name for names in recipe["ties"] for name in names[1:]}
     empty = {
         name: torch.empty_like(value, device="meta")
@@ -224,9 +224,9 @@ def _check_same(model: nn.Module, recipe: Mapping[str, Any]) -> None:
     try:
         differ = recipes.difference(model, recipes.restore(again, empty, recipe))
     except Exception as exc:  # PyTorch says which
-        raise ConfigError(f"{shown} is another model: {exc}\n{_HINT}") from exc
+        raise ConfigError(f"{shown} is a different model: {exc}\n{_HINT}") from exc
     if differ:
-        raise ConfigError(f"{shown} is another model: {differ[:5]} differ.\n{_HINT}")
+        raise ConfigError(f"{shown} is a different model: {differ[:5]} differ.\n{_HINT}")
 
 
 def class_of(path: str, classes: Classes, *, trusted: bool) -> type[nn.Module]:
@@ -237,7 +237,7 @@ def class_of(path: str, classes: Classes, *, trusted: bool) -> type[nn.Module]:
     require_trust(
         trusted,
         what=f"a PyTorch model of the class {path!r}",
-        reason="its class would be imported by the name that is stored with it (or give classes=[...])",
+        reason="its class would be imported by the name that is stored with it (or pass classes=[...])",
     )
     found = import_object(path, what="the model's class")
     if not (isinstance(found, type) and issubclass(found, nn.Module)):

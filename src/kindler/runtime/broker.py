@@ -125,7 +125,7 @@ def content_of(message: Any) -> bytes:
     if message.content_type != _CONTENT_TYPE:
         raise FrameError(f"unexpected content type {str(message.content_type)[:60]!r}.")
     if not isinstance(message.body, bytes | memoryview) or len(message.body) > 2 * _LARGEST_BYTES:
-        raise FrameError(f"unexpected body, or one of more than {2 * _LARGEST_BYTES} bytes.")
+        raise FrameError(f"unexpected body, or a body of more than {2 * _LARGEST_BYTES} bytes.")
     return bytes(message.body)
 
 
@@ -390,10 +390,10 @@ class BrokerEngine:
             content = content_of(message)
             read_id, report = Report.read(self._messages.unpack(content))
             if read_id != task_id:
-                raise FrameError(f"it is about the task {read_id[:40]!r}.")
+                raise FrameError(f"it belongs to the task {read_id[:40]!r}.")
         except (FrameError, StoreError, OSError) as exc:
             _log.warning("rejected a reply: %s", exc)
-            unread = BrokerError(f"the task has ended, and its result cannot be read here: {exc}")
+            unread = BrokerError(f"the task ended, but its result cannot be read here: {exc}")
             report = Report.failed(unread)
         self._messages.drop(content)
         with self._lock:
@@ -433,12 +433,12 @@ class BrokerEngine:
     def _send_again(self, pending: _PendingTask) -> None:
         task, pending.missing_since = pending.task, None
         if pending.sends <= task.max_retries:
-            _log.warning("%s was taken by a worker that gives no sign of life; sending it again", task)
+            _log.warning("%s was taken by a worker that does not respond; sending it again", task)
             self._send(pending)
             return
         error = BrokerError(
-            f"{task} was sent {pending.sends} times, and no worker that took it gave a sign of life.\n"
-            "Hint: a worker may be stopped, or hang; more attempts: runtime.options(max_retries=...)."
+            f"{task} was sent {pending.sends} times, but no worker that took it responded.\n"
+            "Hint: a worker may be stopped or hanging; for more attempts: runtime.options(max_retries=...)."
         )
         self._abandon(task.id, Report.failed(error))
 
@@ -494,7 +494,7 @@ class LargeMessages:
         except FrameError:
             pass  # not one of ours
         except (StoreError, OSError) as exc:
-            _log.warning("could not delete a large message, which is tried again after a day: %s", exc)
+            _log.warning("could not delete a large message, retrying after a day: %s", exc)
 
     def drop_old(self) -> None:
         """Delete messages that were not deleted by a reader."""

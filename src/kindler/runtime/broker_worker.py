@@ -71,8 +71,8 @@ class Worker:
         self._restore_at = 0.0
         if not trusted and (reason := sandbox.unavailable_reason()) is not None:
             _log.warning(
-                "sandboxing is unavailable: %s. Only models of scikit-learn and PyTorch can be called.\nHint:"
-                " --trusted allows all models, if you trust everybody who can write to the store.",
+                "sandboxing is unavailable: %s. Only scikit-learn and PyTorch models can be called.\nHint:"
+                " --trusted allows all models, if you trust everyone who can write to the store.",
                 reason,
             )
 
@@ -149,7 +149,7 @@ class Worker:
         try:
             task = Task.read(self.messages.unpack(content))
             if task.id != task_id:
-                raise FrameError("its id is not that of its message.")
+                raise FrameError("its id does not match its message.")
         except (FrameError, StoreError, OSError) as exc:
             _log.error("rejected a task: %s", exc)
             return failed(task_id, BrokerError(f"a worker cannot read the task: {exc}"))
@@ -184,7 +184,7 @@ class _Slot:
         try:
             self._give_back()
         except Exception as exc:  # noqa: BLE001 - the broker does it, later
-            _log.info("could not give back a task: %r", exc)
+            _log.info("could not return a task to its queue: %r", exc)
         self.link.close()
 
     def _consume(self, channel: Any) -> Any:
@@ -256,7 +256,7 @@ class _Slot:
             elif self.link.is_open:
                 self.link.drain(_GLANCE_S)
         except Exception as exc:  # noqa: BLE001 - each transport has its own errors
-            _log.warning("lost the connection to the broker; the task that runs goes on: %s", exc)
+            _log.warning("lost the connection to the broker; the running task continues: %s", exc)
             self.link.close()
 
     def _deliver(self, message: Any, task_id: str, reply: bytes) -> None:
@@ -328,9 +328,9 @@ def failed(task_id: str, error: BaseException) -> bytes:
 
 
 def _unsent(verb: str, problem: Exception) -> BrokerError:
-    return BrokerError(f"the task has ended, and its result could not be {verb}: {problem}")
+    return BrokerError(f"the task ended, but its result could not be {verb}: {problem}")
 
 
 def _lost() -> WorkerLostError:
-    reason = "it was gone before it had a result, and the task's max_retries are used up"
+    reason = "it was lost before it had a result, and the task's max_retries are used up"
     return WorkerLostError(reason, rank=None, host="an unknown host")

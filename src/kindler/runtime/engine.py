@@ -17,8 +17,8 @@ Listener: TypeAlias = Callable[[Report], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """How many tasks can run at a time, are running, and wait for a worker; `engine` is "local", or the kind
-    of broker."""
+    """How many tasks can run at a time, are running, and are waiting for a worker; `engine` is "local", or
+    the kind of broker."""
 
     engine: str
     workers: int
@@ -29,9 +29,9 @@ class Load:
 class Engine(Protocol):
     """Runs tasks.
 
-    Each submitted task gets exactly one report that is not "running", whatever happens to its worker: no task
-    is lost. A task whose worker is lost is started again `max_retries` times, and then fails with that
-    reason. So a task may run more than once.
+    Each submitted task gets exactly one report that is not "running", even if its worker dies: no task is
+    lost. A task whose worker is lost is started again `max_retries` times, and then fails with that reason. A
+    task may therefore run more than once.
     """
 
     def submit(self, task: Task, listen: Listener) -> None:
@@ -42,7 +42,7 @@ class Engine(Protocol):
         """
 
     def cancel(self, task_id: str) -> None:
-        """Cancel a task, also if it is running; no effect if it has ended."""
+        """Cancel a task, even if it is running; no effect if it has ended."""
 
     def load(self) -> Load:
         """The current load.
@@ -104,7 +104,8 @@ def open_engine(store: str, broker: str | None = None) -> Engine:
 
 
 def without_trust(broker: str | None) -> str | None:
-    """The same broker; local workers run no code of the store, and call its models in sandboxed processes."""
+    """The same broker; local workers do not run code from the store, and call its models in sandboxed
+    processes."""
     named = broker or default_broker(os.environ) or "local://"
     if not named.startswith("local:"):
         return broker  # whose workers say for themselves whom they trust

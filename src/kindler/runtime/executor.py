@@ -133,7 +133,7 @@ class Executor:
                 raise
             raise UntrustedError(
                 what=f"the task {task}",
-                reason="this worker runs no code of the store; `kindler worker --trusted` does",
+                reason="this worker does not run code from the store; `kindler worker --trusted` does",
             ) from exc
         if task.callback is not None:
             self._call_back(task, result)
@@ -206,7 +206,7 @@ def _spark_session(options: dict[str, Any]) -> Any:
     arguments = options.pop("spark", None)
     if options.get("engine") != "spark":
         if arguments is not None:
-            raise ConfigError("fit(spark=...) goes with engine='spark'.")
+            raise ConfigError("fit(spark=...) requires engine='spark'.")
         return None
     from kindler.spark.session import init
 
@@ -240,7 +240,7 @@ def _data(data: Any, datasets: Datasets, *, trusted: bool, spark: Any = None) ->
     expression = parse_expression(data)
     if expression.operation == "iterchunks":
         raise ConfigError(
-            f"{data!r}: a task reads a dataset at once.\nHint: datasets.get reads it in pieces."
+            f"{data!r}: a task can only read a dataset as a whole.\nHint: datasets.get can read it in pieces."
         )
     version = datasets.metadata(expression.name)
     options: dict[str, Any] = dict(expression.arguments or {})
@@ -270,7 +270,7 @@ def _not_paths(value: Any) -> Any:
     """Lists as arrays. Text is an error: an estimator would take it for the path of a local file."""
     if isinstance(value, str | bytes | os.PathLike):
         raise ConfigError(
-            "expected arrays or tables, received text.\nHint: pass the name of a dataset that holds some."
+            "expected arrays or tables, received text.\nHint: pass the name of a dataset that contains them."
         )
     return np.asarray(value) if isinstance(value, list) else value
 

@@ -110,7 +110,7 @@ class _Process:
         except (TimeoutError, ChannelClosed) as exc:
             log = self._log()
             self.end()
-            raise StartTimeoutError(f"a worker of the runtime did not come up: {exc}.\n{log}") from exc
+            raise StartTimeoutError(f"a worker of the runtime did not start: {exc}.\n{log}") from exc
 
     def send(self, task: Task) -> None:
         send_frame(self._channel, task.frame())

@@ -45,18 +45,18 @@ class TaskSettings:
     """How a task is run.
 
     Attributes:
-        label: The label of workers that may run it; "default" is that of workers without one.
+        label: The label of workers that may run it; workers without a label have "default".
         timeout_s: Seconds that it may run, including loading and excluding waiting.
         wait_s: Seconds that it may wait for a worker of a broker; local workers are started on demand.
-        max_retries: How often it is started again after its worker was lost.
+        max_retries: How often it is restarted after its worker was lost.
         result_bytes: The largest result, in bytes; a task with a larger one fails.
-        trusted: Whether it may run functions and pickles of the store.
-        callback: A script's name, called by the worker with the result; or a function, called in this
-            process with the handle.
+        trusted: Whether it may run functions and pickles from the store.
+        callback: The name of a script, which the worker calls with the result; or a function, which this
+            process calls with the handle.
 
     >>> TaskSettings(timeout_s=0)
     Traceback (most recent call last):
-    kindler.errors.ConfigError: timeout_s=0: must be seconds, above 0 and at most 1e+06.
+    kindler.errors.ConfigError: timeout_s=0: must be a number of seconds above 0 and at most 1e+06.
     """
 
     label: str = "default"
@@ -72,7 +72,9 @@ class TaskSettings:
             raise ConfigError(f"label={self.label!r}: must be letters, digits, - and _, at most 50.")
         for name, seconds in (("timeout_s", self.timeout_s), ("wait_s", self.wait_s)):
             if not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_S:
-                raise ConfigError(f"{name}={seconds!r}: must be seconds, above 0 and at most {_LONGEST_S:g}.")
+                raise ConfigError(
+                    f"{name}={seconds!r}: must be a number of seconds above 0 and at most {_LONGEST_S:g}."
+                )
         if type(self.max_retries) is not int or self.max_retries < 0:
             raise ConfigError(f"max_retries={self.max_retries!r}: must be 0 or more.")
         if type(self.result_bytes) is not int or self.result_bytes < 1:

@@ -66,18 +66,18 @@ class TaskHandle:
 
     @property
     def size(self) -> int:
-        """The bytes of the result and the log; 0 until the task has ended."""
+        """The size of the result and the log in bytes; 0 until the task has ended."""
         return 0 if self._report is None else sum(map(len, self._report.buffers)) + len(self.log)
 
     def ready(self) -> bool:
-        """Whether the task has ended, in whatever way."""
+        """Whether the task has ended, successfully or not."""
         return self._ended.is_set()
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the result and return it. The result of `fit` is the new version.
 
         Args:
-            timeout: Seconds to wait; None waits as long as the task may take.
+            timeout: Seconds to wait; None waits until the task ends.
 
         Raises:
             TaskTimeoutError: The task has not ended yet and continues; or it exceeded its time limit.
@@ -94,7 +94,7 @@ class TaskHandle:
         return self._report.result(self._runtime._version)
 
     def cancel(self) -> bool:
-        """Cancel the task, also if it is running; returns whether that succeeded."""
+        """Cancel the task, even if it is running; returns whether that succeeded."""
         if not self._ended.is_set():
             self._runtime._cancel(self)
             self._ended.wait(_CANCEL_TIMEOUT_S)
@@ -118,7 +118,7 @@ class TaskHandle:
             run.start()
 
     def when_ended(self, call: Callable[[TaskHandle], None]) -> None:
-        """Call a function with this handle when the task has ended; at once if it has."""
+        """Call a function with this handle when the task has ended; immediately if it already has."""
         with self._lock:
             if not self._ended.is_set():
                 self._then.append(call)
@@ -215,7 +215,7 @@ class RuntimeModel(_Proxy):
         return self._called("fit", (data, labels), options)
 
     def reduce(self, results: Any = None, **options: Any) -> TaskHandle:
-        """Combine a list of results; stored functions only. A `mapreduce` gives the list itself."""
+        """Combine a list of results; stored functions only. `mapreduce` passes the list itself."""
         return self._called("reduce", (results,), options)
 
     def partial_fit(self, data: Any, labels: Any = None, **options: Any) -> TaskHandle:
@@ -239,8 +239,8 @@ Order: TypeAlias = Literal["parallel", "sequence", "mapreduce"]
 class TaskGroup:
     """Tasks that are submitted together by `run()`.
 
-    `runtime.parallel()`: all at once, as far as there are workers. `runtime.sequence()`: one after the other;
-    names are resolved when a task's turn comes, so `predict` after `fit` uses the new version.
+    `runtime.parallel()`: all at once, as far as workers are available. `runtime.sequence()`: one after the
+    other; names are resolved when a task's turn comes, so `predict` after `fit` uses the new version.
     `runtime.mapreduce()`: in parallel, and a last one, `model(name).reduce()` or `script(name).run()` of a
     stored function, that is called with the list of their results. A task that fails, or is cancelled,
     cancels those that wait for it.
@@ -285,7 +285,7 @@ class TaskGroup:
         if self._ran:
             raise ConfigError("run() was called already.\nHint: make another sequence() or parallel().")
         if self._order == "mapreduce" and last < 1:
-            raise ConfigError("mapreduce() needs one call or more, and a last one that takes their results.")
+            raise ConfigError("mapreduce() needs at least one call, and a last one that takes their results.")
         self._ran = True
         for i in range(last + 1):
             waits = self._order == "sequence" or (self._order == "mapreduce" and i == last)
@@ -436,7 +436,7 @@ class Runtime:
         return TaskGroup(self, "mapreduce")
 
     def load(self) -> Load:
-        """The number of workers, of busy ones, and of tasks that wait for one.
+        """The number of workers, of busy workers, and of waiting tasks.
 
         Raises:
             BrokerError: The broker cannot be reached.

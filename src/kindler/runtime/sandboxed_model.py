@@ -60,8 +60,8 @@ def load(options: Fields) -> tuple[Fields, Handler]:
             size = sum(map(len, buffers))
             if size > _ANSWER_BYTES:
                 raise DataError(
-                    f"the result takes {size} bytes; a worker takes {_ANSWER_BYTES} of a model that is not"
-                    " trusted.\nHint: predict fewer rows at a time."
+                    f"the result has {size} bytes; a worker accepts at most {_ANSWER_BYTES} from an"
+                    f" untrusted model.\nHint: predict fewer rows at a time."
                 )
             return {}, {str(i): buffer for i, buffer in enumerate(buffers)}
         except BaseException as exc:  # noqa: BLE001 - whatever a model raises is for whoever sent the task

@@ -68,7 +68,7 @@ class _QoS(redis.QoS):  # type: ignore[misc]
         except Exception as exc:
             if isinstance(exc, self.channel.connection_errors) and not isinstance(exc, KeyError):
                 raise
-            _log.error("dropped a task that no worker acknowledged, and that is not a message: %r", exc)
+            _log.error("dropped an unacknowledged task that is not a valid message: %r", exc)
             self.reject(tag)
 
 

@@ -130,7 +130,8 @@ def _encoded_array(array: np.ndarray[Any, Any], buffers: list[bytes], *, scalar:
         return {_MARK: "objects", "shape": shape, "buffer": number}
     if array.dtype.kind not in _KINDS or array.dtype.hasobject:
         raise DataError(
-            f"cannot send an array of {array.dtype} to a worker.\nHint: convert it, as by astype('float32')."
+            f"cannot send an array of {array.dtype} to a worker.\nHint: convert it, for example with"
+            f" astype('float32')."
         )
     form = "scalar" if scalar else "array"
     number = _added(np.ascontiguousarray(array).tobytes(), buffers)

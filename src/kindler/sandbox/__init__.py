@@ -125,7 +125,7 @@ def excess(pid: int, memory_bytes: int, *, threads: int | None = None, shared_by
     except (OSError, KeyError, IndexError, ValueError):
         return None  # it has ended, or this system tells nothing
     if own - shared + max(shared, shared_bytes) + tables > memory_bytes:
-        return f"had more than {memory_bytes} bytes in memory"
+        return f"used more than {memory_bytes} bytes of memory"
     return f"had more than {threads} threads" if threads is not None and running > threads else None
 
 
@@ -148,10 +148,12 @@ def unavailable_reason() -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
-        return f"a try failed: {exc}"
+        return f"a test process failed: {exc}"
     if tried.returncode == 0:
         return None
-    return next(iter(reversed(tried.stderr.strip().splitlines())), f"a try ended with {tried.returncode}")
+    return next(
+        iter(reversed(tried.stderr.strip().splitlines())), f"a test process ended with {tried.returncode}"
+    )
 
 
 def libraries() -> list[Path]:

@@ -112,7 +112,7 @@ class Calls:
             header = orjson.dumps({**answer, "arrays": plan.entries})
             size = plan.size - start + len(header)
             if size > most or plan.size + len(header) > self.own.size:
-                raise MemoryError(f"the outputs take {size} bytes; the server takes {most}")
+                raise MemoryError(f"the outputs have {size} bytes; the server accepts at most {most}")
             plan.write(self.own.memory)
         except BaseException as exc:  # noqa: BLE001 - whatever it raises is told to whoever called
             self.answer({"error": encoded_error(exc)})

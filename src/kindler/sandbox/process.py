@@ -278,7 +278,7 @@ class SandboxProcess:
             "readable": start.readable,
             "memory_bytes": start.memory_bytes,
         }
-        self._begin(done, start.load_s, f"had not loaded the model after {start.load_s:g} s")
+        self._begin(done, start.load_s, f"did not load the model within {start.load_s:g} s")
         _, length = self._own.write(orjson.dumps(order))
         socket.send_fds(self._sock, [WORD.pack(CALL, self._own.size, length)], [self._own.fd])
 
@@ -369,7 +369,7 @@ class SandboxProcess:
             return
         size = sum(entry[4] for entry in header["arrays"])
         if size > self._most_output:
-            raise ValueError(f"outputs of {size} bytes; it may send {self._most_output}")
+            raise ValueError(f"outputs of {size} bytes; at most {self._most_output} are allowed")
         if size > _LARGE_BYTES or end > _INPUT_BYTES:
             self._is_reading = True
             reading = self._loop.run_in_executor(self._executor, self._outputs, header, end)

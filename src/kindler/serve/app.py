@@ -58,7 +58,7 @@ _LINGER_S = 5.0  # for a client that goes on sending what was refused, and would
 _CLOSES = ("connection", "close")
 _STOPPING = Problem(
     503,
-    "the server is being stopped, and the request did not end in time.",
+    "the server is being stopped, and the request did not finish in time.",
     {"connection": "close", "retry-after": "5"},
 )
 _CORS: dict[str, Any] = {
@@ -85,7 +85,7 @@ def create_app(
     Args:
         storage: The store.
         settings: The limits.
-        local: Whether it can be reached from this machine alone; then it needs no keys while there are none.
+        local: Whether only this machine can reach it; it then requires no key until one exists.
     """
     settings = settings or ServeSettings()
     stats, keys = Stats(), Keys(storage.store)
@@ -270,8 +270,8 @@ def _unsandboxed(settings: ServeSettings) -> str | None:
     if reason is not None:
         kinds = ", ".join(sorted(row.name for row in MODEL_KINDS.rows if row.needs_sandbox))
         _log.warning(
-            "sandboxing is unavailable: %s. Models of the kinds %s are rejected.\nHint: --trusted serves"
-            " them if you trust everybody who can write to the store; --isolation none serves them in the"
+            "sandboxing is unavailable: %s. Models of kinds %s are rejected.\nHint: --trusted serves"
+            " them if you trust everyone who can write to the store; --isolation none serves them in the"
             " server's own process.",
             reason,
             kinds,

@@ -153,7 +153,7 @@ class Authorizer:
             return Access(None, bucket)
         token = _token(headers)
         if not token:
-            hint = "" if self._known else " The store has no keys any more: `kindler keys add` makes one."
+            hint = "" if self._known else " The store has no keys left: `kindler keys add` creates one."
             raise Problem(
                 401,
                 f"missing API key; send 'Authorization: Bearer <key>'.{hint}",

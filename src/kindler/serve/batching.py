@@ -126,7 +126,8 @@ class Batcher:
         ):
             refused = 429, f"too many rows are queued for this model: {waiting}."
         elif waiting * self._row_s / self._pool.slots > timeout_s:
-            refused = 503, f"{waiting} rows are queued for this model, too many for {timeout_s:g} s."
+            refused = 503, f"{waiting} rows are queued for this model, too many to finish within"
+            f" {timeout_s:g} s."
         if refused is not None:
             raise Problem(*refused, {"retry-after": str(max(1, round(waiting * self._row_s)))})
         key = (method, tuple((name, _kinds(array), array.shape[1:]) for name, array in inputs.items()))
@@ -302,7 +303,7 @@ def _as_problem(error: BaseException) -> Problem:
         if error.hung:
             return Problem(504, "the model did not answer in time.")
         if error.by_memory:
-            return Problem(503, "the model needed more memory than it may have.", {"retry-after": "5"})
+            return Problem(503, "the model exceeded its memory limit.", {"retry-after": "5"})
         return Problem(500, f"the model failed on these inputs: its process {error.reason}.")
     if isinstance(error, DataError):
         return Problem(400, str(error))

@@ -261,7 +261,7 @@ class Bodies:
         if isinstance(error, ProcessLost) and error.hung:
             problem = Problem(413, f"reading the body took longer than {self._timeout_s:g} s.")
         elif isinstance(error, MemoryError) or (isinstance(error, ProcessLost) and not error.malformed):
-            limit = f"takes more than the {most} bytes of memory that one of its size gets"
+            limit = f"takes more than the {most} bytes of memory allowed for its size"
             problem = Problem(413, f"reading the body of {size} bytes {limit}.")
         else:
             name = f": {error.name}" if isinstance(error, RemoteError) else ""

@@ -49,7 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES:
-            self._reject(431, f"the head of a request may have {_MAX_HEAD_BYTES} bytes.")
+            self._reject(431, f"the head of a request is limited to {_MAX_HEAD_BYTES} bytes.")
         elif self._timer is None:
             self._start_timer()
 

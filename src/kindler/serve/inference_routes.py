@@ -361,8 +361,8 @@ def prediction_routes() -> APIRouter:
             access: Authorized,
             datax: Annotated[str, Field(description="A stored dataset to use instead of a body")] = "",
             flat: Annotated[str, Field(description="1 to return the result as a flat list")] = "",
-            dtype: Annotated[str, Field(description=f"The dtype of a body of {RAW}")] = "",
-            shape: Annotated[str, Field(description=f"The shape of a body of {RAW}, as 8,28,28")] = "",
+            dtype: Annotated[str, Field(description=f"The dtype of a {RAW} body")] = "",
+            shape: Annotated[str, Field(description=f"The shape of a {RAW} body, such as 8,28,28")] = "",
         ) -> OmegaResponse:
             """Predict (omega|ml)."""
             _unreachable()

@@ -195,7 +195,7 @@ def shown_name(version: Version) -> str:
 
 def _as_problem(version: Version, error: Exception) -> Problem:
     if isinstance(error, UntrustedError):
-        reason = f"the server does not load it: {error.what} was refused: {error.reason}."
+        reason = f"the server does not load it: {error.what} was rejected: {error.reason}."
         return Problem(403, f"{version} is not served: {reason}")
     if isinstance(error, MissingExtraError):
         return Problem(501, f"{version} cannot be loaded here: {error}")

@@ -160,7 +160,7 @@ class ModelPool:
         self._losses = self._losses + 1 if now - self._last_loss < _FORGIVEN_S else 0
         self._last_loss = now
         self.when_lost(why)
-        _log.warning("%s: %s; another takes its place", self._name, why)
+        _log.warning("%s: %s; starting a replacement", self._name, why)
         if not self._processes:
             pause_s = min(_FIRST_PAUSE_S * 2**self._losses, _LONGEST_PAUSE_S)
             self._start_another(pause_s if self._losses else 0.0)

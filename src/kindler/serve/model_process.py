@@ -63,7 +63,7 @@ def warmed(predictor: Predictor, batching: bool | None = None) -> dict[str, bool
                 if not predictor.signature.outputs:
                     predictor.signature = replace(predictor.signature, outputs=_specs(outputs))
         except Exception as exc:  # noqa: BLE001 - made-up values may be nothing that it can take
-            _log.info("a call with made-up values failed: %s", exc)
+            _log.info("a call with example values failed: %s", exc)
     return batchable
 
 

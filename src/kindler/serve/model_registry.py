@@ -139,7 +139,7 @@ class ModelRegistry:
         if len(names) != 1:
             raise Problem(
                 404,
-                f"the store has {len(names)} models, and the server has no default model."
+                f"the store has {len(names)} models, but the server has no default model."
                 " Hint: start it with --model NAME, or use /models/NAME/invocations.",
             )
         return names[0]
@@ -245,7 +245,7 @@ class ModelRegistry:
         try:
             loaded = await asyncio.wait_for(asyncio.shield(task), self.settings.timeout_s)
         except asyncio.TimeoutError:
-            raise Problem(504, f"{version} is still being loaded.", {"retry-after": "5"}) from None
+            raise Problem(504, f"{version} is still loading.", {"retry-after": "5"}) from None
         self._check_unloaded(version.bucket, version.name)  # since the load has ended
         return loaded
 
@@ -300,7 +300,7 @@ class ModelRegistry:
         del self._loaded[_key(model.version)]
         for name in [name for name, known in self._known.items() if known.model is model]:
             del self._known[name]
-        _log.info("took %s out of memory", model.version)
+        _log.info("evicted %s from memory", model.version)
 
 
 def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:

@@ -184,7 +184,7 @@ def problem_of(error: Exception, entry: Entry) -> Problem:
     problem = as_problem(error)
     if problem is None:
         _log.error("%s failed (request %s)", entry.path[:200], entry.id, exc_info=error)
-        problem = Problem(500, f"internal server error; the server's log has it as request {entry.id}.")
+        problem = Problem(500, f"internal server error; see request {entry.id} in the server's log.")
     return problem
 
 

@@ -84,20 +84,20 @@ def serve(
     tls: Tls | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve a store until SIGINT or SIGTERM; requests that run are finished first.
+    """Serve a store until SIGINT or SIGTERM; running requests finish first.
 
     Args:
-        url: The store; None takes `KINDLER_STORE`, or the user's own.
-        host: The address to listen on. One beyond this machine needs keys in the store.
-        port: The port; 0 takes a free one.
-        broker: The broker of the store's runtime; None takes `KINDLER_BROKER`, or workers of this machine.
+        url: The store; None uses `KINDLER_STORE`, or the user's own.
+        host: The address to listen on. One that other machines can reach requires keys in the store.
+        port: The port; 0 picks a free one.
+        broker: The broker of the store's runtime; None uses `KINDLER_BROKER`, or workers on this machine.
         settings: The limits.
-        grpc_port: The port for gRPC, on the same address; 0 takes a free one, None has no gRPC.
-        tls: The certificate; None is for plain HTTP.
-        say: Gets a line that says where the server listens, and another for gRPC.
+        grpc_port: The port for gRPC, on the same address; 0 picks a free one, None disables gRPC.
+        tls: The certificate; None serves plain HTTP.
+        say: Called with a line that says where the server listens, and with another for gRPC.
 
     Raises:
-        ConfigError: The address cannot be listened on, or should not without keys.
+        ConfigError: The server cannot listen on the address, or the address requires keys.
         MissingExtraError: gRPC is not installed.
     """
     settings = settings or ServeSettings()

@@ -19,37 +19,37 @@ class ServeSettings:
     """Limits of a server.
 
     Attributes:
-        model: The model that `/invocations` means, with a version if wanted; None is the store's only one.
-        trusted: Load what could run code of others: pickles, Lambda layers, scripts.
-        batch_rows: Most rows in one call of a model. Larger requests are cut and put together again.
-        batches: Calls of one model at a time, without isolation.
+        model: The model that `/invocations` uses, optionally with a version; None uses the store's only one.
+        trusted: Load what could run untrusted code: pickles, Lambda layers, scripts.
+        batch_rows: Maximum rows in one model call. Larger requests are split, and their outputs joined.
+        batches: Concurrent calls of one model, without isolation.
         alone: Names of models whose requests never share a call.
-        queue_rows: Most rows that wait for one model; beyond that, requests are refused with 429.
-        queue_bytes: The same in bytes. Also the most that the bodies of all requests may take together;
-            beyond that, requests are refused with 503.
-        body_bytes: Largest body of a request; larger ones are refused with 413.
-        rows: Most rows in one request; more are refused with 413.
+        queue_rows: Maximum rows queued for one model; beyond that, requests are rejected with 429.
+        queue_bytes: The same in bytes. Also the maximum for the bodies of all requests together; beyond that,
+            requests are rejected with 503.
+        body_bytes: Maximum size of a request body; larger ones are rejected with 413.
+        rows: Maximum rows in one request; more are rejected with 413.
         timeout_s: Seconds until a request is answered with 504, or with 408 if it has not arrived by then.
-        memory_bytes: What loaded models may take together; half of the machine's memory if not given.
-        refresh_s: Seconds for which a tag, and the newest version, are taken to be what they were.
-        task_results: Most tasks that are remembered; the oldest that has finished is forgotten first. While
-            none has finished, no more are started: 429.
-        task_result_bytes: What the results of finished tasks may take together, in the same way.
-        task_result_s: Seconds for which the result of a finished task is kept.
+        memory_bytes: Memory for all loaded models together; by default half of the machine's memory.
+        refresh_s: Seconds between checks for moved tags and new versions.
+        task_results: Maximum number of tasks to remember; the oldest finished one is forgotten first. While
+            none has finished, new ones are rejected with 429.
+        task_result_bytes: Memory for the results of finished tasks together; the oldest is forgotten first.
+        task_result_s: Seconds that the result of a finished task is kept.
         drain_s: Seconds that running requests get when the server is stopped.
         access_log: File for a JSON line about each request; "-" is standard error, None no log.
-        audit_log: The same for changes, and for requests that were refused for their key.
-        log_level: The least level of lines in the access log: "info", "warning" (4xx) or "error" (5xx).
+        audit_log: The same for changes, and for requests whose key was rejected.
+        log_level: The lowest level of lines in the access log: "info", "warning" (4xx) or "error" (5xx).
         cors_origins: Web origins whose pages may use the server; "*" is all.
-        isolation: "process": models run in processes of their own, sandboxed unless `trusted`. "none": in the
-            server's own, where one that crashes or takes all memory takes the others with it.
-        processes: Most processes of one model; None chooses by the cores and the kind of model.
-        model_memory_bytes: What one process of a model may take; as much as all models together if not given.
+        isolation: "process": models run in separate processes, sandboxed unless `trusted`. "none": in the
+            server's process, where a model that crashes or exhausts the memory brings down the server.
+        processes: Maximum processes of one model; None chooses by the cores and the kind of model.
+        model_memory_bytes: Memory for one process of a model; by default as much as for all models together.
         load_s: Seconds that loading a model into a process may take.
-        device: Where models compute: "auto" takes a GPU where there is one and the model can use it; "cpu";
-            "cuda" and "cuda:1" insist on one.
-        devices: The same for single models, by name.
-        device_memory_bytes: What loaded models may take of each GPU's memory; nine tenths if not given.
+        device: Where models run: "auto" uses a GPU if there is one and the model can use it; "cpu"; "cuda"
+            and "cuda:1" require a GPU.
+        devices: The same for individual models, by name.
+        device_memory_bytes: Memory of each GPU for all loaded models; by default nine tenths.
     """
 
     model: str | None = None
@@ -120,10 +120,10 @@ class Tls:
     """The certificate of a server, as files in PEM format.
 
     Attributes:
-        certificate: The server's certificate, followed by those between it and its authority.
+        certificate: The server's certificate, followed by any intermediate certificates.
         key: Its private key, without a password.
-        client_ca: Authorities, one of which must have signed the certificate of every client; None asks
-            clients for none.
+        client_ca: Authorities, one of which must have signed the certificate of each client; None requires no
+            client certificates.
 
     Raises:
         ConfigError: A file is missing, or they do not belong together.

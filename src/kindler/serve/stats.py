@@ -239,28 +239,28 @@ class Stats:
         failures = {name: model.failures for name, model in models}
         outcome, reason = "model version outcome", "model version reason"
         yield _counter("requests", "Requests", "protocol status", self._requests)
-        yield _histogram("request_seconds", "Seconds until the answer", "protocol", self._seconds.items())
+        yield _histogram("request_seconds", "Seconds until the response", "protocol", self._seconds.items())
         for name, text, attribute in (
-            ("batch_rows", "Rows in a call of a model", "batch_rows"),
-            ("model_seconds", "Seconds in a call of a model", "call_seconds"),
-            ("queue_seconds", "Seconds before a call of a model", "queue_seconds"),
+            ("batch_rows", "Rows per model call", "batch_rows"),
+            ("model_seconds", "Seconds per model call", "call_seconds"),
+            ("queue_seconds", "Seconds in the queue before a model call", "queue_seconds"),
         ):
             yield _histogram(name, text, "model", [(model, getattr(m, attribute)) for model, m in models])
-        yield _counter("model_failures", "Calls of a model that raised", "model", failures)
-        yield _counter("version_requests", "Requests that a version of a model answered", outcome, outcomes)
-        yield _counter("shadow_requests", "Shadow calls of a version of a model", outcome, shadows)
-        text = "Processes of a version of a model that were lost and replaced"
+        yield _counter("model_failures", "Model calls that raised an error", "model", failures)
+        yield _counter("version_requests", "Requests to a model version", outcome, outcomes)
+        yield _counter("shadow_requests", "Shadow calls to a model version", outcome, shadows)
+        text = "Processes of a model version that were lost and replaced"
         yield _counter("process_restarts", text, reason, restarts)
-        yield _counter("refused", "Requests that were not queued", "status", statuses)
+        yield _counter("refused", "Requests rejected before they were queued", "status", statuses)
         yield _counter("loads", "Models loaded", "outcome", self.loads)
         yield GaugeMetricFamily("kindler_loaded_models", "Models in memory", self.loaded)
         yield GaugeMetricFamily("kindler_loaded_bytes", "Bytes of models in memory", self.loaded_bytes)
-        text, labels = "Bytes of a GPU that a version of a model takes", ("model", "version", "device")
+        text, labels = "Bytes of GPU memory that a model version uses", ("model", "version", "device")
         on_devices = GaugeMetricFamily("kindler_device_bytes", text, labels=labels)
         for name, number, device, size in self._on_devices:
             on_devices.add_metric([name, str(number), device], size)
         yield on_devices
-        yield GaugeMetricFamily("kindler_waiting_rows", "Rows that wait", self.waiting)
+        yield GaugeMetricFamily("kindler_waiting_rows", "Rows waiting for a model call", self.waiting)
 
 
 def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Metric:

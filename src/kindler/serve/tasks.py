@@ -133,7 +133,7 @@ class Tasks:
                 del self._tasks[name]
 
     def find(self, task_id: str, key: Key | None = None) -> StartedTask:
-        """A task by its id; a key that is not for everything finds only its own tasks."""
+        """A task by its id; a restricted key finds only its own tasks."""
         with self._lock:
             self._forget_old()
             task = self._tasks.get(task_id)
@@ -156,7 +156,7 @@ class Tasks:
             await over.wait()
 
     def answer(self, task: StartedTask) -> dict[str, Any]:
-        """The response for a client that waited for its task, and has no id to ask for it again."""
+        """The response for a client that waited for its task and has no id to poll."""
         with self._lock:
             self._tasks.pop(task.handle.id, None)
         try:
@@ -198,7 +198,7 @@ def wants_task(headers: Mapping[str, str], query: bytes) -> bool:
 # `async`: FastAPI would take a thread for each call of a plain function.
 async def _later(
     by_header: Annotated[
-        bool, Header(alias="async", description="Answer 202 with a task id instead of waiting")
+        bool, Header(alias="async", description="Return 202 with a task id instead of waiting")
     ] = False,
     by_query: Annotated[bool, Query(alias="async", description="Same as the `async` header")] = False,
 ) -> bool:
@@ -209,7 +209,7 @@ Later = Annotated[bool, Depends(_later)]
 
 
 def task_routes(tasks: Tasks, bodies: Bodies, executor: Executor) -> APIRouter:
-    """Routes that start, poll and cancel tasks; the executor is where the runtime is called."""
+    """Routes that start, poll and cancel tasks; runtime calls run in the executor."""
 
     async def run(
         request: Request, later: bool, access: Access, head: Mapping[str, Any], call: _Start, size: int

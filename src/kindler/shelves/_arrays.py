@@ -30,7 +30,7 @@ class NumpyHandler(PartsHandler):
             try:
                 obj = np.load(obj, allow_pickle=False)
             except ValueError as exc:
-                raise DataError(f"{obj} is not an array that can be read without a pickle: {exc}.") from exc
+                raise DataError(f"{obj} is not an array that can be read without unpickling: {exc}.") from exc
         array = np.asarray(obj)
         storable, foreign = _storable(array)
         np.save(folder / part_name(0, ".npy"), storable, allow_pickle=False)
@@ -39,7 +39,7 @@ class NumpyHandler(PartsHandler):
     def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         before, after = list(old["shape"]), list(new["shape"])
         if not before or before[1:] != after[1:] or old["foreign"] != new["foreign"]:
-            raise DataError(f"rows of shape {after[1:]} cannot follow an array of shape {before}.")
+            raise DataError(f"rows of shape {after[1:]} cannot be appended to an array of shape {before}.")
         return {**old, "rows": [*old["rows"], *new["rows"]], "shape": [before[0] + after[0], *before[1:]]}
 
     def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Arrays:
@@ -78,7 +78,8 @@ class ArraysHandler(PartsHandler):
         rows = [list(shape[1:]) for shape in old["shapes"]] == [list(shape[1:]) for shape in new["shapes"]]
         if not same or not rows or None in (*old["rows"], *new["rows"]):
             raise DataError(
-                f"arrays {new['names']} of the shapes {new['shapes']} cannot follow the arrays {old['names']}"
+                f"arrays {new['names']} of the shapes {new['shapes']} cannot be appended to the arrays"
+                f" {old['names']}"
                 f" of the shapes {old['shapes']}."
             )
         shapes = [[a[0] + b[0], *a[1:]] for a, b in zip(old["shapes"], new["shapes"], strict=True)]
@@ -133,7 +134,7 @@ class _Arrays(Handle):
 
     def __len__(self) -> int:
         if None in self._meta["rows"]:
-            raise ConfigError(f"arrays of the shapes {self._meta['shapes']} have no number of rows.")
+            raise ConfigError(f"arrays of the shapes {self._meta['shapes']} have no common number of rows.")
         return sum(self._meta["rows"])
 
     @property
@@ -158,7 +159,7 @@ def _storable(array: Array) -> tuple[Array, str | None]:
     """The array as a file can have it, and the name of its dtype if that is none of numpy's own."""
     if array.dtype.hasobject:
         raise DataError(
-            f"an array of {array.dtype} holds Python objects, which a file of numbers cannot.\n"
+            f"an array of {array.dtype} holds Python objects, which an array file cannot store.\n"
             "Hint: give it a dtype, or store it as a table or as a list."
         )
     name = array.dtype.name
@@ -187,11 +188,11 @@ def _check_json(value: Any, where: str) -> None:
     elif isinstance(value, dict):
         for key, inside in value.items():
             if not isinstance(key, str):
-                raise DataError(f"{where} has the key {key!r}; JSON has strings only.")
+                raise DataError(f"{where} has the key {key!r}; keys in JSON must be strings.")
             _check_json(inside, f"{where}[{key!r}]")
     else:
         raise DataError(
-            f"{where} is a {type(value).__qualname__}, which JSON does not have.\n"
-            "Hint: arrays and tables are datasets of their own; kind='pickle' with trusted=True stores any"
+            f"{where} is a {type(value).__qualname__}, which JSON cannot represent.\n"
+            "Hint: store arrays and tables as separate datasets; kind='pickle' with trusted=True stores any"
             " object."
         )

@@ -50,7 +50,7 @@ class TfrecordHandler(PartsHandler):
         self, folder: Path, meta: Mapping[str, Any], *, as_: str = "examples", **options: Any
     ) -> _Records:
         if as_ not in _FORMS:
-            raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
+            raise ConfigError(f"as_={as_!r}: must be one of {', '.join(_FORMS)}.")
         return _Records(parts_in(folder), meta, as_)
 
 

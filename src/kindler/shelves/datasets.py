@@ -29,11 +29,11 @@ P = TypeVar("P")
 
 
 class Handle:
-    """A dataset that is read when it is asked for. Its files stay until it is closed, or no longer used.
+    """A dataset that is read on demand. Its files are kept until the handle is closed or no longer used.
 
     Attributes:
         version: The version that it reads.
-        files: The files, checked; to read, not to write. Paths are good as long as the handle is.
+        files: The files, verified and read-only. Paths are valid as long as the handle.
     """
 
     version: Any = None
@@ -49,11 +49,11 @@ class Handle:
 
     @property
     def value(self) -> Any:
-        """All of it, as what was put."""
+        """The whole dataset, in the form in which it was put."""
         raise NotImplementedError
 
     def iterate(self, chunksize: int = 65_536) -> Iterator[Any]:
-        """The same, in pieces of `chunksize` rows."""
+        """The same in pieces of `chunksize` rows."""
         if chunksize < 1:
             raise ConfigError(f"chunksize={chunksize}: must be at least 1.")
         return self._chunks(chunksize)
@@ -62,7 +62,7 @@ class Handle:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let the files go."""
+        """Release the files."""
         self._finalizer()
 
     def __len__(self) -> int:
@@ -122,13 +122,14 @@ class Datasets(Shelf):
         """Store a dataset; arguments that are not listed here are those of `Shelf.put`.
 
         Args:
-            obj: The data; or a `Path` of a file of it.
-            mode: What to do if the name is there: "fail", "replace" (a new version without the old rows) or
-                "append" (a new version with them; what is there is not written again). Earlier versions stay.
+            obj: The data, or the `Path` of a file that holds it.
+            mode: What to do if the name exists: "fail", "replace" (a new version without the old rows) or
+                "append" (a new version that adds these rows; existing rows are not written again). Earlier
+                versions stay.
 
         Raises:
-            AlreadyExistsError: The name is there, and `mode` is "fail".
-            DataError: A value that cannot be stored, or rows that do not fit those that are there.
+            AlreadyExistsError: The name exists, and `mode` is "fail".
+            DataError: A value that cannot be stored, or rows that do not match the existing ones.
         """
         return self._put(
             obj, name, mode, attributes=attributes, tag=tag, kind=kind, trusted=trusted, **options
@@ -149,7 +150,7 @@ class Datasets(Shelf):
     ) -> Version:
         """See `put`; with `replaces`, raises OvertakenError unless that is the newest version (0: none)."""
         if mode not in _MODES:
-            raise ConfigError(f"mode={mode!r}: there are {', '.join(_MODES)}.")
+            raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
         address = self._address(name)
         handler = self._handler(obj, kind, options)
         latest = None if mode == "replace" else self._latest(address, mode)
@@ -182,7 +183,7 @@ class Datasets(Shelf):
                     if mode == "replace":
                         raise
                     latest = self._latest(address, mode)  # another was quicker; its rows come before ours
-        raise ConfigError(f"{name!r} is being written to by too many at once.")
+        raise ConfigError(f"too many processes are appending to {name!r} at once.")
 
     def get(
         self,
@@ -197,11 +198,12 @@ class Datasets(Shelf):
         """Read a dataset; arguments that are not listed here are those of `Shelf.get`.
 
         Args:
-            trusted: Allow what runs code that was stored: functions and pickles.
-            lazy: Read nothing yet: a handle with `value`, `iterate(chunksize)`, `files` and a length.
+            trusted: Allow what runs stored code: functions and pickles.
+            lazy: Read nothing yet; return a handle with `value`, `iterate(chunksize)`, `files` and a length.
             **options: For tables `columns`, a list of names; `filter`, a pyarrow expression or a dict such as
-                `{"x__gt": 3}`, or such keywords; `as_`, "pandas", "arrow" or "spark" if not as it was put;
-                and `spark`, the session for the last. For a virtual dataset the function's arguments.
+                `{"x__gt": 3}`, or keywords of that form; `as_`: "pandas", "arrow" or "spark" instead of the
+                form in which it was put; and `spark`, the session for "spark". For a virtual dataset, the
+                function's arguments.
         """
         stored = self.metadata(name, version=version)
         if local is not None:
@@ -215,14 +217,14 @@ class Datasets(Shelf):
         if not lazy:
             return self._read(stored, trusted, None, options)
         if not isinstance(handler, PartsHandler):
-            raise ConfigError(f"{name!r} is of kind {stored.kind!r}, which is read at once.")
+            raise ConfigError(f"{name!r} is of kind {stored.kind!r}, which cannot be read in pieces.")
         self._check_get(handler, options)
         with ExitStack() as resources:
             folder = resources.enter_context(self.store.files(stored))
             return handler.open(folder, stored.meta, **options)._hold(stored, resources.pop_all())
 
     def iterate(self, name: str, chunksize: int = 65_536, **options: Any) -> Iterator[Any]:
-        """A dataset in pieces of `chunksize` rows, as what was put; `options` as in `get`."""
+        """A dataset in pieces of `chunksize` rows, in the form in which it was put; `options` as in `get`."""
         with self.get(name, lazy=True, **options) as handle:
             yield from handle.iterate(chunksize)
 
@@ -230,8 +232,8 @@ class Datasets(Shelf):
         latest = self.store.seek(self.bucket, self.shelf, Selector(address.name))
         if mode == "fail" and latest is not None:
             raise AlreadyExistsError(
-                f"the dataset {address.name!r} already exists.\nHint: mode='replace' makes a new version of"
-                " it, mode='append' one with these rows after the others.",
+                f"the dataset {address.name!r} already exists.\nHint: mode='replace' stores a new version,"
+                f" mode='append' a new version with these rows appended.",
                 name=address.name,
             )
         return latest
@@ -239,9 +241,11 @@ class Datasets(Shelf):
 
 def _appendable(handler: Handler, latest: Version) -> PartsHandler:
     if handler.kind != latest.kind:
-        raise ConfigError(f"{latest.name!r} is of kind {latest.kind!r}, and this of kind {handler.kind!r}.")
+        raise ConfigError(
+            f"{latest.name!r} is of kind {latest.kind!r}, but this is of kind {handler.kind!r}."
+        )
     if not isinstance(handler, PartsHandler):
-        raise ConfigError(f"nothing can be appended to {latest.name!r}, which is of kind {latest.kind!r}.")
+        raise ConfigError(f"cannot append to {latest.name!r}, which is of kind {latest.kind!r}.")
     return handler
 
 

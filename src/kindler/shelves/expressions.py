@@ -76,7 +76,7 @@ def parse_expression(text: str) -> Expression:
         raise ConfigError(f"{text!r} is not the name of a dataset.\nHint: use {_FORMS}.")
     operation = match["operation"]
     if operation not in (None, "", *_OPERATIONS):
-        raise ConfigError(f"{text!r}: unknown operation {operation!r}; there are {', '.join(_OPERATIONS)}.")
+        raise ConfigError(f"{text!r}: unknown operation {operation!r}; available: {', '.join(_OPERATIONS)}.")
     name = match["name"] + (match["first"] or match["second"] or "")
     return Expression(
         name,

@@ -24,10 +24,10 @@ _FORMS = Registry(
 class Models(Shelf):
     """Models, by name.
 
-    Keras 3 and Keras 2 models, PyTorch modules, Kindler estimators and scikit-learn estimators are stored as
-    they are; ONNX, OpenVINO, SavedModel and `.keras` files by their path, and come back as what predicts with
-    them: ONNX and OpenVINO as callables. A function is a model too: the runtime calls it with the data and
-    the verb.
+    Keras 3 and Keras 2 models, PyTorch modules, Kindler estimators and scikit-learn estimators are stored
+    directly; ONNX, OpenVINO, SavedModel and `.keras` files by their path, and are read as objects that
+    predict: ONNX and OpenVINO as callables. A function is a model too: the runtime calls it with the data and
+        the verb.
     """
 
     shelf: ClassVar[str] = "models"
@@ -39,7 +39,7 @@ class Models(Shelf):
         canary: Mapping[int, float] | None = None,
         shadow: Mapping[int, float] | None = None,
     ) -> Split:
-        """Let servers divide the requests of a tag; without shares, all go to its own version again.
+        """Let servers divide the requests of a tag; without shares, all go to its own version.
 
         Args:
             name: The name with a tag: `net@prod`.
@@ -48,7 +48,7 @@ class Models(Shelf):
                 servers count how many differ.
 
         Returns:
-            What holds from now on.
+            The split that now applies.
 
         Raises:
             ConfigError: The name has no tag, or a share is invalid.
@@ -57,7 +57,7 @@ class Models(Shelf):
 
         selector = parse_selector(name)
         if not isinstance(selector.ref, str) or selector.back:
-            raise ConfigError(f"{name!r} names no tag.\nHint: split('net@prod', canary={{4: 0.1}}).")
+            raise ConfigError(f"{name!r} has no tag.\nHint: split('net@prod', canary={{4: 0.1}}).")
         self.metadata(name)
         split = Split(self.bucket, selector.name, selector.ref, dict(canary or {}), dict(shadow or {}))
         for number in {*split.canary, *split.shadow}:
@@ -76,21 +76,21 @@ class Models(Shelf):
         return super()._protected(name).union(*((*split.canary, *split.shadow) for split in splits))
 
     def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:
-        """Write a version to a folder that is an MLflow model, with its signature and its requirements.
+        """Write a version to a folder as an MLflow model, with its signature and its requirements.
 
         `mlflow.pyfunc.load_model` and `mlflow models serve` load it, and predict as the stored model does.
 
         Args:
-            name: The name, which may say which version.
-            path: The folder, which must not be there.
-            trusted: Allow what runs code when it is loaded. Who loads the folder must too, with
+            name: The name, optionally with a version.
+            path: The folder, which must not exist.
+            trusted: Allow what runs code when it is loaded. Whoever loads the folder must, too, with
                 `model_config={"trusted": True}`.
 
         Returns:
             The path.
 
         Raises:
-            AlreadyExistsError: The folder is there.
+            AlreadyExistsError: The folder exists.
             MissingExtraError: mlflow is not installed.
         """
         write, version, folder = _FORMS.load("mlflow"), self.metadata(name), Path(path)

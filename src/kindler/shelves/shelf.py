@@ -39,13 +39,13 @@ KINDS = Kinds(
 class Shelf:
     """Names and their versions.
 
-    A name may be followed by what says which version: `net` is the newest, `net@3` the third, `net@prod` the
-    one that is tagged so, `net^` the one before the newest, `net@prod^` the one before that. Where there is
-    no such name, version or tag, a `NotFoundError` says what there is.
+    A name may select a version: `net` is the newest, `net@3` the third, `net@prod` the one with that tag,
+    `net^` the one before the newest, `net@prod^` the one before `net@prod`. For an unknown name, version or
+    tag, a `NotFoundError` lists what exists.
 
     Args:
-        store: Where.
-        bucket: The bucket in it.
+        store: The store.
+        bucket: The bucket in the store.
         kinds: What can be stored.
     """
 
@@ -72,25 +72,25 @@ class Shelf:
     ) -> Version:
         """Store an object as the newest version of a name.
 
-        Readers see the version when it is whole, together with its tags.
+        Readers see the version once it is complete, together with its tags.
 
         Args:
-            obj: The object; or a `Path` of files that are one.
+            obj: The object, or the `Path` of a file or folder that holds one.
             name: The name, without a version.
-            attributes: What to remember of it; anything that JSON has.
+            attributes: Metadata of your own, as JSON values.
             tag: A tag, or several, that move to the new version.
-            kind: What to store it as, where several kinds could.
-            trusted: Allow what could run code when it is read again: pickles, Lambda layers, SavedModels that
-                touch files. The reader must too.
-            **options: What only some kinds know. For PyTorch `init`, the arguments that its class is made
-                with, or `example`, inputs for `torch.export`.
+            kind: The kind to store it as, if several apply.
+            trusted: Allow objects that could run code when they are read: pickles, Lambda layers, SavedModels
+                that touch files. The reader must, too.
+            **options: Options of the kind. For PyTorch `init`, the arguments of its class's constructor, or
+                `example`, inputs for `torch.export`.
 
         Returns:
             The version.
 
         Raises:
             ConfigError: Invalid name, option or object.
-            UntrustedError: It could run code when it is read, and `trusted` is not set.
+            UntrustedError: Reading it could run code, and `trusted` is not set.
         """
         address = self._address(name)
         if self.shelf == "models" and isinstance(obj, str):
@@ -114,25 +114,25 @@ class Shelf:
         """Read an object.
 
         Args:
-            name: The name, which may say which version.
-            version: A number or a tag, instead.
-            trusted: Allow what could run code that was stored with it.
-            local: Copy the version's files into this folder, which must not be there, and return the folder.
+            name: The name, optionally with a version.
+            version: A number or a tag, if not part of the name.
+            trusted: Allow reading to run code that was stored with it.
+            local: Copy the version's files into this folder, which must not exist, and return the folder.
                 Nothing is loaded.
-            **options: What only some kinds know.
+            **options: Options of the kind.
 
         Raises:
             UntrustedError: Reading it could run code, and `trusted` is not set.
-            DamagedError: The stored bytes are not those that were stored.
+            DamagedError: The stored bytes are missing or have changed.
         """
         return self._read(self.metadata(name, version=version), trusted, local, options)
 
     def metadata(self, name: str, *, version: int | str | None = None) -> Version:
-        """What is known of a version: number, kind, size, time, files, attributes."""
+        """The record of a version: number, kind, size, time, files, attributes."""
         return self.store.find(self.bucket, self.shelf, parse_selector(name, version))
 
     def exists(self, name: str, *, version: int | str | None = None) -> bool:
-        """Whether there is such a name, and the version that it says."""
+        """Whether the name exists, and the version, if it selects one."""
         return self.store.seek(self.bucket, self.shelf, parse_selector(name, version)) is not None
 
     def list(
@@ -144,14 +144,14 @@ class Shelf:
         after: str = "",
         limit: int | None = None,
     ) -> builtins.list[str]:
-        """The names that a glob means, sorted.
+        """The names that match a glob, sorted.
 
         Args:
-            pattern: `*` and `?` stand for any characters but `/`, `**` also for it, `[ab]` for one of these.
-                Case matters, and everything else means itself.
-            hidden: Also names with a part that begins with `.` or `_`.
+            pattern: `*` and `?` match any characters but `/`, `**` matches `/` too, `[ab]` one of these. All
+                other characters match themselves; case matters.
+            hidden: Include names with a part that begins with `.` or `_`.
             kind: Only those whose newest version is of this kind.
-            after: Only names that come after this one: the last one of the page before.
+            after: Only names after this one, the last of the previous page.
             limit: The size of a page.
         """
         if kind is None:
@@ -168,7 +168,7 @@ class Shelf:
         after: str = "",
         limit: int | None = None,
     ) -> builtins.list[Version]:
-        """The newest version of each name that `list` gives."""
+        """The newest version of each name that `list` returns."""
         return self.store.newest(
             self.bucket, self.shelf, pattern, hidden=hidden, kind=kind, after=after, limit=limit
         )
@@ -179,17 +179,17 @@ class Shelf:
         return self.store.versions(address) or [self.metadata(address.name)]  # which raises, with a hint
 
     def drop(self, name: str, *, version: int | str | None = None, force: bool = False) -> builtins.list[int]:
-        """Delete a name with all its versions and tags, or the one version that it says.
+        """Delete a name with all its versions and tags, or the one version that it selects.
 
-        The bytes go with the next `sweep`. Numbers are not given again.
+        The next `sweep` removes the bytes. Numbers are not reused.
 
         Args:
             name: The name; `name@3` or `name@tag` is one version.
-            version: A number or a tag, instead.
-            force: It is fine if there is none.
+            version: A number or a tag, if not part of the name.
+            force: Do not fail if it does not exist.
 
         Returns:
-            The numbers of the versions that are gone.
+            The numbers of the deleted versions.
         """
         selector = parse_selector(name, version)
         if force and not self.exists(str(selector)):
@@ -205,23 +205,23 @@ class Shelf:
         days: float | None = None,
         dry_run: bool = False,
     ) -> builtins.list[str]:
-        """Delete old versions. What is tagged stays, and so does the newest version of each name.
+        """Delete old versions. Tagged versions stay, and so does the newest of each name.
 
         Args:
             pattern: A glob of names.
             keep: Keep this number of the newest versions of each name.
-            days: Keep versions that are younger than this many days. With both, a version stays that either
-                of them keeps.
-            dry_run: Only say which would go.
+            days: Keep versions that are younger than this many days. With both, a version stays if either of
+                them keeps it.
+            dry_run: Only return what would be deleted.
 
         Returns:
-            The versions that are gone, such as "net@3". Their bytes go with the next `sweep`.
+            The deleted versions, such as "net@3". The next `sweep` removes their bytes.
 
         Raises:
-            ConfigError: Neither `keep` nor `days` was given, or one of them is invalid.
+            ConfigError: Neither `keep` nor `days` was passed, or one of them is invalid.
         """
         if keep is None and days is None:
-            raise ConfigError("prune() needs keep=... or days=..., to say what stays.")
+            raise ConfigError("prune() needs keep=... or days=...: what to keep.")
         if keep is not None and (type(keep) is not int or keep < 1):
             raise ConfigError(f"keep={keep!r}: must be 1 or more.")
         if days is not None and (isinstance(days, bool) or not 0 <= days < 1e6):
@@ -257,20 +257,20 @@ class Shelf:
         return self.store.tags(self._address(name))
 
     def promote(self, name: str, *, bucket: str | None = None, tag: str | None = None) -> Version:
-        """Make a version the one that others use: the newest in another bucket, or the one of a tag.
+        """Promote a version: make it the newest in another bucket, or move a tag to it.
 
         Args:
-            name: The name, which may say which version.
+            name: The name, optionally with a version.
             bucket: The bucket where it becomes the newest version; its bytes are shared.
             tag: The tag that moves to it.
         """
         if bucket is None and tag is None:
-            raise ConfigError("promote() needs bucket=... or tag=..., to say where to.")
+            raise ConfigError("promote() needs bucket=... or tag=...: where to.")
         if bucket is None or bucket == self.bucket:
             if tag is None:
                 raise ConfigError(
-                    f"promote({name!r}, bucket={bucket!r}): it is in that bucket already.\n"
-                    "Hint: tag=... moves a tag to it; bucket=... takes another bucket."
+                    f"promote({name!r}, bucket={bucket!r}): it is already in that bucket.\n"
+                    "Hint: pass another bucket, or tag=... to move a tag to it."
                 )
             return self.tag(name, tag)
         return self.copy(name, parse_selector(name).name, bucket=bucket, tag=tag)
@@ -281,15 +281,15 @@ class Shelf:
         """Make a version the newest one of another name; its bytes are shared.
 
         Args:
-            name: The name, which may say which version.
+            name: The name, optionally with a version.
             to: The other name.
-            bucket: The bucket of the other name; this one if not given.
+            bucket: The bucket of the other name; by default this one.
             tag: A tag, or several, that move to the new version.
         """
         target = self._address(to, bucket)
         source = self.metadata(name)
         if target == source.address:
-            raise ConfigError(f"copy({name!r}, {to!r}): both are the same name.")
+            raise ConfigError(f"copy({name!r}, {to!r}): the two names are the same.")
         return self.store.publish(
             target,
             kind=source.kind,
@@ -300,7 +300,7 @@ class Shelf:
         )
 
     def export(self, name: str, path: str | os.PathLike[str]) -> Path:
-        """Write a version to one file: a zip of its files and what is known of it, with hashes.
+        """Write a version to one file: a zip of its files and its record, with hashes.
 
         Returns:
             The path.
@@ -317,21 +317,21 @@ class Shelf:
         *,
         tag: str | Sequence[str] | None = None,
     ) -> Version:
-        """Make a file that `export` wrote the newest version of a name. Nothing in it is executed.
+        """Store a file that `export` wrote as the newest version of a name. Nothing in it is executed.
 
         Args:
             path: The file.
-            name: The name; the one it had if not given.
+            name: The name; by default the one it had.
             tag: A tag, or several, that move to the new version.
 
         Raises:
-            ConfigError: It is not such a file, or is of another shelf.
-            DamagedError: A file in it is not what the archive says.
+            ConfigError: It is not such a file, or is from another shelf.
+            DamagedError: A file in it does not match its hash.
         """
         with self.store.stage() as folder:
             record = archive.extract(Path(path), folder)
             if record.shelf != self.shelf:
-                raise ConfigError(f"{path} holds one of the {record.shelf}, and these are the {self.shelf}.")
+                raise ConfigError(f"{path} is an archive from the shelf {record.shelf}, not {self.shelf}.")
             self._kinds.handler(record.kind)
             return self.store.publish(
                 self._address(record.name if name is None else name),

@@ -55,7 +55,7 @@ class ParquetHandler(PartsHandler):
         try:
             pq.write_table(table, folder / part_name(0, ".parquet"), compression="zstd")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-            raise DataError(f"the table has something that Parquet has not: {exc}") from exc
+            raise DataError(f"the table cannot be represented in Parquet: {exc}") from exc
         return table_meta(table.schema, form, [table.num_rows])
 
     def write_blobs(self, obj: Any, store: VersionStore) -> tuple[list[File], dict[str, Any]] | None:
@@ -90,24 +90,21 @@ class ParquetHandler(PartsHandler):
         schema, table = schema_of(old), _table(obj)
         if table.schema.names != schema.names:
             raise DataError(
-                f"columns {table.schema.names} cannot follow the columns {schema.names} that are there."
+                f"rows with columns {table.schema.names} cannot be appended to rows with columns"
+                f" {schema.names}."
             )
         for name in schema.names:
             there, here = schema.field(name).type, table.schema.field(name).type
             try:
                 table.column(name).cast(there)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-                raise DataError(
-                    f"{here} cannot follow the {there} that is there: {exc}", column=name
-                ) from exc
+                raise DataError(f"{here} cannot be appended to {there}: {exc}", column=name) from exc
         return table.cast(schema.with_metadata(table.schema.metadata))
 
     def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         before, after = schema_of(old), schema_of(new)
         if before.names != after.names or before.types != after.types:
-            raise DataError(
-                f"rows of {_shown(after)} cannot follow the rows of {_shown(before)} that are there."
-            )
+            raise DataError(f"rows of {_shown(after)} cannot be appended to rows of {_shown(before)}.")
         return {**old, "rows": [*old["rows"], *new["rows"]]}
 
     def open(self, folder: Path, meta: Mapping[str, Any], **options: Any) -> _Tables:
@@ -189,15 +186,15 @@ def _table(obj: Any) -> pa.Table:
         raise DataError(f"the table cannot be stored: {exc}") from exc
     twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if twice:
-        raise DataError(f"the columns {', '.join(twice)} are there twice.")
+        raise DataError(f"duplicate columns: {', '.join(twice)}.")
     return table
 
 
 def _result_form(meta: Mapping[str, Any], as_: str | None, spark: Any) -> str:
     if as_ not in (None, *_FORMS):
-        raise ConfigError(f"as_={as_!r}: there are {', '.join(_FORMS)}.")
+        raise ConfigError(f"as_={as_!r}: must be one of {', '.join(_FORMS)}.")
     if spark is not None and as_ not in (None, "spark"):
-        raise ConfigError(f"as_={as_!r} and spark=...: the session is for as_='spark'.")
+        raise ConfigError(f"as_={as_!r}: spark=... requires as_='spark'.")
     made_from = str(meta["made_from"])
     return as_ or ("spark" if spark is not None else "pandas" if made_from == "series" else made_from)
 
@@ -221,7 +218,7 @@ def _selection(
         raise ConfigError(f"columns={columns!r} is a string.\nHint: columns=[{columns!r}].")
     missing = [name for name in columns if name not in schema.names]
     if missing:
-        raise ConfigError(f"columns={list(columns)}: {missing} are not among {schema.names}.")
+        raise ConfigError(f"columns={list(columns)}: {missing} not found; available: {schema.names}.")
     pandas = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
     # A pandas frame keeps its index, as it does when columns of it are taken.
     index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
@@ -255,13 +252,13 @@ def _condition(schema: pa.Schema, key: str, value: Any) -> pc.Expression:
         column, name = key, "eq"
     if column not in schema.names:
         raise ConfigError(
-            f"{key!r}: there is no column {column or key!r}; there are {', '.join(schema.names)}."
+            f"{key!r}: there is no column {column or key!r}; available: {', '.join(schema.names)}."
         )
     if name not in _OPERATORS:
-        raise ConfigError(f"{key!r}: there is no operator {name!r}; there are {', '.join(_OPERATORS)}.")
+        raise ConfigError(f"{key!r}: there is no operator {name!r}; available: {', '.join(_OPERATORS)}.")
     shown = f"{key}={value!r}: the column {column!r} is {schema.field(column).type}"
     if name == "between" and not (isinstance(value, Sequence) and len(value) == 2):
-        raise ConfigError(f"{shown}; between needs two values, the least and the greatest.")
+        raise ConfigError(f"{shown}; between needs two values, the lowest and the highest.")
     if name == "in" and isinstance(value, str | bytes):
         raise ConfigError(f"{shown}; in needs a list of values.")
     return _tried(schema, lambda: _OPERATORS[name](pc.field(column), value), shown)
@@ -274,7 +271,8 @@ def _tried(schema: pa.Schema, make: Callable[[], pc.Expression], shown: str) -> 
         schema.empty_table().filter(condition)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
         raise ConfigError(
-            f"{shown}, and cannot be compared so: {first_line(exc)}.\nHint: a condition is a column, an"
+            f"{shown}, which does not support this comparison: {first_line(exc)}.\nHint: a condition is a"
+            f" column, an"
             " operator and a value of the column's type, such as {'x__gt': 3} or {'name__in': ['a', 'b']}."
         ) from exc
     return condition

@@ -61,13 +61,13 @@ def extract(path: Path, folder: Path) -> Version:
         raise
     except _MALFORMED as exc:
         reason = f"{type(exc).__name__}: {exc}"
-        raise ConfigError(f"{path} is not a complete archive of a store: {reason}.") from exc
+        raise ConfigError(f"{path} is not a complete store archive: {reason}.") from exc
 
 
 def _record(archive: zipfile.ZipFile, path: Path) -> Version:
     entry = archive.getinfo(_RECORD)
     if entry.file_size > _RECORD_BYTES:
-        raise ConfigError(f"{path} is not an archive of a store: its {_RECORD} is too large.")
+        raise ConfigError(f"{path} is not a store archive: its {_RECORD} is too large.")
     record = json.loads(archive.read(entry))
     if record["format"] != _FORMAT:
         raise ConfigError(
@@ -77,7 +77,7 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Version:
     fields = {key: record[key] for key in _FIELDS}
     for key, kind in _FIELDS.items():
         if not isinstance(fields[key], kind):
-            raise ConfigError(f"{path} is not an archive of a store: its {key} is {fields[key]!r}.")
+            raise ConfigError(f"{path} is not a store archive: its {key} is {fields[key]!r}.")
     address = Address("default", fields.pop("shelf"), fields.pop("name"))
     version = Version.draft(address, files=files, **fields)
     at_most = _RATIO * path.stat().st_size + _UNPACKED_BYTES

@@ -106,7 +106,7 @@ class Catalog:
             if lacking := [sha256 for sha256 in hashes if sha256 not in known and not has(sha256)]:
                 raise StoreError(
                     f"{draft.name!r} cannot be published: {len(lacking)} of its blobs were removed.\n"
-                    "Hint: sweep with a longer grace_s, and do not drop a version while it is copied."
+                    "Hint: sweep with a longer grace_s, and do not drop a version while it is being copied."
                 )
             version = replace(draft, number=number, created=datetime.now(timezone.utc))
             connection.execute(

@@ -65,7 +65,7 @@ def user_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise StoreError(f"{folder} is not a private folder of yours.\nHint: remove it, or set TMPDIR.")
+        raise StoreError(f"{folder} is not a private folder of this user.\nHint: remove it, or set TMPDIR.")
     return folder
 
 
@@ -82,7 +82,7 @@ def staging_folder(parent: Path) -> Iterator[Path]:
             raise
         raise StoreError(
             f"there is no space left on the disk of {parent}, where the store's files are prepared: {exc}.\n"
-            "Hint: om.sweep() removes blobs that nothing refers to."
+            "Hint: om.sweep() removes unreferenced blobs."
         ) from exc
     finally:
         shutil.rmtree(path, ignore_errors=True)

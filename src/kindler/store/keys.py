@@ -32,7 +32,7 @@ _PREFIX = "kdl"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is known of a key; its id is not a secret."""
+    """The record of a key; its id is not a secret."""
 
     id: str
     scopes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Key:
 
     @property
     def is_limited(self) -> bool:
-        """Whether it is for some buckets or names only."""
+        """Whether it is limited to some buckets or names."""
         return bool(self.buckets or self.names)
 
     def allows(self, scope: str) -> bool:
@@ -56,7 +56,7 @@ class Key:
         return self.expires is not None and self.expires <= datetime.now(timezone.utc)
 
     def is_of(self, token: str) -> bool:
-        """Whether it is the key that a client sent; takes the same time whatever that is."""
+        """Whether it is the key that a client sent; takes constant time."""
         return hmac.compare_digest(self.sha256, _hashed(token))
 
 
@@ -64,7 +64,7 @@ class Keys:
     """The keys of a store.
 
     Args:
-        store: The store, whose connections are used; or its URL.
+        store: The store, whose connections are used, or its URL.
     """
 
     def __init__(self, store: VersionStore | str) -> None:
@@ -80,18 +80,18 @@ class Keys:
         buckets: Sequence[str] = (),
         names: Mapping[str, Sequence[str]] | None = None,
     ) -> tuple[Key, str]:
-        """Make a key.
+        """Create a key.
 
         Args:
             scopes: What it allows.
             note: What it is for.
-            days: How long it is valid; None for ever.
-            buckets: The only buckets that it is for; empty for all.
-            names: Globs of the only names that it is for, by shelf: `{"models": ["team/**"]}`. A shelf
-                that is not there is closed to the key.
+            days: Days until it expires; None means never.
+            buckets: The buckets that it is limited to; empty means all.
+            names: Globs of the names that it is limited to, by shelf: `{"models": ["team/**"]}`. Shelves that
+                are not listed are closed to the key.
 
         Returns:
-            What is known of it, and the key itself, which nobody can find out again.
+            Its record, and the key itself, which cannot be shown again.
         """
         if not scopes or set(scopes) - set(SCOPES):
             raise ConfigError(f"scopes={list(scopes)}: must be one or more of {', '.join(SCOPES)}.")
@@ -99,11 +99,11 @@ class Keys:
             raise ConfigError(f"days={days}: must be greater than 0.")
         globs = {shelf: tuple(patterns) for shelf, patterns in (names or {}).items() if patterns}
         if unknown := sorted(set(globs) - set(SHELVES)):
-            raise ConfigError(f"names={unknown}: must be of the shelves {', '.join(SHELVES)}.")
+            raise ConfigError(f"names={unknown}: the keys must be shelves: {', '.join(SHELVES)}.")
         for pattern in chain.from_iterable(globs.values()):
             if not isinstance(pattern, str) or not pattern or "@" in pattern or "^" in pattern:
                 raise ConfigError(
-                    f"{pattern!r} is not a glob of names.\nHint: a key covers all versions of a name."
+                    f"{pattern!r} is not a glob for names.\nHint: a key covers all versions of a name."
                 )
             check_glob(pattern)
         now = datetime.now(timezone.utc)
@@ -126,7 +126,7 @@ class Keys:
         return _read(SimpleNamespace(**row)), token
 
     def find(self, name: str) -> Key | None:
-        """The key with an id, read by itself; None if there is none."""
+        """The key with an id; None if there is none."""
         rows = self._database.rows(sa.select(_keys).where(_keys.c.id == name))
         return _read(rows[0]) if rows else None
 
@@ -135,7 +135,7 @@ class Keys:
         return [_read(row) for row in self._database.rows(sa.select(_keys).order_by(_keys.c.created))]
 
     def were_made(self) -> bool:
-        """Whether the store has keys, or had some once: it is not open to everybody again."""
+        """Whether the store has keys, or ever had some: once it had, it is never open to everyone again."""
         # Older versions of Kindler add keys without saying so.
         query = sa.select(sa.or_(_state.c.protected == 1, sa.exists(sa.select(_keys.c.id))))
         return bool(self._database.values(query)[0])

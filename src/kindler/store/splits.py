@@ -39,10 +39,11 @@ class Split:
         for what, shares in (("canary", self.canary), ("shadow", self.shadow)):
             for number, share in shares.items():
                 if type(number) is not int or number < 1:
-                    raise ConfigError(f"{what}={dict(shares)}: {number!r} is not the number of a version.")
+                    raise ConfigError(f"{what}={dict(shares)}: {number!r} is not a version number.")
                 if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
                     raise ConfigError(
-                        f"{what}={dict(shares)}: {share!r} is not a share; it must be above 0, at most 1."
+                        f"{what}={dict(shares)}: {share!r} is not a valid share; it must be above 0 and at"
+                        f" most 1."
                     )
         if sum(self.canary.values()) > 1 + 1e-9:
             raise ConfigError(f"canary={dict(self.canary)}: the shares together must be at most 1.")

@@ -40,8 +40,8 @@ class Swept:
     """What a sweep removed.
 
     Attributes:
-        blobs: How many blobs that no version needs.
-        folders: How many folders of processes that are gone.
+        blobs: The number of blobs that no version needs.
+        folders: The number of folders left by processes that are gone.
     """
 
     blobs: int
@@ -50,7 +50,7 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A blob that is gone, or is not what was stored."""
+    """A blob that is missing or has changed."""
 
     sha256: str
     problem: str
@@ -59,7 +59,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """How many blobs a verification has read, and which are not what was stored."""
+    """How many blobs a verification has read, and which are damaged."""
 
     blobs: int
     damaged: tuple[Damage, ...]
@@ -68,7 +68,7 @@ class Verified:
 class VersionStore:
     """Named, versioned files.
 
-    Make one with `VersionStore.open`. Any number of processes and threads may use the same store. Of the
+    Create one with `VersionStore.open`. Any number of processes and threads may use the same store. From the
     catalog it has `newest(bucket, shelf, pattern)`, `names(bucket, shelf, pattern)`, `versions(address)`,
     `history(address)`, `drop(address, number)`, `tags(address)`, `tag(version, tag)`, `untag(address, tag)`,
     `all_tags(bucket, shelf)` and `buckets()`.
@@ -86,14 +86,15 @@ class VersionStore:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str] | None = None) -> VersionStore:
-        """Open a store, or make it if it is not there.
+        """Open a store; it is created if it does not exist.
 
         Args:
             url: A folder, `sqlite:///file?blobs=URL`, `postgresql://user@host/db?blobs=URL` or `memory://`.
-                None takes `KINDLER_STORE`, or a folder among the user's data.
+                None uses `KINDLER_STORE`, or a folder in the user's data directory.
 
         Raises:
-            ConfigError: The URL is of no known form, or a new store's does not say where the bytes belong.
+            ConfigError: The form of the URL is unknown, or the URL of a new store does not say where to put
+                the blobs.
             MissingExtraError: A package that it needs is not installed.
             StoreError: The database cannot be reached.
         """
@@ -117,7 +118,7 @@ class VersionStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.blobs.url == "memory://":
-            raise StoreError("a store in memory belongs to its process and cannot be pickled.")
+            raise StoreError("an in-memory store belongs to its process and cannot be pickled.")
         return VersionStore.open, (self.url,)
 
     def __repr__(self) -> str:
@@ -128,9 +129,9 @@ class VersionStore:
         self.catalog.database.close()
 
     def stage(self) -> AbstractContextManager[Path]:
-        """An empty folder to prepare files in, gone after the block.
+        """An empty folder to prepare files in, removed after the block.
 
-        On the blobs' own disk; a store that this user may only read has files prepared among the user's own.
+        It is on the same disk as the blobs; for a read-only store, it is in a folder of the user.
         """
         return staging_folder(self.blobs.stage if self._may_write() else user_folder())
 
@@ -147,19 +148,19 @@ class VersionStore:
         after: int | None = None,
         grows: Version | None = None,
     ) -> Version:
-        """Make the newest version of a name.
+        """Publish files as the newest version of a name.
 
         Args:
             address: Where.
-            folder: Its files, with their folders. Best one that `stage` gave; they must not change any more.
-            kind: What will read it.
-            meta: What the reader must know.
-            attributes: What the user wants to remember.
-            tags: A tag, or several, that move to it in the same moment.
+            folder: A folder with its files, preferably from `stage`; they must no longer change.
+            kind: The kind that reads it.
+            meta: What the kind needs to read it.
+            attributes: The user's attributes.
+            tags: A tag, or several, that move to it atomically.
             shared: Files whose blobs are in the store already.
-            after: The number that the newest version must have (0: there must be none).
+            after: The number that the newest version must have (0: no version may exist).
             grows: The version with the number `after`, if this one has all its files and more: the catalog
-                then writes down only what is new.
+                then records only what is new.
 
         Raises:
             OvertakenError: The newest version is not `after`.
@@ -186,10 +187,11 @@ class VersionStore:
         return self.catalog.publish(draft, has=has, tags=moved, after=after, grows=grows)
 
     def find(self, bucket: str, shelf: str, selector: Selector) -> Version:
-        """The version that a selector means.
+        """The version that a selector names.
 
         Raises:
-            NotFoundError: There is none; says what there is, unless many such names are asked for.
+            NotFoundError: It does not exist; the message suggests what does, unless many unknown names were
+                looked up just before.
         """
         version = self.seek(bucket, shelf, selector)
         if version is None:
@@ -201,9 +203,9 @@ class VersionStore:
         return self.catalog.find(Address(bucket, shelf, selector.name), selector)
 
     def forget(self, address: Address) -> None:
-        """Delete a name as if it had never been: with its bytes, and with the memory of its numbers.
+        """Delete a name without a trace: its bytes, and the record of its version numbers.
 
-        For what has a name of its own each time, and was never a version that anybody could refer to.
+        For temporary objects with unique names, whose versions were never referred to.
         """
         hashes = sorted({file.sha256 for version in self.versions(address) for file in version.files})
         self.catalog.drop(address, forget=True)
@@ -212,13 +214,13 @@ class VersionStore:
 
     @contextmanager
     def files(self, version: Version) -> Iterator[Path]:
-        """The version's files, checked, in a folder that is gone after the block; to read, not to write."""
+        """The version's files, checked, in a read-only folder that is removed after the block."""
         with self.stage() as folder:
             self.copy_files(version, folder, private=False)
             yield folder
 
     def copy_files(self, version: Version, folder: Path, *, private: bool = True) -> None:
-        """Put the version's files into a folder; a DamagedError if a blob is gone or not what it was."""
+        """Copy the version's files into a folder; raises DamagedError if a blob is missing or has changed."""
         check_files(version.files)
         for file in version.files:
             target = folder / check_path(file.path)
@@ -226,13 +228,14 @@ class VersionStore:
             self.blobs.get(file.sha256, target, private=private)
 
     def sweep(self, grace_s: float = 3600.0) -> Swept:
-        """Remove what nothing needs: blobs of dropped versions, and what processes left that were killed.
+        """Remove unneeded data: blobs of dropped versions, and what killed processes left behind.
 
-        May run at any time, beside any number of writers: nothing that a live one has begun is lost.
+        May run at any time, concurrently with any number of writers: nothing that a live one has begun is
+        lost.
 
         Args:
-            grace_s: Leave blobs alone that were written in the last `grace_s` seconds. They may belong to a
-                version that is about to be published.
+            grace_s: Keep blobs that were written in the last `grace_s` seconds: they may belong to a version
+                that is about to be published.
         """
         folders = sweep_staging(self.blobs.stage)
         old, removed = iter(self.blobs.old(grace_s)), 0
@@ -259,7 +262,7 @@ class VersionStore:
         return Verified(count, tuple(damaged))
 
     def compact(self) -> tuple[int, int]:
-        """Give back the room that removed rows of the catalog took.
+        """Reclaim the space of removed catalog rows.
 
         Returns:
             The bytes of the catalog before and after; 0 where the database does not say.

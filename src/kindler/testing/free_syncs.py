@@ -136,7 +136,7 @@ class FreeSyncContract:
         assert [seen["in_step"] for seen in found] == [False] * 3
         assert [seen["first"] for seen in found] == [[0.0] * 3] * 3, "all begin from the first rank's state"
         for rows in zip(*(seen["epochs"] for seen in found), strict=True):
-            assert rows[1:] == rows[:1] * 2, "all ranks have the same weights, steps and figures"
+            assert rows[1:] == rows[:1] * 2, "all ranks have the same weights, steps and metrics"
         last = found[0]["epochs"][-1]["weights"]
         assert np.abs(np.subtract(last, WEIGHTS)).max() < 0.25 * np.abs(WEIGHTS).max()
         steps = [row["step"] for row in found[0]["epochs"]]

@@ -64,17 +64,17 @@ class ModelKindContract:
     @pytest.fixture
     def model(self) -> Any:
         """An example: a model, or the path of one."""
-        raise NotImplementedError("give a fixture `model`")
+        raise NotImplementedError("define the fixture `model`")
 
     @pytest.fixture
     def rows(self) -> Array:
         """At least three different rows that the example takes."""
-        raise NotImplementedError("give a fixture `rows`")
+        raise NotImplementedError("define the fixture `rows`")
 
     @pytest.fixture
     def expected(self) -> Array:
         """What the example predicts for the rows, computed another way."""
-        raise NotImplementedError("give a fixture `expected`")
+        raise NotImplementedError("define the fixture `expected`")
 
     @pytest.fixture
     def put_options(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class ModelKindContract:
 
     @pytest.fixture
     def refused(self) -> Any:
-        """A model of the kind that could run code, and so is not stored without trust."""
-        pytest.skip("the kind gives no example of a model that it refuses")
+        """A model of the kind that could run code, and is therefore not stored without trust."""
+        pytest.skip("the kind provides no example of a model that it rejects")
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:

@@ -1,7 +1,7 @@
 """Real processes that meet: a small worker to test what ranks do together, without an engine.
 
 `run_ranks(3, function, *args)` calls `function(worker, *args)` in three processes and returns what each
-returned, by rank; DIED for one that ended without a word.
+returned, by rank; DIED for one that ended without a result.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_ranks(
     """Run `function(worker, *args)` on `size` processes and return what each returned.
 
     Args:
-        size: How many.
+        size: The number of processes.
         function: What each of them runs.
         *args: Its arguments after the worker.
         hosts: A host name for each rank; one host for all otherwise.

@@ -53,12 +53,12 @@ class ReplicaCase:
     """A model to test a framework with.
 
     Attributes:
-        spec: The model with an optimizer and a loss that is a mean over rows; no randomness but in its first
-            weights.
-        batches: Features and labels of a few steps, of 12 rows each.
+        spec: The model with an optimizer and a loss that is a mean over rows; no randomness except in its
+            initial weights.
+        batches: Features and labels of a few steps with 12 rows each.
         features: Names of the features.
         labels: Names of the labels.
-        tolerance: How far ranks may be from one process.
+        tolerance: How much ranks may differ from one process.
     """
 
     spec: Any
@@ -300,7 +300,7 @@ def _metrics(first: Any, *others: Any) -> dict[str, float]:
 
 
 def assert_close(found: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:
-    """The arrays are the same but for so much."""
+    """The arrays are equal within a tolerance."""
     for mine, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=0, atol=tolerance)
 

@@ -76,7 +76,7 @@ class ShardBackendContract:
 
     @pytest.fixture
     def put(self) -> Put:
-        raise NotImplementedError("a subclass gives `put`: packed shards -> the backend that holds them")
+        raise NotImplementedError("define the fixture `put`: packed shards -> the backend that holds them")
 
     @pytest.fixture
     def arrays(self, put: Put) -> ShardBackend:

@@ -1,4 +1,4 @@
-"""What every source of rows promises, as tests to subclass.
+"""The contract of a source of rows, as tests to subclass.
 
     class TestMySource(SourceSuite):
         @pytest.fixture
@@ -46,7 +46,7 @@ class OpenSource(Protocol):
 
 
 class SourceSuite:
-    """Every row once, whoever reads it; values, order and complaints as everywhere."""
+    """Every row is read once, by any worker; values, order and errors are as for all sources."""
 
     @pytest.fixture
     def make_source(self) -> MakeSource:

@@ -299,8 +299,8 @@ class _TrackedRun:
 class Journal:
     """Writes entries in order on a thread of its own, so that the caller never waits.
 
-    If the server `name` cannot be reached, entries are kept and retried with the next one, with a single
-    warning.
+    If the server `name` cannot be reached, entries are kept and retried with the next one; only one warning
+    is logged.
     """
 
     def __init__(self, name: str) -> None:

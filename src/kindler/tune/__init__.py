@@ -1,6 +1,6 @@
-"""Hyper-parameter search: trials side by side, each a normal run, chosen and cut short by Optuna.
+"""Hyper-parameter search: concurrent trials, each a normal run, chosen and pruned by Optuna.
 
-`search` runs a study; `uniform`, `loguniform`, `integer` and `choice` say what it may choose from.
+`search` runs a study; `uniform`, `loguniform`, `integer` and `choice` define what it may choose from.
 """
 
 from __future__ import annotations

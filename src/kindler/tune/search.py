@@ -65,38 +65,40 @@ def search(
     timeout_s: float | None = None,
     verbose: int = 1,
 ) -> Study:
-    """Search for the values with which a model does best.
+    """Search for the values that give the best model.
 
-    A trial that fails is recorded and the search goes on. With `folder` or `storage`, a search that is called
-    again, after it was interrupted or its process died, goes on where it was, to `trials` in all.
+    A trial that fails is recorded, and the search continues. With `folder` or `storage`, a search that was
+    interrupted, or whose process died, resumes when it is called again, up to `trials` in total.
 
     Args:
         model: A function that takes a dict of values and returns an `Estimator`; an `Estimator`, whose
             `config` takes the values (and whose learning rate is "learning_rate"); or a stage or pipeline of
             Spark ML.
         space: What to search: names, or parameters of stages, with `tune.uniform`, `tune.loguniform`,
-            `tune.integer`, `tune.choice` or a distribution of Optuna. Other values are passed on as they are.
-        data: What each trial is trained on.
-        validation_data: What it is validated on after each epoch.
-        metric: The figure of the history that counts, at the end of a trial: "val_loss", "max:val_gain". None
-            is "val_loss", or "loss" without `validation_data`.
-        trials: How many trials the study is to have; with the sampler "grid", no more than it has points.
-        slots: How many trials run side by side. None is one for each core of this machine, or slot of Spark.
-        fit: Other arguments of `Estimator.fit`; they may be searched, too: `fit={"batch_size":
+            `tune.integer`, `tune.choice` or a distribution of Optuna. Other values are passed on unchanged.
+        data: The training data of each trial.
+        validation_data: The data for validation after each epoch.
+        metric: The metric of the history by which trials are scored, at their last epoch: "val_loss",
+            "max:val_gain". None means "val_loss", or "loss" without `validation_data`.
+        trials: Total number of trials of the study; with the sampler "grid", at most the number of grid
+            points.
+        slots: How many trials run concurrently. None means one per core of this machine, or per slot of
+            Spark.
+        fit: Other arguments of `Estimator.fit`, which may be searched, too: `fit={"batch_size":
             tune.choice([32, 64])}`.
-        evaluator: For stages: an evaluator of Spark ML, which judges the predictions for `validation_data`.
+        evaluator: For stages: an evaluator of Spark ML, which scores the predictions for `validation_data`.
         sampler: "tpe", "random", "grid", or a sampler of Optuna.
-        pruner: "median", "halving", "hyperband", a pruner of Optuna, or None to run all trials to their end.
-        seed: Decides what samplers draw.
-        folder: Where the study is kept: its database, and the weights of its best trial.
+        pruner: "median", "halving", "hyperband", a pruner of Optuna, or None to run all trials to the end.
+        seed: The seed of the sampler.
+        folder: The folder for the study: its database, and the weights of its best trial.
         storage: Another database: "sqlite:///FILE" or "postgresql://USER@HOST/DATABASE".
         name: The study's name in the database.
-        timeout_s: No trial begins after this time.
-        verbose: 0 does not report trials.
+        timeout_s: No trial starts after this time.
+        verbose: 0 disables the report of trials.
 
     Raises:
-        ConfigError: The arguments cannot work.
-        TrainingError: Not one trial could be finished; the first error is its cause.
+        ConfigError: The arguments are invalid.
+        TrainingError: No trial finished; the first error is the cause.
     """
     for what, count in (("trials", trials), ("slots", 1 if slots is None else slots)):
         if type(count) is not int or count < 1:
@@ -172,7 +174,7 @@ class _Runner:
         try:
             lost = retake(self._study)
             if lost:
-                _log.info("%d trials of a driver that died are run again.", lost)
+                _log.info("rerunning %d trials of a driver that died.", lost)
             finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
             done = self._study.get_trials(deepcopy=False, states=finished)
             self._left = trials - sum(not trial.user_attrs.get(LOST) for trial in done)

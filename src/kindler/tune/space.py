@@ -37,25 +37,25 @@ class Dimension:
 
 
 def uniform(low: float, high: float, *, step: float | None = None) -> Dimension:
-    """Any number from `low` to `high`, or every `step`-th."""
+    """A float from `low` to `high`; with `step`, `low` plus a multiple of it."""
     _check_range(low, high)
     return Dimension(FloatDistribution(float(low), float(high), step=step))
 
 
 def loguniform(low: float, high: float) -> Dimension:
-    """Any number from `low` to `high`, each order of magnitude as likely as the next."""
+    """A float from `low` to `high`; each order of magnitude is equally likely."""
     _check_range(low, high, positive=True)
     return Dimension(FloatDistribution(float(low), float(high), log=True))
 
 
 def integer(low: int, high: int, *, step: int = 1, log: bool = False) -> Dimension:
-    """A whole number from `low` to `high`, both included; with `log`, small ones are more likely."""
+    """An integer from `low` to `high`, both included; `log` favors small ones, as in `loguniform`."""
     _check_range(low, high, positive=log)
     return Dimension(IntDistribution(int(low), int(high), step=step, log=log))
 
 
 def choice(values: Sequence[Any]) -> Dimension:
-    """One of some values, of any kind and in no order."""
+    """One of the values, which may be of any type and have no order."""
     kept = tuple(values)
     if not kept:
         raise ConfigError("choice([]): there is nothing to choose from.")
@@ -102,6 +102,6 @@ def _dimension(name: str, given: Any) -> Any:
 
 def _check_range(low: float, high: float, *, positive: bool = False) -> None:
     if not low <= high:
-        raise ConfigError(f"a range from {low} to {high} is empty.")
+        raise ConfigError(f"the range from {low} to {high} is empty.")
     if positive and low <= 0:
         raise ConfigError(f"a logarithmic range must begin above 0; received {low}.")

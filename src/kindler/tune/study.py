@@ -43,7 +43,7 @@ class Study:
     """The trials of a search.
 
     Attributes:
-        optuna: Optuna's own study, for all that it can do besides.
+        optuna: Optuna's own study, for its other features.
     """
 
     def __init__(self, study: optuna.Study, subject: Subject, space: Space, folder: Path | None) -> None:
@@ -92,26 +92,27 @@ class Study:
         """The row of the best finished trial.
 
         Raises:
-            NotFittedError: No trial was finished.
+            NotFittedError: No trial has finished.
         """
         return self._row(self._best_trial())
 
     @property
     def best_params(self) -> dict[str, Any]:
-        """Its values."""
+        """The parameters of the best trial."""
         return self._space.recorded(self._best_trial().params)
 
     @property
     def best_value(self) -> float:
-        """Its figure."""
+        """The metric of the best trial."""
         return float(self._best_trial().value or 0.0)
 
     @property
     def best_estimator(self) -> Any:
-        """The model that it trained, ready to predict: an `Estimator`, or what a stage's `fit` returned.
+        """The model that the best trial trained, ready to predict: an `Estimator`, or the result of a stage's
+        `fit`.
 
         Raises:
-            NotFittedError: Another process trained it, and it was not kept in a folder.
+            NotFittedError: Another process trained it, and it was not saved in a folder.
         """
         trial = self._best_trial()
         if trial.number == self._number and self._trained is not None:
@@ -129,7 +130,7 @@ class Study:
         try:
             return self.optuna.best_trial
         except ValueError as exc:
-            raise NotFittedError("no trial of this study was finished.") from exc
+            raise NotFittedError("no trial of this study has finished.") from exc
 
     def table(self) -> pd.DataFrame:
         """The trials as a pandas DataFrame, with a column for each parameter."""
@@ -155,20 +156,20 @@ class Study:
         return table(rows, repr(self)) if rows else escape(repr(self))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Figure:
-        """Plot the figure of each trial, how it went over epochs, and how it depends on each parameter.
+        """Plot the metric of each trial, its course over the epochs, and its dependence on each parameter.
 
         Args:
             path: A file to save the plot to.
 
         Raises:
-            ConfigError: No trial has a figure yet.
+            ConfigError: No trial has a metric value yet.
         """
         try:
             from kindler.tune.plots import draw
         except ModuleNotFoundError as exc:
             raise MissingExtraError(what="Study.plot()", package="matplotlib", extra="plot") from exc
         if not any(row["value"] is not None for row in self.trials):
-            raise ConfigError("nothing to plot: no trial of this study has a figure.")
+            raise ConfigError("nothing to plot: no trial of this study has a metric value.")
         figure = draw(self.optuna, self.trials)
         if path is not None:
             figure.savefig(path, dpi=120)

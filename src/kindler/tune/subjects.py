@@ -159,7 +159,7 @@ def subject_of(
     """What is searched over, and the space by names."""
     if hasattr(model, "fitMultiple") and hasattr(model, "explainParams"):
         if evaluator is None or validation_data is None:
-            raise ConfigError("a stage is judged by an evaluator: pass evaluator= and validation_data=.")
+            raise ConfigError("a stage is scored by an evaluator: pass evaluator= and validation_data=.")
         if fit or metric is not None:
             raise ConfigError("fit= and metric= are for estimators; a stage has parameters and an evaluator.")
         params = _names(space)
@@ -177,7 +177,7 @@ def subject_of(
     searched = {f"fit.{key}": value for key, value in fit.items() if _is_dimension(value)}
     wrong = [key for key in space if not isinstance(key, str)]
     if wrong:
-        raise ConfigError(f"space: {wrong[0]!r} is not a name; parameters of stages go with a stage.")
+        raise ConfigError(f"space: {wrong[0]!r} is not a name; parameters of stages require a stage.")
     subject = EstimatorSubject(
         model, data, validation_data, metric=name, direction=direction, fit=fixed, slots=slots
     )

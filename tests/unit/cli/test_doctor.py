@@ -85,7 +85,7 @@ def test_gpus_that_torch_cannot_use_are_told(doctor: Doctor, monkeypatch: pytest
     installed(monkeypatch, torch="2.13.0+cpu")
     monkeypatch.setattr(doctors, "machine_gpus", lambda: ["0", "1"])
 
-    assert doctor()[1]["gpus"]["found"] == "2, and torch cannot use them"
+    assert doctor()[1]["gpus"]["found"] == "2, but torch cannot use them"
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("what", "told"), [("pages", "bytes in memory"), ("threads", "threads")])
+@pytest.mark.parametrize(("what", "told"), [("pages", "bytes of memory"), ("threads", "threads")])
 def test_what_no_limit_of_the_kernel_counts_is_seen_from_outside(what: str, told: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _GREEDY, what],
@@ -254,7 +254,7 @@ def test_what_no_limit_of_the_kernel_counts_is_seen_from_outside(what: str, told
         found = sandbox.excess(process.pid, most, threads=sandbox.MAX_THREADS)
         assert told in str(found)
         assert sandbox.excess(process.pid, 1 << 40) is None
-        assert "bytes in memory" in str(sandbox.excess(process.pid, 1 << 32, shared_bytes=1 << 32))
+        assert "bytes of memory" in str(sandbox.excess(process.pid, 1 << 32, shared_bytes=1 << 32))
         process.kill()
 
 

@@ -117,7 +117,7 @@ def test_an_asset_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
     found = dangers(
         saved(tmp_path / "f", lambda graph: graph.asset_file_def.add(filename="../../etc/passwd"))
     )
-    assert found == ["the asset '../../etc/passwd', which lies elsewhere"]
+    assert found == ["the asset '../../etc/passwd', which is outside the model"]
 
 
 def plain(folder: Path) -> Path:

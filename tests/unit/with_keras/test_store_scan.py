@@ -160,8 +160,8 @@ def huge(file: h5py.File) -> None:
 @pytest.mark.parametrize(
     ("weights", "problem"),
     [
-        (external, "the weights 'x', which lie in other files"),
-        (virtual, "the weights 'x', which lie in other files"),
+        (external, "the weights 'x', which are in other files"),
+        (virtual, "the weights 'x', which are in other files"),
         (link, "the weights 'x', which are a link"),
         (soft, "the weights 'x', which are a link"),
         (huge, "the weights 'x', which are larger than what is stored of them"),
@@ -183,7 +183,7 @@ def test_groups_that_contain_themselves_do_not_hang(good: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        ({"config.json": b"{}"}, "two entries of one name"),
+        ({"config.json": b"{}"}, "two entries with the same name"),
         ({"model.weights.json": b"{}"}, r"entry 'model\.weights\.json'"),
         ({"assets/../../x": b""}, r"without '\.\.'"),
         ({"assets//etc/x": b""}, "not a valid path"),

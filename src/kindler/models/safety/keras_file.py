@@ -55,7 +55,7 @@ def dangers(path: Path, *, is_registered: IsRegistered) -> list[str]:
             _check_entries(archive, path)
             entry = archive.getinfo("config.json")
             if entry.file_size > _CONFIG_BYTES:
-                raise ConfigError(f"{path.name}: its config.json is too large to be one.")
+                raise ConfigError(f"{path.name}: its config.json is too large.")
             config = json.loads(archive.read(entry))
             found = [problem for part in objects_in(config) for problem in _problems(part, is_registered)]
             for entry in archive.infolist():
@@ -71,11 +71,13 @@ def dangers(path: Path, *, is_registered: IsRegistered) -> list[str]:
 def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
     names = [entry.filename for entry in archive.infolist()]
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path.name} is not a .keras file: it has two entries of one name.")
+        raise ConfigError(f"{path.name} is not a .keras file: it has two entries with the same name.")
     size = path.stat().st_size
     for entry in archive.infolist():
         if not _ENTRIES.fullmatch(entry.filename):
-            raise ConfigError(f"{path.name} is not a .keras file: it has an entry {entry.filename!r}.")
+            raise ConfigError(
+                f"{path.name} is not a .keras file: it has an unexpected entry {entry.filename!r}."
+            )
         check_path(entry.filename.rstrip("/"))
         if entry.file_size > max(_UNPACKED_BYTES, _RATIO * size):
             raise ConfigError(
@@ -148,7 +150,7 @@ def _named(part: dict[str, Any], is_registered: IsRegistered) -> Iterator[str]:
         if not all(isinstance(n, str) and (n in _FUNCTIONS or is_registered(n)) for n in names):
             yield f"the function {config!r} of {module}, which is neither known to be harmless nor registered"
         elif not _is_known(module):
-            yield f"the function {shown} of a module that is not known"
+            yield f"the function {shown} of an unknown module"
     elif name not in _PLAIN:
         harmless = all(_bare(n) in _CLASSES for n in (name, registered) if isinstance(n, str))
         if not harmless or not _is_known(module) or not isinstance(registered, str | None):
@@ -213,7 +215,7 @@ def _is_own(h5py: Any, group: Any, name: str) -> bool:
 def _dataset(name: str, dataset: Any) -> Iterator[str]:
     how = dataset.id.get_create_plist()
     if dataset.external or dataset.is_virtual:
-        yield f"the weights {name!r}, which lie in other files"
+        yield f"the weights {name!r}, which are in other files"
     elif any(how.get_filter(i)[0] not in _FILTERS for i in range(how.get_nfilters())):
         yield f"the weights {name!r}, which are packed in an unknown way"
     elif dataset.nbytes > max(_UNSTORED_BYTES, _WEIGHTS_RATIO * dataset.id.get_storage_size()):

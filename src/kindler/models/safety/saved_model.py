@@ -42,7 +42,7 @@ def dangers(folder: Path) -> list[str]:
     """What in the folder's SavedModel is not known to be harmless, in words; empty if there is nothing."""
     other = [name for name in ("saved_model.pbtxt", "saved_model.cpb") if (folder / name).exists()]
     if other:
-        return [f"{other[0]}, a form that is not looked through"]
+        return [f"{other[0]}, a form that is not inspected"]
     try:
         data = (folder / "saved_model.pb").read_bytes()
         graphs = list(messages(data, _META))
@@ -88,7 +88,7 @@ def _problems(meta_graph: memoryview, *, alone: bool) -> Iterator[str]:
         try:
             check_path(name)
         except ConfigError:
-            yield f"the asset {name!r}, which lies elsewhere"
+            yield f"the asset {name!r}, which is outside the model"
 
 
 def _unknown(piece: _Piece, functions: Mapping[str, _Piece]) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Shares:
         if own and (own + amount > self._share or total + amount > self._most):
             raise Problem(
                 503,
-                f"the server is busy with {total} {self._what}, {own} of this client.",
+                f"the server is busy with {total} {self._what}, {own} from this client.",
                 {"retry-after": "1"},
             )
         self._taken[client] += amount

@@ -98,7 +98,7 @@ class InferMessage:
         """The message without its inputs, whose values may be many."""
         left, _ = _without(self.rest, _INPUTS)
         if len(left) > _MOST_LEFT:
-            raise Problem(413, f"the message has {len(left)} bytes beside its tensors.")
+            raise Problem(413, f"the message has {len(left)} bytes in addition to its tensors.")
         return parsed(message("inference.ModelInferRequest"), left)
 
 
@@ -128,7 +128,7 @@ def request_from(sent: Any, raw: Sequence[memoryview] = (), most_texts: int | No
     if raw and len(raw) != len(sent.inputs):
         raise Problem(
             400,
-            f"the request has {len(sent.inputs)} inputs, and {len(raw)} raw_input_contents for them.",
+            f"the request has {len(sent.inputs)} inputs, but {len(raw)} raw_input_contents.",
         )
     outputs = {tensor.name: _values(tensor.parameters) for tensor in sent.outputs}
     return infer_request(_tensors(sent.inputs, raw, most_texts), _values(sent.parameters), outputs, sent.id)

@@ -207,7 +207,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._lobby = Shares(_MOST_CALLS, _CALLS_OF_A_CONNECTION, "calls without a key")
         self._calls = Shares(_MOST_CALLS, _CALLS_OF_A_KEY, "calls")
         most = self._settings.queue_bytes
-        self._answers = Shares(most, most // 2, "bytes of answers that are still unread")
+        self._answers = Shares(most, most // 2, "bytes of unread responses")
         self._uploads = Uploads(most, lambda: predictions.bodies.held_bytes)
         pool = descriptors()
         for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):

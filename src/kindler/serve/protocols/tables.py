@@ -146,8 +146,8 @@ def read_parquet(body: bytes, *, share_texts: bool = False) -> pa.Table:
         if claimed > limit:
             raise Problem(
                 413,
-                f"the Parquet file of {len(body)} bytes holds {rows} rows, which take {claimed} bytes"
-                f" or more; at most {limit} bytes are read from one of its size.",
+                f"the Parquet file of {len(body)} bytes holds {rows} rows, which take {claimed} bytes or"
+                f" more; at most {limit} bytes are allowed for a file of this size.",
             )
         texts = [field.name for field in schema if arrow_columns.is_text(field.type)] if share_texts else None
         try:
