@@ -212,15 +212,13 @@ class RunSettings:
             )
         if self.rendezvous not in ("auto", "driver", "workers"):
             raise ConfigError(
-                f"RunSettings(rendezvous={self.rendezvous!r}): rendezvous is 'auto', 'driver' or 'workers'."
+                f"RunSettings(rendezvous={self.rendezvous!r}): must be 'auto', 'driver' or 'workers'."
             )
         if self.nan_loss not in get_args(NanLoss):
-            raise ConfigError(
-                f"RunSettings(nan_loss={self.nan_loss!r}): nan_loss is 'raise', 'warn' or 'skip'."
-            )
+            raise ConfigError(f"RunSettings(nan_loss={self.nan_loss!r}): must be 'raise', 'warn' or 'skip'.")
         if self.port_range is not None and not _is_port_range(self.port_range):
             raise ConfigError(
-                f"RunSettings(port_range={self.port_range!r}): port_range is (first, last), whole numbers"
+                f"RunSettings(port_range={self.port_range!r}): must be (first, last), whole numbers"
                 " from 1 to 65535, the first not above the last."
             )
 

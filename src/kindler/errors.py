@@ -225,7 +225,7 @@ class UntrustedError(StoreError, PermissionError):
     def __init__(self, *, what: str, reason: str) -> None:
         self.what, self.reason = what, reason
         super().__init__(
-            f"{what} was refused: {reason}.\nHint: trusted=True allows it; use it only for files from"
+            f"{what} was rejected: {reason}.\nHint: trusted=True allows it; use it only for files from"
             " people whose code you would run."
         )
 
@@ -308,7 +308,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
         super().__init__(
             f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
             "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
-            " RunSettings(nan_loss='skip') leaves such steps out, and nan_loss='warn' goes on."
+            " RunSettings(nan_loss='skip') skips such steps, and nan_loss='warn' continues."
         )
 
 

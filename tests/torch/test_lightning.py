@@ -261,7 +261,7 @@ def test_all_fields_that_modules_do_not_take_are_named_at_once_with_what_to_do_i
     with pytest.raises(ConfigError) as told:
         Estimator.from_lightning(Classifier(), device=Device(compile="auto", tf32=True), optimization=steps)
 
-    for word in ("compile='auto'", "a smaller batch_size", "configure_optimizers names the interval"):
+    for word in ("compile='auto'", "a smaller batch_size", "configure_optimizers sets the interval"):
         assert word in str(told.value)
     for taken in ("clip_norm", "tf32"):
         assert taken not in str(told.value)

@@ -120,7 +120,7 @@ class Context:
         """
         if self._server is None:
             raise ConfigError(
-                f"this node ({self.role}) is not fed.\n"
+                f"this node ({self.role}) receives no data.\n"
                 'Hint: run(..., input_mode="spark") feeds the chief and the workers.'
             )
         if in_step and self.num_workers != self.size:

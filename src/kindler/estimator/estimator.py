@@ -246,8 +246,8 @@ class Estimator(Saving):
             if results.halted:
                 resume = "; fit(resume=True) finishes this run" if options.checkpoint is not None else ""
                 raise KeyboardInterrupt(
-                    f"training was interrupted after step {results.step:,}. The model keeps what it has"
-                    f" learned by then, and the next fit continues from there{resume}."
+                    f"training was interrupted after step {results.step:,}. The model keeps what it has "
+                    f"learned so far, and the next fit continues from there{resume}."
                 )
         return History(results.rows, results.mode)
 
@@ -570,9 +570,9 @@ class Estimator(Saving):
         if self._prepare.augments_all and not self._warned_random_eval:
             self._warned_random_eval = True
             warn_caller(
-                "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
-                " scored are augmented as well, each in the same way every time.\n"
-                "Hint: pass eval_transform=..., which does the rest of it without chance."
+                "transform draws random numbers and there is no eval_transform: rows are augmented in "
+                "evaluation and prediction as well, each in the same way every time.\n"
+                "Hint: pass eval_transform=..., which does the same without random numbers."
             )
 
     def _run(

@@ -151,7 +151,7 @@ def _require_same(found: Sequence[Array], expected: Sequence[Array]) -> None:
         scale = float(np.max(np.abs(wanted), initial=0.0)) if wanted.dtype.kind in "fiu" else 0.0
         if not np.allclose(mine, wanted, rtol=_CLOSE, atol=_CLOSE * scale, equal_nan=True):
             raise ConfigError(
-                f"the converted model computes something else than the model (output {place}).\n"
+                f"the converted model computes different results than the model (output {place}).\n"
                 "Hint: code that depends on values of its inputs, or draws random numbers, is lost when a"
                 " model is traced; use predict() without runtime."
             )

@@ -117,7 +117,7 @@ class Saving(Constructors):
         refuse(*run_complaints(changes))
         if learning_rate is not None and state:
             raise ConfigError(
-                f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
+                f"learning_rate={learning_rate}: this estimator was already trained, and continues with the"
                 " rate of its optimizer's state.\nHint: copy it before its first fit."
             )
         model = FrameworkModel.unpacked(own.framework, own.packed, own.extra_preload)
@@ -267,7 +267,7 @@ class Saving(Constructors):
         checkpoint = read_checkpoint(path)
         if checkpoint.header.framework != self._model.framework:
             raise ConfigError(
-                f"{path} is a checkpoint of {checkpoint.header.framework!r}, but this model is one of"
+                f"{path} is a checkpoint from {checkpoint.header.framework!r}, but this model is from"
                 f" {self._model.framework!r}."
             )
         self._live.load_state(checkpoint.state)
@@ -324,8 +324,8 @@ class Saving(Constructors):
     def _warn_if_untrained(self, call: str) -> None:
         if self._live.is_untrained:
             warn_caller(
-                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
-                f" that its creator makes: random numbers, drawn with seed={self._run_config.seed}, unless"
+                f"{call}: this model was never trained, and no weights were loaded. Its weights come from "
+                f"its creator: random numbers, drawn with seed={self._run_config.seed}, unless"
                 " the creator loads trained ones.\n"
                 "Hint: call fit(), load_weights(path) or load_checkpoint(path) first. If the creator loads"
                 " trained weights, pass the model itself (model=...), or silence this with"

@@ -163,7 +163,7 @@ def _hook_step(model: Any, on: Any, rows: Rows, gather: Callable[[Any], Any], *,
 def refuse_own_step(model: Any, keras: Any) -> None:
     if type(model).train_step is not keras.Model.train_step:
         raise ConfigError(
-            f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
+            f"{type(model).__name__} has its own train_step, so only Keras knows its gradients.\n"
             "Hint: use strategy='allreduce'."
         )
 

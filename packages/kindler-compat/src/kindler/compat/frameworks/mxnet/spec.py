@@ -115,7 +115,7 @@ class Steps:
         optimizer.num_update = max(optimizer.num_update, *counts.values())
 
     def variables(self) -> dict[str, Array]:
-        """What the next step depends on besides the parameters."""
+        """What the next step depends on in addition to the parameters."""
         optimizer = self.optimizer
         counts = [optimizer._index_update_count.get(i, 0) for i in range(len(self._parameters))]
         arrays = {_COUNTS: np.array([optimizer.num_update, *counts], np.int64)}
