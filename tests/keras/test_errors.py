@@ -73,13 +73,13 @@ def test_a_model_that_is_not_compiled_is_refused() -> None:
     [
         (
             Device("cpu", precision="bf16"),
-            r"Device\(precision='bf16'\) is not for Keras models.\nHint: keras.mixed_precision",
+            r"Device\(precision='bf16'\) does not apply to Keras models.\nHint: set keras.mixed_precision",
         ),
         (
             Device("cpu", compile="default"),
-            r"Device\(compile='default'\) is not for Keras models.\nHint: compile_args={'jit_compile': True}",
+            r"Device\(compile='default'\) does not apply to Keras models.\nHint: compile_args={'jit_compile'",
         ),
-        (Device("cpu", tf32=True, share=True), r"Device\(tf32=True\) is not for Keras models.$"),
+        (Device("cpu", tf32=True, share=True), r"Device\(tf32=True\) does not apply to Keras models.$"),
     ],
 )
 def test_fields_of_a_device_that_keras_sets_itself_are_refused(device: Device, complaint: str) -> None:

@@ -252,7 +252,7 @@ def test_what_is_not_supported_is_named_before_anything_runs() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_fields_of_groups_that_modules_do_not_take_are_refused(options: Any, refused: str) -> None:
-    with pytest.raises(ConfigError, match=f"{re.escape(refused)} is not for LightningModules"):
+    with pytest.raises(ConfigError, match=f"{re.escape(refused)} does not apply to LightningModules"):
         Estimator.from_lightning(Classifier(), **options)
 
 

@@ -100,8 +100,8 @@ def run(
         env: Additional environment variables for all nodes.
         gpus: GPUs per node. None takes those that Spark assigned to the task, or else an equal share of the
             machine's. No two nodes share a GPU.
-        tensorboard: Whether to run TensorBoard beside the first node; see `Cluster.tensorboard_url`.
-        log_dir: The folder that TensorBoard shows.
+        tensorboard: Whether to run TensorBoard next to the first node; see `Cluster.tensorboard_url`.
+        log_dir: The folder for TensorBoard to show.
         start_timeout_s: Seconds for all nodes to start.
         settings: Other limits; see `RunSettings`.
 

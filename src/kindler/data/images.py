@@ -106,7 +106,7 @@ def resize(image: Array, size: Size) -> Array:
 
 
 def crop(image: Array, size: Size, *, top: int | None = None, left: int | None = None) -> Array:
-    """Cut out a part of size (height, width): the centre, unless `top` and `left` are given."""
+    """Cut out a part of size (height, width): the centre, unless `top` and `left` are passed."""
     height, width = _pair(size)
     rest = image.shape[0] - height, image.shape[1] - width
     if min(rest) < 0:

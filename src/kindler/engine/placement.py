@@ -343,7 +343,7 @@ class WorkerInfo:
         local_rank: Its number among the workers of its machine.
         local_size: The number of workers on its machine.
         host: The name of its machine.
-        device: "cpu" or "cuda". A worker sees only its own GPU, unless it was given several.
+        device: "cpu" or "cuda". A worker sees only its own GPU, unless several were assigned to it.
     """
 
     rank: int = 0

@@ -81,7 +81,7 @@ def write_openvino(
     path: str | PathLike[str],
     make_example: Callable[[], Example],
 ) -> None:
-    """Write the .xml file and the .bin file beside it; a model already in this format is written as it is."""
+    """Write the .xml file and the .bin file next to it; a model already in this format is written as is."""
     target = Path(path).absolute()
     if target.suffix != ".xml":
         raise ConfigError(

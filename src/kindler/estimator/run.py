@@ -342,7 +342,7 @@ def attempts(
             what = str(error).partition("\n")[0]
             start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
             most = settings.max_failures
-            say(f"{what} The run resumes from {start} (failure {failures} of at most {most}).")
+            say(f"{what} The run restarts from {start} (failure {failures} of at most {most}).")
         time.sleep(wait_s)
 
 

@@ -109,7 +109,7 @@ class Saving(Constructors):
             settings: Time limits, threads, shared memory, instead of this estimator's.
 
         Raises:
-            ConfigError: The framework, or the way the model was given, cannot take the config or the rate.
+            ConfigError: The framework, or the way the model was passed, cannot take the config or the rate.
         """
         own, state = self._model, self._live.state
         asked = {"workers": workers, "seed": seed, "settings": settings}
@@ -237,7 +237,7 @@ class Saving(Constructors):
 
     @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Write all that training continues from: weights, optimizer, scheduler, random state, epoch."""
+        """Write what training needs to continue: weights, optimizer, scheduler, random state, epoch."""
         state = self._live.state
         if not state:
             raise NotFittedError("nothing was trained yet; call fit() before save_checkpoint().")
@@ -255,7 +255,7 @@ class Saving(Constructors):
         """Continue from a file that `save_checkpoint`, `fit(checkpoint=...)` or a ModelCheckpoint wrote.
 
         A model file, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`. The next `fit`
-        starts a new epoch, even if the checkpoint was written in mid-epoch; `fit(resume=True)` continues in
+        starts a new epoch, even if the checkpoint was written mid-epoch; `fit(resume=True)` continues in
         the middle.
 
         Raises:

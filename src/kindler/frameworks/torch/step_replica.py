@@ -430,7 +430,7 @@ class StepRun:
         model: This worker's copy of the model.
         config: The estimator's config.
         rows: The number of rows this worker has in the step. If 0, the step is called with made-up rows, so
-            that all workers do the same; nothing of it counts.
+            that all workers do the same; they do not contribute.
         global_rows: The number of rows all workers have in the step.
         loss_sum: The sum of the losses passed to `backward` in this step; None before the first.
         weights_read: Whether a step has read `sample_weight`.
@@ -452,7 +452,7 @@ class StepRun:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by name; one given without a name is called "optimizer"."""
+        """The optimizers by name; one passed without a name is called "optimizer"."""
         return dict(self._replica.optimizers.named)
 
     @property
@@ -496,10 +496,10 @@ class StepRun:
         """Add the gradients of a loss over the rows of all workers to the existing ones.
 
         Args:
-            loss: A mean over the rows of the batch, or over something else, given by `weight`.
+            loss: A mean over the rows of the batch, or over something else, specified by `weight`.
             optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
             weight: What the mean was divided by on this worker, if not by its rows: tokens, for example. Only
-                a loss without a weight is tried on the first rows.
+                a loss without a weight is checked on the first rows.
             retain_graph: Whether another loss of the same outputs will be passed to `backward`.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -511,7 +511,7 @@ class StepRun:
         self._replica.backward(loss, name, weight=weight, retain_graph=retain_graph)
 
     def update(self, optimizer: str | None = None) -> None:
-        """Clip gradients as the estimator says, let an optimizer move its parameters, and clear gradients.
+        """Clip gradients as the estimator says, let an optimizer update its parameters, and clear gradients.
 
         Args:
             optimizer: Its name; None if there is only one.
