@@ -15,7 +15,7 @@
     ├── StoreError (RuntimeError)           an operation on the store failed
     │   ├── NotFoundError (KeyError)        no such name, version or tag
     │   ├── AlreadyExistsError (ValueError) the name is taken, and replacing was not requested
-    │   ├── UntrustedError (PermissionError)  loading could run untrusted code, and trusted=True was not passed
+    │   ├── UntrustedError (PermissionError)  loading could run untrusted code; needs trusted=True
     │   └── DamagedError                    stored bytes are missing or changed
     └── TrainingError (RuntimeError)        a run failed
         ├── WorkerError                     user code raised on a worker (see `worker_error`)

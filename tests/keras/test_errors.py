@@ -106,7 +106,9 @@ def test_rows_of_another_shape_than_the_model_wants_name_both() -> None:
 def test_a_backend_that_is_not_the_models_is_refused() -> None:
     other = "jax" if FLAVOUR != "jax" else "torch"
 
-    with pytest.raises(ConfigError, match=f"keras_backend='{other}', but this model was made with Keras on"):
+    with pytest.raises(
+        ConfigError, match=f"keras_backend='{other}', but this model was created with Keras on"
+    ):
         two_workers(dense(), keras_backend=other)
     with pytest.raises(ConfigError, match="there are tensorflow, jax, torch"):
         two_workers(models.words, keras_backend="theano")

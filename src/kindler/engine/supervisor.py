@@ -346,7 +346,7 @@ class Supervisor:
             child.kill()
             return self._lost("it closed its connection without a result, and was ended", -signal.SIGKILL)
         if self._frozen:  # the others gave up because of it
-            return self._lost("its process was stopped, or had ended, when the run was given up", code)
+            return self._lost("its process was stopped, or had ended, when the run was abandoned", code)
         if not by_itself and self._aborted.is_set():
             return self._ended("aborted")
         return self._lost(_why(code), code)

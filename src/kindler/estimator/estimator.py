@@ -154,8 +154,8 @@ class Estimator(Saving):
             strategy: How workers stay in sync: "allreduce", "zero1" (the same result, each worker updating a
                 slice of the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch
                 only), "async" (a parameter server applies each worker's gradients), "local_sgd" (workers
-                train on their own and average their weights), or the name of a strategy that another package adds.
-                A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
+                train on their own and average their weights), or the name of a strategy that another package
+                adds. A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
             checkpoint: The folder that a checkpoint is written to after every epoch, as a path or a URL; or a
                 `Checkpoints`, which also says how often, and how many are kept. A run that loses a worker
                 continues from the newest one.

@@ -151,7 +151,7 @@ class BaseReplica:
         if learning_rate is not None:
             raise ConfigError(
                 "the learning rate of this model cannot be set from outside.\n"
-                "Hint: read it from the config in a creator, and give config={...}."
+                "Hint: read it from the config in a creator, and pass config={...}."
             )
         return with_config(spec, config)
 

@@ -281,7 +281,7 @@ class _SparkLaunch:
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._error) is not None:
             if started:
-                reason = f"Spark gave up on its task ({first_line(error)})"
+                reason = f"Spark abandoned its task ({first_line(error)})"
                 return WorkerLostError(reason, rank=None, host="the cluster")
             return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])
         if not outcomes:  # Spark starts no task for a frame it knows to be empty

@@ -36,7 +36,7 @@ def test_a_graph_is_text_whose_loss_is_that_of_tf_losses_or_the_one_returned() -
     assert [v.shape.as_list() for v in opened.trained] == [[10, 12], [12], [12, 7], [7], [7, 1], [1]]
     assert v1_graphs.tf is tensorflow
     assert OpenGraph.of(build_graph(returned)).loss().shape.rank == 0
-    with pytest.raises(ConfigError, match="made no loss"):
+    with pytest.raises(ConfigError, match="created no loss"):
         build_graph(lambda: None)
     with pytest.raises(ConfigError, match="not the text that build_graph returns"):
         OpenGraph.of("{'x'")

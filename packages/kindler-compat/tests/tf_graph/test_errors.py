@@ -40,7 +40,7 @@ def test_a_loss_that_no_row_reaches_is_refused() -> None:
     with made.graph.as_default():
         loss = tf.reduce_sum(tf.square(made.graph.get_collection("trainable_variables")[0]))
 
-    with pytest.raises(ConfigError, match="depends on none of the inputs and labels"):
+    with pytest.raises(ConfigError, match="does not depend on any of the inputs and labels"):
         _adam(made, loss=loss, metrics=None)
 
 
@@ -102,7 +102,7 @@ def test_eager_tensors_are_refused() -> None:
         ({"clip_norm": 0}, "clip_norm must be a positive number"),
         ({"clip_value": (1.0, -1.0)}, r"clip_value must be a positive number, or a pair"),
         ({"loss": None}, "an optimizer needs a loss"),
-        ({"metrics": {"loss": None}}, "'loss' is a name that results have already"),
+        ({"metrics": {"loss": None}}, "'loss' is already a name among the results"),
     ],
 )
 def test_wrong_arguments_are_named(changed: dict[str, Any], complaint: str) -> None:
@@ -142,7 +142,7 @@ def test_a_session_without_values_says_which() -> None:
 
 
 def test_a_session_of_another_graph_is_refused() -> None:
-    with pytest.raises(ConfigError, match="session of another graph"):
+    with pytest.raises(ConfigError, match="a different graph than the inputs"):
         _adam(Classifier(), sess=tf.Session(graph=tf.Graph()))
 
 

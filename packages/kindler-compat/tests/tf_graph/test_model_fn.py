@@ -179,5 +179,5 @@ def test_tf_estimator_is_there_again_and_trains_a_model_function(
     with pytest.raises(ConfigError, match="strategies of tf.distribute"):
         estimator.RunConfig(train_distribute=object())
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
-    with pytest.raises(ConfigError, match="each of its 2 nodes would train a model of its own"):
+    with pytest.raises(ConfigError, match="each of its 2 nodes would train a separate model"):
         estimator.Estimator(model_fn)

@@ -334,4 +334,6 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         # Nanoseconds lose their last digits by design.
         return column.cast(field.type, safe=not pa.types.is_temporal(field.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise DataError(f"{column.type} values do not become {field.type}: {exc}", column=field.name) from exc
+        raise DataError(
+            f"{column.type} values cannot be converted to {field.type}: {exc}", column=field.name
+        ) from exc

@@ -49,9 +49,9 @@ def backend_of(model: Any, wanted: str | None) -> str:
     made_with = "tensorflow" if flavour_of(model) == "tf_keras" else _imported() or _configured()
     if wanted not in (None, made_with):
         raise ConfigError(
-            f"keras_backend={wanted!r}, but this model was made with Keras on {made_with}.\n"
-            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass a function that makes it"
-            " instead of a model."
+            f"keras_backend={wanted!r}, but this model was created with Keras on {made_with}.\n"
+            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass a function that creates "
+            "it instead of a model."
         )
     return made_with
 

@@ -132,7 +132,7 @@ def read_model(path: str, *, trusted: bool) -> Any:
     except (TypeError, ValueError) as exc:
         if trusted or "safe_mode" not in str(exc):
             raise ConfigError(
-                f"{path} cannot be read: {first_line(exc)}\nHint: classes of your own must be known to Keras"
+                f"{path} cannot be read: {first_line(exc)}\nHint: your own classes must be known to Keras"
                 " (keras.saving.register_keras_serializable) in this program."
             ) from exc
         raise UntrustedError(what=f"loading {path}", reason="it holds a lambda") from exc

@@ -98,7 +98,7 @@ def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
     if spec.compile_args is not None:
         raise ConfigError(
             f"learning_rate={rate}: compile_args sets the rate.\n"
-            "Hint: read it from the config there, and give config={...}."
+            "Hint: read it from the config there, and pass config={...}."
         )
     if spec.model_creator is not None:
         return replace(spec, model_creator=_Rated(spec.model_creator, rate))

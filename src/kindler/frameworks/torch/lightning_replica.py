@@ -234,7 +234,7 @@ class LightningReplica(StepReplica):
         if learning_rate is not None:
             raise ConfigError(
                 f"learning_rate={learning_rate}: a LightningModule configures its own optimizers.\n"
-                "Hint: pass a creator of the module that reads it from the config, and give config={...}."
+                "Hint: pass a creator of the module that reads it from the config, and pass config={...}."
             )
         return super().changed(spec, config=config, learning_rate=None)
 

@@ -52,7 +52,7 @@ def with_rate(given: Any, rate: float) -> Any:
     if isinstance(given, Mapping):
         raise ConfigError(
             f"learning_rate={rate}: there are several optimizers, {', '.join(map(repr, given))}.\n"
-            "Hint: read their rates from the config in their creators, and give config={...}."
+            "Hint: read their rates from the config in their creators, and pass config={...}."
         )
     if isinstance(given, torch.optim.Optimizer):
         return _rated(given, rate)
