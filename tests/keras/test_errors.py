@@ -110,7 +110,7 @@ def test_a_backend_that_is_not_the_models_is_refused() -> None:
         ConfigError, match=f"keras_backend='{other}', but this model was created with Keras on"
     ):
         two_workers(dense(), keras_backend=other)
-    with pytest.raises(ConfigError, match="there are tensorflow, jax, torch"):
+    with pytest.raises(ConfigError, match="must be one of tensorflow, jax, torch"):
         two_workers(models.words, keras_backend="theano")
 
 

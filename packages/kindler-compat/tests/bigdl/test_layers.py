@@ -678,7 +678,7 @@ def test_a_graph_of_several_inputs_and_outputs_computes_each_node_once() -> None
         (lambda: SpatialConvolution(3, 4, 2, 2, n_group=2), "must divide"),
         (lambda: SpatialMaxPooling(2, 2, format="CHWN"), "'NCHW' or 'NHWC'"),
         (lambda: Select(0, 1).forward(X), "counted from 1"),
-        (lambda: Select(1, 9).forward(X), "no place 9 among 3"),
+        (lambda: Select(1, 9).forward(X), "no position 9 among 3"),
         (lambda: Mean(4).forward(X), "no axis 4"),
         (lambda: Linear(2, 2).set_weights([np.zeros((2, 2))]), "has 2 arrays"),
         (lambda: Linear(2, 2).set_weights([np.zeros((2, 3)), np.zeros(2)]), "array 0 must have the shape"),
