@@ -123,7 +123,7 @@ def all_gather(tensor: Any) -> Any:
     Kindler's training it returns its argument.
 
     Args:
-        tensor: This worker's rows, along the first dimension; a tensor of the framework that is trained.
+        tensor: This worker's rows, along the first dimension; a tensor of the framework in use.
     """
     gather = _gather.get()
     return tensor if gather is None else gather(tensor)

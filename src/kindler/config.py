@@ -23,7 +23,7 @@ __all__ = ["Checkpoints", "Columns", "Device", "Epochs", "Optimization", "RunSet
 class Columns:
     """How columns are read: `fit(columns=Columns(shapes={"image": (28, 28, 1)}))`.
 
-    What is left out in `evaluate` and `predict` is taken from the last `fit`, except for `ingest`.
+    What you leave out in `evaluate` and `predict` is taken from the last `fit`, except for `ingest`.
 
     Attributes:
         shapes: The shape of one row, by column.
@@ -158,7 +158,7 @@ class RunSettings:
         sync_timeout_s: Seconds a worker waits for the others at an exchange.
         stall_timeout_s: Seconds without a step, an exchange or a report from any worker after which the run
             fails with the stacks of all of them.
-        stop_timeout_s: Seconds for workers to end once they were asked to.
+        stop_timeout_s: Seconds for workers to end once asked to.
         max_failures: How often a run that lost a worker restarts from its last checkpoint.
         retry_backoff_s: Seconds before the first restart; doubled each time, up to 30.
         executor_wait_s: Seconds to wait for the replacement of a lost executor; after that the run continues
@@ -212,15 +212,13 @@ class RunSettings:
             )
         if self.rendezvous not in ("auto", "driver", "workers"):
             raise ConfigError(
-                f"RunSettings(rendezvous={self.rendezvous!r}): rendezvous is 'auto', 'driver' or 'workers'."
+                f"RunSettings(rendezvous={self.rendezvous!r}): must be 'auto', 'driver' or 'workers'."
             )
         if self.nan_loss not in get_args(NanLoss):
-            raise ConfigError(
-                f"RunSettings(nan_loss={self.nan_loss!r}): nan_loss is 'raise', 'warn' or 'skip'."
-            )
+            raise ConfigError(f"RunSettings(nan_loss={self.nan_loss!r}): must be 'raise', 'warn' or 'skip'.")
         if self.port_range is not None and not _is_port_range(self.port_range):
             raise ConfigError(
-                f"RunSettings(port_range={self.port_range!r}): port_range is (first, last), whole numbers"
+                f"RunSettings(port_range={self.port_range!r}): must be (first, last), whole numbers"
                 " from 1 to 65535, the first not above the last."
             )
 

@@ -5,7 +5,7 @@
     ├── DataError (ValueError)              a row or a column does not fit the model
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
-    ├── DiskFullError (OSError)             no room for a file
+    ├── DiskFullError (OSError)             no space for a file
     ├── NotFittedError (RuntimeError)       the operation needs a trained or loaded model
     ├── BrokerError (ConnectionError)       the runtime's broker cannot be reached, or has no worker
     ├── TrackingError (ConnectionError)     the tracking server cannot be used
@@ -15,11 +15,11 @@
     ├── StoreError (RuntimeError)           an operation on the store failed
     │   ├── NotFoundError (KeyError)        no such name, version or tag
     │   ├── AlreadyExistsError (ValueError) the name is taken, and replacing was not requested
-    │   ├── UntrustedError (PermissionError)  loading could run foreign code, and the caller did not trust it
+    │   ├── UntrustedError (PermissionError)  loading could run untrusted code; needs trusted=True
     │   └── DamagedError                    stored bytes are missing or changed
     └── TrainingError (RuntimeError)        a run failed
         ├── WorkerError                     user code raised on a worker (see `worker_error`)
-        ├── WorkerLostError                 a worker process, executor or host went away
+        ├── WorkerLostError                 a worker process, executor or host was lost
         ├── NonFiniteLossError (FloatingPointError)  a loss is NaN or infinite
         ├── StartTimeoutError (TimeoutError)  the workers did not all start in time
         ├── StalledError (TimeoutError)     all workers are alive and none makes progress
@@ -27,7 +27,7 @@
         └── SyncError                       an exchange between workers failed
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
-One warning has a class of its own: UntrainedWarning (UserWarning), for scoring a model without training it.
+One warning has its own class: UntrainedWarning (UserWarning), for scoring a model without training it.
 
 All of them pickle, keep their data as attributes, and also derive from the builtin that a caller
 would catch. Messages say what was received, which rule it broke, and after "Hint:" what works.
@@ -218,14 +218,14 @@ class UntrustedError(StoreError, PermissionError):
     """Writing or reading the object could run code that came with it, and `trusted=True` was not passed.
 
     Attributes:
-        what: The refused operation.
+        what: The rejected operation.
         reason: What makes it unsafe.
     """
 
     def __init__(self, *, what: str, reason: str) -> None:
         self.what, self.reason = what, reason
         super().__init__(
-            f"{what} was refused: {reason}.\nHint: trusted=True allows it; use it only for files from"
+            f"{what} was rejected: {reason}.\nHint: trusted=True allows it; use it only for files from"
             " people whose code you would run."
         )
 
@@ -308,7 +308,7 @@ class NonFiniteLossError(TrainingError, FloatingPointError):
         super().__init__(
             f"the loss is {loss} in step {step} on worker {rank}.{named}{oddity and ' ' + oddity}\n"
             "Hint: scale the features, look for extreme values, lower the learning rate, or clip gradients;"
-            " RunSettings(nan_loss='skip') leaves such steps out, and nan_loss='warn' goes on."
+            " RunSettings(nan_loss='skip') skips such steps, and nan_loss='warn' continues."
         )
 
 

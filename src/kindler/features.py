@@ -308,8 +308,8 @@ class StringIndexer(_Transformer):
 
 
 def _unseen(value: Any) -> str:
-    what = "is missing" if value is None else f"{value!r} was not there when the indexer learned"
-    return f"{what}.\nHint: handle_invalid='keep' gives such values an index, 'skip' leaves their rows out."
+    what = "is missing" if value is None else f"{value!r} was not seen by the indexer's fit()"
+    return f"{what}.\nHint: handle_invalid='keep' gives such values an index, 'skip' drops their rows."
 
 
 def _label(value: Any, name: str) -> Any:
@@ -373,7 +373,7 @@ class _Scaler(_Transformer):
                 )
         whole = reduce(_together, [part for _, part in counted])
         for i, (count, _, _, low, high) in enumerate(whole.T):
-            column, place = (self._inputs[0], f" at place {i}") if vector else (self._inputs[i], "")
+            column, place = (self._inputs[0], f" at position {i}") if vector else (self._inputs[i], "")
             if not count:
                 raise DataError(f"there are no values to fit on{place}.", column=column)
             if not np.isfinite([low, high]).all():

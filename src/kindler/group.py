@@ -35,12 +35,12 @@ class Group:
         address: The IP address at which the other workers reach it.
         members: Role, machine, address and held ports of every rank.
         threads: The number of compute threads.
-        scratch: A folder of its own, deleted with the run.
+        scratch: Its own folder, deleted with the run.
         run_id: The run's name.
         secret: What members of this run authenticate with.
         port_range: The ports that may be listened on; None is any.
-        lost: Ranks that died while the others went on, as of the last gather.
-        outlives: Whether ranks go on without each other (`become_optional`).
+        lost: Ranks that died while the others continued, as of the last gather.
+        outlives: Whether ranks continue without each other (`become_optional`).
         replaceable: Whether another process takes the place of a rank that dies; see `opened`.
         waiting: Whether this rank waits for others; exchanges set it.
     """
@@ -136,13 +136,13 @@ class Group:
         """Admit members of this run on the held port, until `check` raises.
 
         Args:
-            take: Gets the caller's rank and the connection, on a thread of its own.
+            take: Gets the caller's rank and the connection, on its own thread.
             check: Called several times a second; raises to end it.
         """
         raise NotImplementedError
 
     def become_optional(self) -> None:
-        """Let the others go on if this rank's process dies; gathers then have no bytes from it."""
+        """Let the others continue if this rank's process dies; gathers then have no bytes from it."""
         raise NotImplementedError
 
     def opened(self) -> bytes:

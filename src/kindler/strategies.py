@@ -1,4 +1,4 @@
-"""How the workers of a run agree: the values of `fit(strategy=...)`.
+"""How the workers of a run stay in sync: the values of `fit(strategy=...)`.
 
 A name is enough where a strategy has no options, or only defaults: `fit(strategy="fsdp")`.
 """
@@ -42,7 +42,7 @@ class AllReduce(Strategy):
 
 
 class Zero1(Strategy):
-    """The strategy "zero1": as all-reduce, but each worker updates a slice of the parameters (PyTorch only).
+    """The strategy "zero1": like all-reduce, but each worker updates a slice of the weights (PyTorch only).
 
     Args:
         divide: How the optimizer can be divided: "elements" if it updates each element of a parameter
@@ -77,8 +77,8 @@ class Async(Strategy):
         lock: Whether weights are read only between updates. Without it (Hogwild), a worker may get weights of
             which only a part has seen an update.
         max_staleness: The most updates between the weights a gradient was computed with and its own update;
-            workers wait to keep it. None never waits.
-        push_every: Batches whose mean gradient makes one push.
+            workers wait rather than exceed it. None never waits.
+        push_every: Number of batches whose mean gradient is pushed at once.
         shards: Number of servers that share the parameters.
     """
 
@@ -94,7 +94,7 @@ class LocalSGD(Strategy):
     """The strategy "local_sgd": workers train on their own, then continue from the mean of their weights.
 
     Args:
-        every_steps: Steps between two means. None takes one at the end of each epoch.
+        every_steps: Steps between two averages. None averages at the end of each epoch.
     """
 
     def __init__(self, *, every_steps: int | None = None) -> None:

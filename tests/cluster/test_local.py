@@ -70,7 +70,7 @@ def test_batches_have_the_size_asked_for_and_every_row_comes_once() -> None:
     with start(programs.add_up, 7) as running:
         running.train(pd.DataFrame({"x": np.arange(500), "other": 1}), columns=["x"])
         running.train(pa.table({"x": np.arange(500, 600)}))
-        with pytest.raises(ConfigError, match="still runs"):
+        with pytest.raises(ConfigError, match="still running"):
             _ = running.return_values
     rows = [rows for rows, _, _ in running.return_values]
 

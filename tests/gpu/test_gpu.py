@@ -449,7 +449,7 @@ def test_sharded_optimizers_of_two_workers_on_one_gpu_end_with_the_weights_of_al
     for found, one in zip(weights(strategy="zero1"), expected, strict=True):
         np.testing.assert_allclose(found, one, rtol=1e-5, atol=1e-6)
     _assert_refused(lambda: weights(strategy=Zero1(one_copy=True)), "one_copy=True, but")
-    _assert_refused(lambda: weights(strategy="fsdp"), "2 workers share 1 GPUs, and each needs one of its own")
+    _assert_refused(lambda: weights(strategy="fsdp"), "2 workers share 1 GPUs, and each needs its own")
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:

@@ -125,5 +125,5 @@ def test_a_train_step_of_the_users_own_is_refused_on_the_driver() -> None:
     model = OwnStep([KERAS.layers.Input((10,)), KERAS.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
 
-    with pytest.raises(ConfigError, match="strategy='async': OwnStep has a train_step of its own"):
+    with pytest.raises(ConfigError, match="strategy='async': OwnStep has its own train_step"):
         Estimator.from_keras(model=model, workers=2).fit(clouds(), strategy="async", verbose=0)

@@ -68,5 +68,5 @@ def test_the_gradients_of_a_train_step_of_the_users_own_are_refused() -> None:
     replica.arrange(("x",), ("y",))
     replica.build(features, labels)
 
-    with pytest.raises(ConfigError, match="OwnStep has a train_step of its own"):
+    with pytest.raises(ConfigError, match="OwnStep has its own train_step"):
         replica.gradients(cut(features, labels, (12,)))

@@ -58,7 +58,7 @@ def test_with_one_worker_they_are_what_keras_computes() -> None:
 @one_is_enough
 @pytest.mark.filterwarnings("ignore::kindler.errors.UntrainedWarning")
 def test_a_metric_of_batches_says_that_it_is_not_one_of_rows() -> None:
-    with pytest.warns(UserWarning, match="'by_batch' depends on how rows are put into batches"):
+    with pytest.warns(UserWarning, match="'by_batch' depends on how rows are batched"):
         judged("by_batch")
 
 

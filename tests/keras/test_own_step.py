@@ -64,7 +64,7 @@ def test_a_bad_loss_of_a_users_step_is_noticed_whatever_it_is_called() -> None:
         estimator(own_steps.game).fit(BAD, columns=Columns(allow_nan=True), **FIT)
 
     est = estimator(own_steps.game, settings=RunSettings(nan_loss="skip"))
-    with pytest.warns(RuntimeWarning, match="in step 3 .* The step is left out"):
+    with pytest.warns(RuntimeWarning, match="in step 3 .* The step is skipped"):
         history = est.fit(BAD, columns=Columns(allow_nan=True), **FIT)
     assert history["skipped_steps"] == [1, 1]
     assert all(np.isfinite(array).all() for array in est.get_model().get_weights())

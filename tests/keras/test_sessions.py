@@ -60,7 +60,7 @@ def _weights(estimator: Estimator) -> list[Any]:
 @two_unless_whole
 def test_a_step_that_is_left_out_changes_nothing_on_any_worker(flavour: str) -> None:
     skipping, straight = _estimator(flavour, RunSettings(nan_loss="skip")), _estimator(flavour)
-    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
+    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is skipped"):
         history = skipping.fit(_with_a_bad_row(), **ROWS)
     kept = np.r_[0:20, 30:40]
     straight.fit({name: array[kept] for name, array in _data().items()}, **ROWS)

@@ -164,12 +164,12 @@ def test_files_that_are_not_models_are_refused_at_once(tmp_path: Path) -> None:
         estimator(broken)
     with pytest.raises(ConfigError, match=r"there is no file 'none.xml'"):
         estimator(tmp_path / "none.xml")
-    with pytest.raises(ConfigError, match=r"there is nothing at this path"):
+    with pytest.raises(ConfigError, match=r"nothing exists at this path"):
         estimator(tmp_path / "none.onnx")
     path = classifier(tmp_path / "net.xml", [-1, 3, 8, 8])
     with pytest.raises(ConfigError, match=r"threads must be a whole number of at least 1"):
         estimator(path, threads=0)
-    with pytest.raises(ConfigError, match=r"properties of OpenVINO are strings"):
+    with pytest.raises(ConfigError, match=r"OpenVINO properties are strings"):
         estimator(path, config={"X": object()})
 
 

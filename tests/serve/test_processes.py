@@ -198,7 +198,7 @@ def test_where_no_process_can_be_sandboxed_kinds_that_need_it_are_refused(tmp_pa
     ):
         sandboxed("no Landlock")
     object.__setattr__(version, "meta", {"model_kind": "sklearn"})  # as metadata of an archive may say
-    with pytest.raises(UntrustedError, match="of kind 'onnx', was refused"):
+    with pytest.raises(UntrustedError, match="of kind 'onnx', was rejected"):
         sandboxed("no Landlock")
     assert not sandboxed("none", trusted=True)
     om.close()

@@ -77,7 +77,7 @@ def test_transform_is_lazy_and_an_unknown_value_is_named_when_rows_are_computed(
 
     assert lazy.columns == ["a.b", "n"]
     assert lazy.select("n").count() == 2
-    with pytest.raises(Exception, match="column 'a.b': 'new' was not there"):
+    with pytest.raises(Exception, match="column 'a.b': 'new' was not seen"):
         lazy.collect()
 
 
@@ -107,5 +107,5 @@ def test_ragged_vectors_are_refused(spark: Any) -> None:
     with pytest.raises(DataError, match="column 'v': some vectors have 1 values and others more"):
         MinMaxScaler(input_col="v").fit(frame)
     scaler = MinMaxScaler(input_col="v").fit(frame.where("size(v) = 1"))
-    with pytest.raises(Exception, match="has 2 values where the scaler has learned from 1"):
+    with pytest.raises(Exception, match="has 2 values where the scaler was fitted on 1"):
         scaler.transform(frame).collect()

@@ -114,7 +114,7 @@ def test_code_is_refused_unless_it_is_trusted(frame: Any, tmp_path: Path) -> Non
     def double(x: Any) -> Any:
         return x * 2
 
-    with pytest.raises(UntrustedError, match="refused"):
+    with pytest.raises(UntrustedError, match="rejected"):
         pretrained(double, inputCol="v")
     stage = pretrained(double, trusted=True, inputCol="v")
     stage.save(str(tmp_path / "saved"))

@@ -138,7 +138,7 @@ def test_collections_that_nobody_holds_are_unpersisted(spark: Any) -> None:
 
 def test_a_function_that_kills_its_process_is_a_lost_worker(spark: Any) -> None:
     shards = XShards.partition(np.arange(4), 1)
-    with pytest.raises(WorkerLostError, match="Spark gave up on its task") as caught:
+    with pytest.raises(WorkerLostError, match="Spark abandoned its task") as caught:
         shards.transform_shard(lambda shard: os.kill(os.getpid(), signal.SIGKILL))
     assert "at org.apache" not in str(caught.value)
 

@@ -78,7 +78,7 @@ def test_several_columns_are_arguments_in_their_order_and_several_outputs_a_stru
     [
         ({"name": "not a name"}, "not the name of a function"),
         ({"name": "score"}, r"which columns does the model take\?"),
-        ({"name": "score", "feature_cols": "v"}, "how wide the model's columns are"),
+        ({"name": "score", "feature_cols": "v"}, "the width of the model's columns"),
     ],
 )
 def test_what_cannot_be_a_function_is_refused(spark: Any, options: dict[str, Any], problem: str) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_a_function_is_refused(spark: Any, options: dict[str, Any
 
 def test_an_estimator_with_a_transform_is_refused(spark: Any) -> None:
     est = Estimator.from_torch(model=nn.Linear(2, 1), prepare=Prepare(transform=lambda row: row))
-    with pytest.raises(ConfigError, match="has a transform|what a transform makes"):
+    with pytest.raises(ConfigError, match="has a transform|what a transform returns"):
         est.register_udf(spark, "score", feature_cols="v", columns=Columns(shapes={"v": (2,)}))
 
 

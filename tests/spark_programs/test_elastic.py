@@ -39,7 +39,7 @@ def test_a_run_whose_workers_train_together_outlives_the_loss_of_an_executor(tol
 
     assert killed["killed"]
     assert killed["rows"] == [ROWS] * 3
-    assert "The run goes on from" in " ".join(killed["said"])
+    assert "The run restarts from" in " ".join(killed["said"])
     expected = undisturbed["weights"]["0.weight"]
     np.testing.assert_allclose(killed["weights"]["0.weight"], expected, atol=1e-5)
 
@@ -62,7 +62,7 @@ def test_an_executor_that_was_killed_does_not_end_an_asynchronous_run(told: dict
     assert found["lost"] == [0, 1, 1]
     assert found["rows"][0] == ROWS
     assert found["rows"][2] < ROWS
-    assert "the others go on without it" in " ".join(found["said"])
+    assert "the others continue without it" in " ".join(found["said"])
 
 
 def test_the_doctor_looks_at_the_executors_and_their_way_to_the_driver(told: dict[str, Any]) -> None:

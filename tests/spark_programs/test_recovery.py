@@ -44,7 +44,7 @@ def test_with_fewer_executors_the_run_goes_on_with_those_that_are_left(told: dic
 
     said = " ".join(grown["said"])
     assert "1 of 2 slots are left; waiting up to 2 s for the lost executor to be replaced" in said
-    assert "no replacement came in 2 s: the run goes on with 1 instead of 2 workers" in said
+    assert "no replacement came in 2 s: the run continues with 1 instead of 2 workers" in said
     # The epoch goes on from the checkpoint in its middle: the rows up to there were taken by two.
     epoch = [n for n in grown["noted"] if n["epoch"] == 2 and (n["size"] == 1 or n["step"] <= KEPT)]
     assert sorted(i for n in epoch for i in n["ids"]) == list(range(ROWS)), "every row once in the epoch"
@@ -57,7 +57,7 @@ def test_a_run_that_went_on_with_fewer_has_all_workers_again_once_executors_are_
 
     assert grown["attempts"] == [2, 1, 2]
     assert grown["rows"] == [ROWS] * 3
-    assert "the lost executors are back: the run goes on with 2 instead of 1 workers." in " ".join(
+    assert "the lost executors are back: the run continues with 2 instead of 1 workers." in " ".join(
         grown["said"]
     )
     sizes = {epoch: {n["size"] for n in grown["noted"] if n["epoch"] == epoch} for epoch in (1, 3)}

@@ -74,5 +74,9 @@ def test_a_fit_of_three_workers_has_the_losses_of_one_and_without_gathering_is_r
     either = r"(?s)(passes of accumulation_steps|all_gather needs workers that meet).*accumulation_steps=1"
     with pytest.raises(ConfigError, match=either):  # one worker finds the one, and one the other
         fit(2, loss=of_all, optimization=Optimization(accumulation_steps=2))
-    with pytest.raises(ConfigError, match=r"(?s)all_gather needs workers that meet in every step.*allreduce"):
+    with pytest.raises(
+        ConfigError,
+        match=r"(?s)all_gather needs workers that synchronize in every "
+        r"step.*allreduce",
+    ):
         fit(2, loss=of_all, strategy="local_sgd")

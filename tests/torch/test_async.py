@@ -268,7 +268,7 @@ def test_the_others_finish_when_a_worker_dies_and_the_report_says_so(
     assert history["num_samples"][2] in (266, 267)
     assert np.mean((est.predict(x) > 0) == y) >= 0.98
     assert f"worker {rank} on" in (said := capfd.readouterr().out)
-    assert "the others go on without it" in said
+    assert "the others continue without it" in said
     assert Estimator.latest_checkpoint(tmp_path) is not None
 
 
@@ -384,9 +384,12 @@ def test_an_update_that_fails_fails_the_run_with_its_own_error() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_staleness": -1}, "max_staleness is a whole number from 0 on"),
-        ({"push_every": 0, "lock": "yes"}, r"lock is True or False; received 'yes'\. push_every is a whole"),
-        ({"shards": True}, "shards is a whole number of at least 1"),
+        ({"max_staleness": -1}, "max_staleness must be a whole number, 0 or more"),
+        (
+            {"push_every": 0, "lock": "yes"},
+            r"lock must be True or False; received 'yes'\. push_every must be",
+        ),
+        ({"shards": True}, "shards must be a whole number of at least 1"),
         ({"stale": 1}, r"Strategy\('async', stale=1\): these are not options of strategy='async'"),
     ],
 )
@@ -396,7 +399,7 @@ def test_options_that_cannot_work_are_refused_on_the_driver(options: dict[str, A
 
 
 def test_what_does_not_go_together_is_refused_on_the_driver() -> None:
-    with pytest.raises(ConfigError, match="every_steps is a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="every_steps must be a whole number of at least 1"):
         counter(2).fit(rows(4), strategy=LocalSGD(every_steps=0), verbose=0)
     with pytest.raises(ConfigError, match="clip_norm needs the gradients of all parameters"):
         counter(2, optimization=Optimization(clip_norm=1.0)).fit(rows(4), strategy=Async(shards=2), verbose=0)

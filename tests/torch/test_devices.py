@@ -96,7 +96,7 @@ def test_as_many_workers_start_as_there_are_gpus_to_compute_on(
     said = r"2 workers on one machine, which has 2 GPUs and device='cuda:1': (?s:.*)workers=1;"
     with pytest.raises(ConfigError, match=said):
         estimator(device="cuda:1").fit((X, Y), batch_size=16, verbose=0)
-    with pytest.raises(ConfigError, match="'cuda' was asked for; this machine has 0 CUDA devices"):
+    with pytest.raises(ConfigError, match="'cuda' was requested; this machine has 0 CUDA devices"):
         estimator(device="cuda:1", workers=None).fit((X, Y), batch_size=16, verbose=0)
 
 

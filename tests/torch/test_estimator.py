@@ -291,7 +291,7 @@ def test_a_column_of_the_training_that_is_missing_is_named_as_such() -> None:
 
     for use in (est.predict, est.evaluate):
         with pytest.raises(
-            ConfigError, match=r"was trained on a column 'height', and there is none. Did you mean 'hight'"
+            ConfigError, match=r"was trained on a column 'height', which is missing. Did you mean 'hight'"
         ):
             use(rows)
     with pytest.raises(ConfigError, match=r"^feature_cols: there is no column 'height'"):

@@ -122,7 +122,7 @@ class Noisy(nn.Module):
 def test_a_model_that_tracing_would_change_is_refused(model: nn.Module) -> None:
     est = Estimator.from_torch(model=model)
 
-    with pytest.raises(ConfigError, match=r"computes something else than the model"):
+    with pytest.raises(ConfigError, match=r"computes different results than the model"):
         est.predict(np.zeros((4, 2), "float32"), accelerator="openvino")
 
 

@@ -252,7 +252,7 @@ def test_what_is_not_supported_is_named_before_anything_runs() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_fields_of_groups_that_modules_do_not_take_are_refused(options: Any, refused: str) -> None:
-    with pytest.raises(ConfigError, match=f"{re.escape(refused)} is not for LightningModules"):
+    with pytest.raises(ConfigError, match=f"{re.escape(refused)} does not apply to LightningModules"):
         Estimator.from_lightning(Classifier(), **options)
 
 
@@ -261,7 +261,7 @@ def test_all_fields_that_modules_do_not_take_are_named_at_once_with_what_to_do_i
     with pytest.raises(ConfigError) as told:
         Estimator.from_lightning(Classifier(), device=Device(compile="auto", tf32=True), optimization=steps)
 
-    for word in ("compile='auto'", "a smaller batch_size", "configure_optimizers names the interval"):
+    for word in ("compile='auto'", "a smaller batch_size", "configure_optimizers sets the interval"):
         assert word in str(told.value)
     for taken in ("clip_norm", "tf32"):
         assert taken not in str(told.value)

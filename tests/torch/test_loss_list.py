@@ -86,7 +86,7 @@ def test_two_workers_sum_losses_of_their_own_divisors_as_one_process_does(named:
         ({"size": nn.MSELoss()}, {"loss_weights": {"kind": 1.0}}, "there is no loss of that name"),
         (nn.MSELoss(), {"loss_weights": [1.0]}, "belong to a list or dict of losses"),
         ([nn.MSELoss()], {"accumulation_steps": 2}, "with several losses it must be 1"),
-        ([nn.Bilinear(1, 1, 1)], {}, "has parameters of its own"),
+        ([nn.Bilinear(1, 1, 1)], {}, "has its own parameters"),
     ],
 )
 def test_what_cannot_work_is_refused_when_the_estimator_is_made(

@@ -58,12 +58,12 @@ def test_fit_raises_with_step_worker_and_rows() -> None:
 
 
 def test_fit_warns_or_leaves_out_and_goes_on() -> None:
-    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* Training goes on with it"):
+    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* Training continues with it"):
         history = _estimator(settings=RunSettings(nan_loss="warn")).fit(_with_a_bad_row(), **FIT)
     assert np.isnan(history[0]["loss"])
 
     skipping = _estimator(settings=SKIP)
-    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
+    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is skipped"):
         history = skipping.fit(_with_a_bad_row(), epochs=2, **FIT)
     assert history["skipped_steps"] == [1, 1]
     assert np.isfinite(history["loss"]).all()
@@ -71,7 +71,7 @@ def test_fit_warns_or_leaves_out_and_goes_on() -> None:
 
 
 def test_what_cannot_be_done_about_a_loss_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nan_loss='ignore'\): nan_loss is 'raise', 'warn' or 'skip'"):
+    with pytest.raises(ConfigError, match=r"nan_loss='ignore'\): must be 'raise', 'warn' or 'skip'"):
         RunSettings(nan_loss="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"takes strategy='allreduce'; received strategy='async'"):
+    with pytest.raises(ConfigError, match=r"needs strategy='allreduce'; received strategy='async'"):
         _estimator(settings=SKIP).fit(_data(0), strategy="async")

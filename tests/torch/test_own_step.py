@@ -267,7 +267,7 @@ def test_steps_that_workers_would_not_share_are_refused_and_work_alone() -> None
         ),
         ({"optimization": Optimization(accumulation_steps=2)}, "leave accumulation_steps=1"),
         ({"device": Device(precision="fp16")}, "scales losses"),
-        ({"metrics": ["mse"]}, "eval_step returns all figures itself"),
+        ({"metrics": ["mse"]}, "eval_step returns all metrics itself"),
         ({"train_step": None}, "eval_step belongs to a train_step"),
     ],
 )
@@ -277,16 +277,16 @@ def test_what_cannot_work_is_refused_when_the_estimator_is_made(options: dict[st
 
 
 def test_what_a_fit_lacks_and_what_a_sync_cannot_share_is_said_before_it_starts() -> None:
-    with pytest.raises(ConfigError, match="how rows are judged; give .*eval_step"):
+    with pytest.raises(ConfigError, match="how to evaluate rows; pass .*eval_step"):
         fit(linear(1, eval_step=None), validation_data=DATA)
-    with pytest.raises(ConfigError, match="moves the parameters itself"):
+    with pytest.raises(ConfigError, match="updates the parameters itself"):
         fit(linear(2), strategy="zero1")
-    with pytest.raises(ConfigError, match="moves the parameters itself"):
+    with pytest.raises(ConfigError, match="updates the parameters itself"):
         fit(linear(2), strategy="async")
     with pytest.raises(ConfigError, match=r"strategy='local_sgd' does not train models of 'torch_step'"):
         fit(linear(2), strategy="local_sgd")
     for step, match in (
-        (lambda run, batch: None, "moved no parameters, and returned no loss"),
+        (lambda run, batch: None, "updated no parameters, and returned no loss"),
         (lambda run, batch: run.minimize(plain(run, batch), "h"), "there is no optimizer 'h'"),
         (lambda run, batch: [1, 2], "must return the loss"),
     ):

@@ -134,7 +134,7 @@ def test_a_sync_that_is_not_in_step_meets_only_at_the_ends_of_epochs(tmp_path: P
 def test_what_a_framework_cannot_take_is_refused_by_itself() -> None:
     with pytest.raises(ConfigError, match=r"takes model, lr and momentum; received \['depth'\]"):
         Estimator.from_framework("toy", model=_plane(), depth=3)
-    with pytest.raises(ConfigError, match=r"Device\(precision='bf16'\) is not for 'toy' models"):
+    with pytest.raises(ConfigError, match=r"Device\(precision='bf16'\) does not apply to 'toy' models"):
         Estimator.from_framework("toy", model=_plane(), device=Device(precision="bf16"))
 
 

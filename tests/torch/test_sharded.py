@@ -100,17 +100,21 @@ class _Signs(torch.optim.Optimizer):
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (_Signs, {}, "strategy='zero1': whether the work of optimizer _Signs can be divided is not known"),
-    (torch.optim.Adafactor, {"divide": "elements"}, "Adafactor moves a parameter by what the whole"),
+    (
+        _Signs,
+        {},
+        "strategy='zero1': it is unknown whether the work of optimizer _Signs can be divided: each worker",
+    ),
+    (torch.optim.Adafactor, {"divide": "elements"}, "Adafactor updates a parameter as a whole"),
     (torch.optim.LBFGS, {}, "LBFGS evaluates the model several times"),
-    (torch.optim.Adam, {"divide": "rows"}, "divide is one of 'elements', 'parameters', or None"),
+    (torch.optim.Adam, {"divide": "rows"}, "divide must be one of 'elements', 'parameters', or None"),
     (torch.optim.Adam, {"shards": 2}, "not options of strategy='zero1'"),
-    (torch.optim.Adam, {"one_copy": 1}, "one_copy is True or False"),
-    (torch.optim.Adam, {"modules": "first"}, "modules is a list of modules' names"),
+    (torch.optim.Adam, {"one_copy": 1}, "one_copy must be True or False"),
+    (torch.optim.Adam, {"modules": "first"}, "modules must be a list of module names"),
     (
         torch.optim.Adafactor,
         {"modules": []},
-        "strategy='fsdp': optimizer Adafactor moves a parameter by",
+        "strategy='fsdp': optimizer Adafactor updates a parameter",
     ),
 ]
 

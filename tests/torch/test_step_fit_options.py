@@ -189,7 +189,7 @@ WEIGHED: Facts = {
 WEIGHTS = Columns(class_weight={1: 2.0}, weight_col="w")
 SIDEWAYS: Any = "sideways"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "strategy": ({"strategy": "async"}, "moves the parameters itself"),
+    "strategy": ({"strategy": "async"}, "updates the parameters itself"),
     # How Spark's rows come is decided before any framework.
     "ingest": ({"columns": Columns(ingest=SIDEWAYS)}, "ingest must be"),
 }
@@ -240,7 +240,7 @@ def test_every_option_of_fit_has_its_effect_or_is_refused(kind: str, tmp_path: P
     holds(FIRST, Run(kind, tmp_path / "first", capsys, **first), without)
     again = {**first, "epochs": replace(first["epochs"], epochs=5), "max_steps": 12}
     holds(AGAIN, Run(kind, tmp_path / "first", capsys, **again, resume=True), without)
-    with pytest.warns(RuntimeWarning, match="The step is left out"):
+    with pytest.warns(RuntimeWarning, match="The step is skipped"):
         prepared = Run(kind, tmp_path / "second", capsys, HOLED, skip, **second, **besides)
     holds(SECOND, prepared, without)
     if kind == "torch_step":

@@ -114,14 +114,14 @@ def test_a_bad_loss_that_is_only_returned_is_noticed_by_its_name() -> None:
         return {"critic_loss": float(loss), "unknown": float("nan")}
 
     est = own(raw, workers=1, settings=RunSettings(nan_loss="warn"))
-    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 on worker 0.*goes on with it"):
+    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 on worker 0.*continues with it"):
         history = est.fit(with_a_bad_row(), **FIT)
     assert np.isnan(history["critic_loss"]).all()
 
 
 def test_fit_leaves_steps_out_and_says_how_many() -> None:
     est = Estimator.from_lightning(Module(), workers=2, settings=RunSettings(nan_loss="skip"))
-    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is left out"):
+    with pytest.warns(RuntimeWarning, match="the loss is nan in step 3 .* The step is skipped"):
         history = est.fit(with_a_bad_row(), **FIT)
 
     assert history["skipped_steps"] == [1]
@@ -172,7 +172,7 @@ def test_a_step_finds_the_weights_of_its_rows_and_trains_as_a_weighted_loss_does
 def test_weights_that_would_have_no_effect_are_refused() -> None:
     x, y = _data(0)
     data = {"x": x, "y": y, "w": np.ones(ROWS, np.float32)}
-    with pytest.raises(ConfigError, match=r"train_step has not read run.sample_weight"):
+    with pytest.raises(ConfigError, match=r"train_step did not use run.sample_weight"):
         own(workers=1).fit(data, columns=Columns(weight_col="w"), verbose=0)
     for module in (Module(), Module):
         est = Estimator.from_lightning(module, workers=1)

@@ -181,7 +181,7 @@ def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(t
     est.fit(DATA, epochs=2, **OPTIONS)
     est.save(tmp_path / "line.estimator")
 
-    with pytest.raises(UntrustedError, match=r"line\.estimator was refused: it holds a model's code"):
+    with pytest.raises(UntrustedError, match=r"line\.estimator was rejected: it holds a model's code"):
         Estimator.load(tmp_path / "line.estimator")
     again = Estimator.load(tmp_path / "line.estimator", trusted=True)
 

@@ -337,11 +337,9 @@ def test_what_cannot_work_is_refused_before_workers_start() -> None:
     )
     est = exact.estimator(prepare=Prepare(transform=noisy, length_col="x"))
 
-    with pytest.raises(
-        ConfigError, match="transform and length_col: this data is batches that your own code"
-    ):
+    with pytest.raises(ConfigError, match="transform and length_col: your own code creates the batches"):
         est.fit(loader)
-    with pytest.raises(ConfigError, match="length_col takes rows by their length, and shuffle=False"):
+    with pytest.raises(ConfigError, match="length_col orders rows by length, and shuffle=False"):
         est.fit(DATA, shuffle=False, **exact.COLUMNS)
     with pytest.raises(ConfigError, match="length_col: there is no column 'z'"):
         exact.estimator(prepare=Prepare(length_col="z")).fit(DATA, **exact.COLUMNS)

@@ -50,7 +50,7 @@ def heard(*, can_grow: bool = True, **fields: Any) -> None:
 
 
 def test_all_workers_return_once_an_epoch_is_saved() -> None:
-    with pytest.raises(ExecutorsAreBack, match="goes on with 4 instead of 3 workers"):
+    with pytest.raises(ExecutorsAreBack, match="continues with 4 instead of 3 workers"):
         heard()
 
 
@@ -79,7 +79,7 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
     assert attempts(task(tmp_path), launch, said.append) is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
-    assert said[1].startswith("the lost executors are back. It goes on from")
+    assert said[1].startswith("the lost executors are back. It resumes from")
     assert "epoch-00002" in said[1]
 
 

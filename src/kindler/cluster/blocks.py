@@ -208,7 +208,7 @@ def _plain(value: Any, fields: Sequence[pa.Field] | None, flat: bool) -> Any:
     """Convert numpy values to Python's, and tuples to dicts of the declared columns."""
     if flat:
         if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
-            raise ValueError(f"flat_map=True takes a list of results for each row, received {value!r:.100}")
+            raise ValueError(f"flat_map=True needs a list of results for each row, received {value!r:.100}")
         return [_plain(one, fields, False) for one in value]
     if isinstance(value, np.generic):
         return value.item()
@@ -241,7 +241,7 @@ def table_of(data: Any) -> pa.Table | None:
 def _of_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> pa.Table:
     sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) > 1:
-        raise DataError(f"arrays of one data set have the same length; received {sizes}.")
+        raise DataError(f"all arrays of a data set must have the same length; received {sizes}.")
     return pa.table({name: _column(array, fixed=True) for name, array in arrays.items()})
 
 

@@ -100,8 +100,8 @@ def run(
         env: Additional environment variables for all nodes.
         gpus: GPUs per node. None takes those that Spark assigned to the task, or else an equal share of the
             machine's. No two nodes share a GPU.
-        tensorboard: Whether to run TensorBoard beside the first node; see `Cluster.tensorboard_url`.
-        log_dir: The folder that TensorBoard shows.
+        tensorboard: Whether to run TensorBoard next to the first node; see `Cluster.tensorboard_url`.
+        log_dir: The folder for TensorBoard to show.
         start_timeout_s: Seconds for all nodes to start.
         settings: Other limits; see `RunSettings`.
 
@@ -240,9 +240,9 @@ class Cluster:
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise ConfigError(f"epochs={epochs!r}: epochs must be a whole number, 1 or more.")
         if feed == VALIDATION:
-            raise ConfigError(f"feed={VALIDATION!r} is what train(validation=...) fills.")
+            raise ConfigError(f"feed={VALIDATION!r} is filled by train(validation=...).")
         if getattr(data, "isStreaming", False):
-            raise ConfigError("train takes data that has an end.\nHint: train_stream(frame, checkpoint=...).")
+            raise ConfigError("train needs data that ends.\nHint: train_stream(frame, checkpoint=...).")
         with self._feeding:
             self._feed_validation(validation, columns)
             for _ in range(epochs):
@@ -276,13 +276,15 @@ class Cluster:
         """
         self._check_fed("train_stream")
         if not getattr(frame, "isStreaming", False):
-            raise ConfigError("train_stream takes a streaming DataFrame.\nHint: train(data) takes any other.")
+            raise ConfigError(
+                "train_stream takes a streaming DataFrame.\nHint: train(data) takes other data."
+            )
         from kindler.spark.versions import is_connect
 
         if self._spark is None or is_connect(self._spark):
             raise ConfigError(
-                "train_stream needs a classic session: over Spark Connect each micro-batch is handled by a"
-                " process of the server, which does not have this cluster."
+                "train_stream needs a classic session: over Spark Connect a process of the server handles "
+                "each micro-batch, and it cannot reach this cluster."
             )
 
         def each(batch: Any, number: int) -> None:
@@ -331,7 +333,7 @@ class Cluster:
             if is_spark_frame(data) or feeding.is_rdd(data):
                 return feeding.answered(data, self._for_tasks(feeder))
         if schema is not None and not isinstance(schema, pa.Schema):
-            raise ConfigError(f"schema={schema!r}: for data of the driver's own it is a pyarrow.Schema.")
+            raise ConfigError(f"schema={schema!r}: for data on the driver it must be a pyarrow.Schema.")
         with self._naming_the_cause():
             answers = answers_of(data, replace(feeder, fields=schema))
         is_pandas = type(data).__module__.partition(".")[0] == "pandas"
@@ -381,7 +383,7 @@ class Cluster:
             ConfigError: The cluster is still running.
         """
         if self._gang.is_running:
-            raise ConfigError("the cluster still runs.\nHint: wait() or shutdown() first.")
+            raise ConfigError("the cluster is still running.\nHint: wait() or shutdown() first.")
         values: list[Any] = [None] * self.size
         for outcome in self._ended():
             if outcome.kind == "result":
@@ -413,7 +415,7 @@ class Cluster:
             self.stop()
             raise StartTimeoutError(
                 f"of {self.size} nodes these did not start in {timeout_s:g} s: {', '.join(missing)}.\n"
-                "Hint: do other jobs hold the slots of Spark? start_timeout_s=... waits longer."
+                "Hint: do other jobs occupy Spark's slots? start_timeout_s=... waits longer."
             )
 
     def _follow(self) -> None:
@@ -476,7 +478,7 @@ class Cluster:
         if self._validates:
             if data is not None:
                 raise ConfigError(
-                    "validation data is given with the first train() of a cluster: nodes keep it."
+                    "pass validation data to the first train() of a cluster: the nodes keep it."
                 )
             return
         self._validates = True
@@ -557,8 +559,8 @@ class Cluster:
                 return
         self._raise_failure()
         raise FeedError(
-            "the programs ended before they had committed this micro-batch; it is fed again when the stream"
-            " is started the next time.\nHint: feed.commit() after each of feed.micro_batches()."
+            "the programs ended before committing this micro-batch; it is fed again when the stream "
+            "restarts.\nHint: call feed.commit() after each of feed.micro_batches()."
         )
 
     def _ended(self, timeout_s: float | None = None) -> list[Outcome]:
@@ -604,7 +606,7 @@ class Cluster:
         if existing:
             raise ConfigError(
                 f"inference: the data has columns {existing} already.\n"
-                'Hint: schema="another_name type" names those of the results.'
+                'Hint: schema="another_name type" renames the result columns.'
             )
         return fields
 
@@ -614,7 +616,7 @@ class Cluster:
         kind = answers[0].column(rows.num_columns).type if answers else pa.null()
         if pa.types.is_null(kind):
             raise DataError(
-                "inference: of what type the results are cannot be seen from the first row.\n"
+                "inference: the type of the results cannot be inferred from the first row.\n"
                 'Hint: inference(data, schema="result double").'
             )
         return pa.schema(list(kind) if pa.types.is_struct(kind) else [pa.field(DEFAULT_NAME, kind)])
@@ -624,15 +626,15 @@ def _check(
     main_fun: Any, input_mode: str, framework: str | None, tensorboard: bool, log_dir: str | None
 ) -> None:
     if not callable(main_fun):
-        raise ConfigError(f"main_fun={main_fun!r}: it is a function main_fun(args, ctx).")
+        raise ConfigError(f"main_fun={main_fun!r}: must be a function main_fun(args, ctx).")
     if input_mode not in _MODES:
-        raise ConfigError(f"input_mode={input_mode!r}: it is one of {', '.join(map(repr, _MODES))}.")
+        raise ConfigError(f"input_mode={input_mode!r}: must be one of {', '.join(map(repr, _MODES))}.")
     if framework is not None and framework not in FRAMEWORKS:
         raise ConfigError(
-            f"framework={framework!r}: it is None or one of {', '.join(map(repr, FRAMEWORKS))}."
+            f"framework={framework!r}: must be None or one of {', '.join(map(repr, FRAMEWORKS))}."
         )
     if tensorboard and log_dir is None:
-        raise ConfigError("tensorboard=True needs log_dir=..., the folder that it shows.")
+        raise ConfigError("tensorboard=True needs log_dir=..., the folder to show.")
     if tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError(what="tensorboard=True", package="tensorboard", extra="tensorboard")
 

@@ -1,4 +1,4 @@
-"""What a program knows of its node and of the others: the `ctx` of `main_fun(args, ctx)`."""
+"""What a program knows about its node and of the others: the `ctx` of `main_fun(args, ctx)`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Context:
         cluster_spec: Role -> "address:port" of each of its nodes.
         host: The name of its machine.
         gpus: The GPUs it may use, by number; empty if there are none.
-        tmp: A folder of its own, deleted with the cluster.
+        tmp: Its own folder, deleted with the cluster.
         run_id: The cluster's name.
         default_fs: The file system of paths without a scheme; "file://" is the machine's own.
     """
@@ -116,11 +116,11 @@ class Context:
                 each other at every batch. All nodes of the cluster must train.
 
         Raises:
-            ConfigError: The cluster, or this node, is not fed.
+            ConfigError: The cluster, or this node, receives no data.
         """
         if self._server is None:
             raise ConfigError(
-                f"this node ({self.role}) is not fed.\n"
+                f"this node ({self.role}) receives no data.\n"
                 'Hint: run(..., input_mode="spark") feeds the chief and the workers.'
             )
         if in_step and self.num_workers != self.size:

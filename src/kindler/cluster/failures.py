@@ -89,9 +89,9 @@ class Failures(Handler):
                 self._gang.wait()
         except Exception as exc:  # noqa: BLE001 - the task raises it
             return "".join(traceback.format_exception_only(exc)).strip()
-        return (
-            f"the program of node {rank} has returned: it takes no rows." if rank in self._returned else None
-        )
+        if rank not in self._returned:
+            return None
+        return f"the program of node {rank} has returned and accepts no more rows."
 
 
 def why(server: Address, secret: bytes, rank: int, *, timeout_s: float) -> str | None:

@@ -329,8 +329,9 @@ class DataFeed:
             elif time.monotonic() - since > limits.RESULTS_S:
                 rows = sum(count for _, count in self._unanswered)
                 raise DataError(
-                    f"the program asks for more rows, but {rows} that it has read have no result, and nothing"
-                    " more comes before.\nHint: call feed.batch_results(...) once for each batch."
+                    f"the program asks for more rows, but {rows} that it has read have no result, and no "
+                    f"more "
+                    "are sent until they do.\nHint: call feed.batch_results(...) once for each batch."
                 )
 
     def _has_unread(self, source: Inbound) -> bool:
@@ -386,7 +387,7 @@ def _mapping(columns: InputMapping | None) -> dict[str, str] | None:
         return None
     if isinstance(columns, str):
         raise ConfigError(
-            f"input_mapping={columns!r}: it is a dict of columns and names, or a list of columns."
+            f"input_mapping={columns!r}: must be a dict of columns and names, or a list of columns."
         )
     mapping = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
     if not mapping or not all(isinstance(word, str) for pair in mapping.items() for word in pair):

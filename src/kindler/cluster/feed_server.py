@@ -109,7 +109,7 @@ class Inbox:
     ) -> None:
         self.name = name
         self.changed = changed  # held while anything here is looked at, and notified when something came
-        self.closed = False  # whether the program wants no more
+        self.closed = False  # whether the program needs no more data
         self.ended = False  # whether the driver has said that nothing more comes
         self.pass_number = 0  # the pass over the data that is read now
         self.finished: set[int] = set()  # the passes of which everything has been sent
@@ -123,7 +123,7 @@ class Inbox:
 
     def add(self, inbound: Inbound) -> None:
         if self.closed:
-            inbound.close("the program wants no more")
+            inbound.close("the program needs no more data")
             return
         if inbound.kind == SPOOL:
             self._schema = inbound.schema

@@ -131,7 +131,7 @@ class Feeder:
                 channel.send("resume", feed=self.feed, job=self.job, partition=partition, attempt=attempt)
                 numbers.update(channel.receive(limits.CONNECT_S).fields["numbers"])
             except (ChannelClosed, TimeoutError) as exc:
-                raise NodeGoneError(f"{node} went away ({exc}).", rank=node.rank) from exc
+                raise NodeGoneError(f"{node} disconnected ({exc}).", rank=node.rank) from exc
             finally:
                 channel.close()
         return numbers
@@ -271,7 +271,7 @@ class _Link:
             self._writer = self._feeds.writer("rows", WINDOW_BYTES)
         except ChannelClosed as exc:
             self._channel.close()
-            raise NodeGoneError(f"{node} went away ({exc}).", rank=node.rank) from exc
+            raise NodeGoneError(f"{node} disconnected ({exc}).", rank=node.rank) from exc
         self._results = self._feeds.reader("results")
         self._thread = threading.Thread(target=self._listen, name="kindler-feeding", daemon=True)
         self._thread.start()
@@ -349,7 +349,7 @@ class _Link:
                 with self._changed:
                     self._received = self._received or frame.kind == "received"
                     if frame.kind == "stopped":
-                        reason = f"{self._node} takes no more rows: {frame.fields['reason']}"
+                        reason = f"{self._node} accepts no more rows: {frame.fields['reason']}"
                         failed = frame.fields["failed"]
                         self._error = NodeGoneError(reason, rank=rank) if failed else FeedError(reason)
                         self.stopped = True
@@ -358,8 +358,9 @@ class _Link:
         except ChannelClosed as exc:
             with self._changed:
                 self._error = self._error or NodeGoneError(
-                    f"{self._node} went away ({exc}).\nHint: it failed, or was stopped because another one"
-                    " did; the cluster's shutdown() says why.",
+                    f"{self._node} disconnected ({exc}).\nHint: it failed, or was stopped because another "
+                    f"node "
+                    "failed; the cluster's shutdown() says why.",
                     rank=rank,
                 )
                 self._feeds.close(str(exc))

@@ -44,12 +44,12 @@ def ranks(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name}={value!r}: {name} must be a whole number, {least} or more.")
     if until not in ("workers", "chief"):
-        raise ConfigError(f"until={until!r}: it is 'workers' or 'chief'.")
+        raise ConfigError(f"until={until!r}: must be 'workers' or 'chief'.")
     if until == "chief" and not chief:
         raise ConfigError("until='chief' needs chief=True.")
     grace_s = evaluator_grace_s
     if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s < math.inf:
-        raise ConfigError(f"evaluator_grace_s={grace_s!r}: it must be a number of seconds, 0 or more.")
+        raise ConfigError(f"evaluator_grace_s={grace_s!r}: must be a number of seconds, 0 or more.")
     training = ("chief",) * chief + ("worker",) * (workers - chief)
     roles = (*training, *("ps",) * ps, *("evaluator",) * evaluator)
     return tuple(
@@ -161,8 +161,8 @@ def assign_gpus(wanted: int | None, *, position: int, nodes: int) -> tuple[str, 
         chosen = claim([*free[start:], *free[:start]], count)
     if wanted is not None and len(chosen) < wanted:
         raise ConfigError(
-            f"gpus={wanted} for each node, but {len(chosen)} were free for this one.\n"
-            "Hint: fewer nodes on a machine, or gpus=None to take what there is."
+            f"gpus={wanted} for each node, but {len(chosen)} were free for this node.\n"
+            "Hint: run fewer nodes on a machine, or pass gpus=None to use the GPUs there are."
         )
     os.environ[VISIBLE_GPUS] = ",".join(chosen)
     return tuple(chosen)

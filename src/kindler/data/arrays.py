@@ -202,7 +202,7 @@ def refuse_unusable(data: Any) -> None:
         )
     if _is(data, "datasets", "Dataset") and data.format["type"] == "custom":
         raise ConfigError(
-            "data computes its rows when they are read (set_transform), so its table holds different ones.\n"
+            "data computes its rows when they are read (set_transform), so its table holds different rows.\n"
             "Hint: apply the function with data.map(...)."
         )
 

@@ -374,8 +374,8 @@ def _check_stackable(features: Mapping[str, Array]) -> None:
         if array.ndim > 2:
             raise ConfigError(
                 f"stack_features=True joins numbers and vectors, but rows of {name!r} have shape"
-                f" {array.shape[1:]}.\nHint: leave stack_features out, so that the model gets one input"
-                f" a column, or flatten it with shapes={{{name!r}: ({math.prod(array.shape[1:])},)}}."
+                f" {array.shape[1:]}.\nHint: leave stack_features out, so that the model gets one input "
+                f"per column, or flatten it with shapes={{{name!r}: ({math.prod(array.shape[1:])},)}}."
             )
 
 

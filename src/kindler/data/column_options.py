@@ -190,7 +190,7 @@ def _chosen(
     arguments = [f"{argument}=[...]" for argument, missing in unnamed.items() if missing]
     raise ConfigError(
         f"which columns does the model take? The data has {list(names)}; only 'features' and 'label', or 'x'"
-        f" and 'y', are found without being named.\nHint: pass {' and '.join(arguments)}."
+        f" and 'y', are recognized without being named.\nHint: pass {' and '.join(arguments)}."
     )
 
 
@@ -200,7 +200,7 @@ def _require(names: Sequence[str], wanted: Iterable[str], argument: str, *, trai
             has = f"{did_you_mean(name, names)} The data has {list(names)}."
             if trained:
                 raise ConfigError(
-                    f"the model was trained on a column {name!r}, and there is none.{has}\n"
+                    f"the model was trained on a column {name!r}, which is missing.{has}\n"
                     f"Hint: if it has another name here, pass {argument}=[...]."
                 )
             raise ConfigError(f"{argument}: there is no column {name!r}.{has}")

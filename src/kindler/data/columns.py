@@ -133,7 +133,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 _NEEDS_DTYPE = (
     "binary values need a dtype that says how to read their bytes.\n"
     "Hint: dtypes={'<column>': 'uint8'} (and shapes={'<column>': (28, 28)} for the shape of a row); or decode"
-    " them in the workers with a transform, as kindler.data.images has them for PNG and JPEG."
+    " them in the workers with a transform, such as kindler.data.images for PNG and JPEG."
 )
 
 
@@ -432,7 +432,7 @@ def _cannot_hold(
     per_row = values.size // len(values)
     return DataError(
         f"{values.reshape(-1)[position]} ({values.dtype.name}) does not fit {target.name}.\n"
-        f"Hint: ask for another dtype, for example dtypes={{{column.name!r}: {values.dtype.name!r}}}.",
+        f"Hint: choose another dtype, for example dtypes={{{column.name!r}: {values.dtype.name!r}}}.",
         column=column.name,
         row=where(position // per_row),
     )

@@ -60,7 +60,7 @@ def decode(
 def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _FORMATS) -> Array:
     image_module = _pillow()
     if not isinstance(data, bytes | bytearray | memoryview | np.bytes_):
-        raise DataError(f"is a {type(data).__name__}, where the bytes of an image are expected.")
+        raise DataError(f"is a {type(data).__name__}; expected the bytes of an image.")
     try:
         with image_module.open(io.BytesIO(data), formats=list(formats)) as image:
             width, height = image.size
@@ -68,7 +68,7 @@ def _decoded(data: bytes, mode: str, max_pixels: int, formats: Sequence[str] = _
                 raise DataError(
                     f"claims to be an image of {width} x {height} pixels, more than"
                     f" max_pixels={max_pixels:,}.\n"
-                    "Hint: pass max_pixels=... if such images are to be expected."
+                    "Hint: pass max_pixels=... if you expect such images."
                 )
             if image.mode.startswith(("I", "F")):
                 raise DataError(
@@ -106,7 +106,7 @@ def resize(image: Array, size: Size) -> Array:
 
 
 def crop(image: Array, size: Size, *, top: int | None = None, left: int | None = None) -> Array:
-    """Cut out a part of size (height, width): the centre, unless `top` and `left` are given."""
+    """Cut out a part of size (height, width): the centre, unless `top` and `left` are passed."""
     height, width = _pair(size)
     rest = image.shape[0] - height, image.shape[1] - width
     if min(rest) < 0:
@@ -207,7 +207,7 @@ class ImageTransform:
             raise ConfigError(f"channels={self.channels!r}: must be 'first' or 'last'.")
         if self.padding < 0 or (self.padding and self.crop is None):
             raise ConfigError(
-                f"padding={self.padding}: must be 0 or more, and needs crop=..., which cuts it off again."
+                f"padding={self.padding}: must be 0 or more, and needs crop=..., which removes it again."
             )
         for name, size in (("size", self.size), ("crop", self.crop)):
             if size is not None:

@@ -305,8 +305,8 @@ def _delta_files(path: str) -> set[tuple[str, ...]]:
         ) from exc
     if features:
         raise ConfigError(
-            f"{path!r} is a Delta table with {', '.join(sorted(features))}, whose files cannot be read as"
-            f" they are.\n{_USE_SPARK}"
+            f"{path!r} is a Delta table with {', '.join(sorted(features))}, whose files cannot be read "
+            f"directly.\n{_USE_SPARK}"
         )
     return _below(path, table.file_uris())
 
@@ -332,7 +332,7 @@ def _iceberg_files(path: str) -> set[tuple[str, ...]]:
 
 def _library(name: str, path: str, *, extra: str) -> Any:
     if not os.path.isdir(path):
-        raise ConfigError(f"{path!r} is a table in another place than this machine's folders.\n{_USE_SPARK}")
+        raise ConfigError(f"{path!r} is a table that is not in a folder of this machine.\n{_USE_SPARK}")
     package = name.partition(".")[0]
     try:
         return importlib.import_module(name)

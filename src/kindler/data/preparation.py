@@ -113,7 +113,7 @@ class Prepare:
             if value is not None and not isinstance(value, int | float | str):
                 yield f"{where} must be a number or text; received {value!r}."
         if self.collate is not None and self.pad is not None:
-            yield "collate makes the arrays itself, so that pad has nothing to do; pass one of them."
+            yield "collate creates the arrays itself, so pad has no effect; pass one of them."
         if self.length_col is not None and not isinstance(self.length_col, str):
             yield f"length_col must be the name of a column; received {self.length_col!r}."
 
@@ -273,8 +273,8 @@ class Preparer:
         if not names:
             who = "collate" if collated else self._argument
             raise ConfigError(
-                f"{who} returned no features, only {list(made)}.\nHint: columns whose names are not those of"
-                " labels are what the model takes."
+                f"{who} returned no features, only {list(made)}.\nHint: the model takes the columns that are "
+                "not labels."
             )
         for name in names:
             array, mask = self._column(name, made[name], batch, "feature", collated)
@@ -335,8 +335,8 @@ class Preparer:
             return conform(array, column, where=where)
         if not self._preparation.text:
             raise DataError(
-                "is text or bytes when it comes to the model, which takes numbers.\nHint: make numbers of"
-                " it in transform or collate.",
+                "is still text or bytes, and the model takes numbers.\nHint: convert it to "
+                "numbers in transform or collate.",
                 column=column.name,
                 row=where(0),
             )
@@ -369,9 +369,7 @@ class Preparer:
         said = f"{first_line(exc) if str(exc) else type(exc).__name__} ({place})"
         hint = ""
         if isinstance(exc, KeyError) and not self._trains and not self._label_names:
-            hint = (
-                "\nHint: rows that are scored have no labels; a transform finds only feature columns there."
-            )
+            hint = "\nHint: in prediction rows have no labels, so the transform gets only feature columns."
         exc.args = (said + hint,)
         if place not in str(exc):  # a class that does not say its arguments
             raise DataError(f"{type(exc).__name__}: {said}{hint}") from exc
@@ -384,7 +382,7 @@ def _uneven(name: str, values: Any, where: Where) -> DataError:
     return DataError(
         f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
         ' batch become one array.\nHint: pad="batch" or pad=n pads them, with a mask; a transform can cut'
-        " or resize them; and collate can make the batch as you like.",
+        " or resize them; and collate can build the batch itself.",
         column=name,
         row=where(odd),
     )

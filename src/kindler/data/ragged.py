@@ -235,8 +235,8 @@ def fill_value(given: Any, name: str, rows: Ragged, role: str) -> Any:
     if rows.flat.dtype.kind in "iu":
         return _IGNORED
     raise ConfigError(
-        f"the rows of the label {name!r} differ in length, and nothing says what they are to be padded with"
-        f" so that the loss leaves it out.\nHint: pad_value={{{name!r}: ...}}."
+        f"the rows of the label {name!r} differ in length, and no padding value is known that the loss "
+        f"ignores.\nHint: pad_value={{{name!r}: ...}}."
     )
 
 

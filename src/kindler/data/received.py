@@ -38,9 +38,9 @@ def _marks(content: bytes) -> int:
 
 def shape(sizes: Any) -> tuple[int, ...]:
     if not isinstance(sizes, list | tuple) or len(sizes) > _MOST_DIMENSIONS:
-        raise ValueError("no shape of an array, or one of too many dimensions")
+        raise ValueError("not the shape of an array, or one of too many dimensions")
     if not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-        raise ValueError(f"no shape of an array: {str(sizes)[:100]}")
+        raise ValueError(f"not the shape of an array: {str(sizes)[:100]}")
     return tuple(sizes)
 
 
@@ -115,7 +115,7 @@ def _check_messages(body: bytes) -> None:
         if sizes.min(initial=0) < 0 or int(sizes.sum()) > here:
             raise ValueError(f"its buffers claim more than the {here} bytes of a message")
         if lengths.min(initial=0) < 0:
-            raise ValueError("it claims fewer values than none")
+            raise ValueError("it claims a negative number of values")
         # All together, as values of some types take no bytes at all.
         values += sum(lengths.tolist())
         if values > _VALUES_PER_BYTE * len(body):

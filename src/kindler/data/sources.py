@@ -61,7 +61,7 @@ class ParquetSource:
         if self._is_vast(assignment):
             if self.within is not None:
                 raise ConfigError(
-                    "validation_split: these files are too large to be divided by rows.\n"
+                    "validation_split: these files are too large to be split by rows.\n"
                     "Hint: pass validation_data=..., some of the files."
                 )
             return self._own_groups(worker, assignment)

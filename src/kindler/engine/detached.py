@@ -59,8 +59,8 @@ def start(order: Order) -> None:
             inlet.close()
             line = outlet.readline()
         except OSError as exc:
-            raise TrainingError(f"the process that looks after a worker did not start: {exc}.") from exc
-    answer: dict[str, Any] = json.loads(line) if line else {"message": "it ended without a word"}
+            raise TrainingError(f"the process that supervises a worker did not start: {exc}.") from exc
+    answer: dict[str, Any] = json.loads(line) if line else {"message": "it ended without a message"}
     if answer != _JOINED:
         process.wait()
         raise TrainingError(f"worker {order.rank} did not join the others: {answer['message']}")

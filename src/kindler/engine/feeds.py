@@ -193,7 +193,7 @@ class FeedWriter:
         if self._problem is not None:
             raise FeedError(f"feed {self.name!r}: {self._problem}.")
         if self._ended:
-            raise FeedError(f"feed {self.name!r}: it was ended, and takes no more.")
+            raise FeedError(f"feed {self.name!r}: it has ended and accepts no more.")
 
     def _end(self, problem: str | None) -> None:
         with self._feeds.changed:
@@ -227,7 +227,7 @@ class FeedReader:
             ):
                 self._feeds.waiting()
                 if left_s is not None and (left_s := left_s - limits.WAKE_S) <= 0:
-                    raise TimeoutError(f"feed {self.name!r}: nothing came in {timeout_s:g} s.")
+                    raise TimeoutError(f"feed {self.name!r}: nothing was received in {timeout_s:g} s.")
             if not self._batches:
                 if self._problem is not None:
                     raise FeedError(f"feed {self.name!r}: {self._problem}.")

@@ -158,7 +158,7 @@ def start_child(
         except BaseException:
             keeper.close()
             raise
-    raise TrainingError("the process that starts workers went away three times in a row.")
+    raise TrainingError("the process that starts workers ended three times in a row.")
 
 
 def close(owner: int | None = None) -> None:

@@ -76,7 +76,7 @@ def watch(
             hub.abort()
             return bad
         for rank, host in hub.silent():
-            reason = f"nothing was heard from its machine for {settings.heartbeat_timeout_s:g} s"
+            reason = f"nothing was received from its machine for {settings.heartbeat_timeout_s:g} s"
             if hub.let_go(rank, reason):
                 continue
             bad.append(Outcome(rank, "lost", {"host": host, "reason": reason}))
@@ -84,7 +84,7 @@ def watch(
             return bad
         if not ending and time.monotonic() > deadline and (missing := hub.missing()):
             raise StartTimeoutError(
-                f"{len(missing)} of the workers did not come up in {settings.start_timeout_s:g} s:"
+                f"{len(missing)} of the workers did not start within {settings.start_timeout_s:g} s:"
                 f" ranks {missing}.\nHint: are there as many free slots as workers?"
                 " RunSettings(start_timeout_s=...) waits longer."
             )
@@ -164,7 +164,7 @@ class Gang:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.abort("the block that it ran in was left")
+        self.abort("the block that it ran in was exited")
         self._ended.wait()
 
     def start(self) -> None:
@@ -188,7 +188,7 @@ class Gang:
     def wait(self, timeout_s: float | None = None) -> list[Outcome]:
         """Return the results by rank, or raise; services that were stopped have the kind "aborted"."""
         if not self._ended.wait(timeout_s):
-            raise TimeoutError(f"the gang still runs after {timeout_s:g} s.")
+            raise TimeoutError(f"the gang is still running after {timeout_s:g} s.")
         if self._error is not None:
             raise fresh(self._error, traces=True)
         return self._results
@@ -217,7 +217,7 @@ class Gang:
                 self.wait()
                 break
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"the ranks {hub.missing()} have not come in {timeout_s:g} s.")
+                raise TimeoutError(f"the ranks {hub.missing()} did not arrive within {timeout_s:g} s.")
         return members
 
     def address(self, rank: int) -> str:

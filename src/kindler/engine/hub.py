@@ -109,7 +109,7 @@ class Hub(Handler):
                 f"the meeting point of the workers cannot listen on {self._host}: {exc}.\n"
                 "Hint: it must be an address of this machine. Behind NAT or in a container, set"
                 " spark.driver.bindAddress to the machine's own address and spark.driver.host to the one that"
-                " others reach; RunSettings(port_range=(first, last)) names the ports that may be taken."
+                " others reach; RunSettings(port_range=(first, last)) names the ports that may be used."
             ) from exc
         self._port: int = listener.getsockname()[1]
         self._server = Server(listener, self._job.secret, self, expected=self._size, name="kindler-hub")
@@ -315,7 +315,7 @@ class Hub(Handler):
             before[0].send("dismiss")
         if self._transcript is not None and not frame.fields.get("attempt", 1):
             # The whole stage begins again, and may need the slot of the task that still runs.
-            self._await_another(rank, {"host": known.host, "reason": "Spark has started its stage again"})
+            self._await_another(rank, {"host": known.host, "reason": "Spark has restarted its stage"})
 
     def _welcome(self) -> None:
         meeting = json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode()

@@ -72,9 +72,9 @@ class Job:
                 "a job needs at least one rank that is not a service: services run until it ends."
             )
         if any(not spec.service for spec in self.ranks if spec.beside):
-            raise ConfigError("a rank that runs beside the others is a service: pass service=True, too.")
+            raise ConfigError("a rank that runs next to the others is a service: pass service=True, too.")
         if any(spec.beside for spec in self.ranks[: self.crew]):
-            raise ConfigError("ranks that run beside the others come last.")
+            raise ConfigError("ranks that run next to the others come last.")
 
     @property
     def size(self) -> int:

@@ -265,7 +265,7 @@ class Carrier:
                 frame = up.receive(limits.WAKE_S, whole=False)
             except TimeoutError:
                 if time.monotonic() - received > timeout_s:
-                    raise ChannelClosed(f"nothing came for {timeout_s:g} s") from None
+                    raise ChannelClosed(f"nothing was received for {timeout_s:g} s") from None
                 continue
             received = time.monotonic()
             for channel in onward:

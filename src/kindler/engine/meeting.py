@@ -148,7 +148,7 @@ class Halting:
                 self._begun = number
                 return True
         if not self._answered.wait(timeout_s):
-            raise TrainingError(f"the other workers did not say in {timeout_s:g} s where to halt.")
+            raise TrainingError(f"the other workers did not report within {timeout_s:g} s where to halt.")
         return number <= self._last if whole else number < self._last
 
 

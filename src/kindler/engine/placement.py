@@ -68,7 +68,7 @@ def place(
         return Placement(device, index=local_rank)
     if number is not None and number >= len(own):
         raise ConfigError(
-            f"device {device!r} was asked for; there are {len(own)} GPUs for this worker: {', '.join(own)}."
+            f"device {device!r} was requested; there are {len(own)} GPUs for this worker: {', '.join(own)}."
         )
     kind = device.partition(":")[0]
     if assigned:
@@ -90,8 +90,9 @@ def crowd_message(workers: int, gpus: int, device: str) -> str:
     named = ":" in device
     more = f" and device={device!r}" if named else ""
     return (
-        f"{workers} workers on one machine, which has {gpus} GPU{'s' if gpus != 1 else ''}{more}: each worker"
-        " needs one of its own.\n"
+        f"{workers} workers on one machine, which has {gpus} GPU{'s' if gpus != 1 else ''}{more}: each "
+        f"worker "
+        "needs its own.\n"
         f"Hint: workers={1 if named else gpus}; or device=Device(share=True), if they all fit into the memory"
         " of one; or device='cpu'."
     )
@@ -342,7 +343,7 @@ class WorkerInfo:
         local_rank: Its number among the workers of its machine.
         local_size: The number of workers on its machine.
         host: The name of its machine.
-        device: "cpu" or "cuda". A worker sees only its own GPU, unless it was given several.
+        device: "cpu" or "cuda". A worker sees only its own GPU, unless several were assigned to it.
     """
 
     rank: int = 0

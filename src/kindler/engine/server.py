@@ -40,7 +40,7 @@ def listen(host: str, *, backlog: int, ports: tuple[int, int] | None = None) -> 
             return socket.create_server((place[0], port), family=family, backlog=backlog)
         except OSError as exc:
             problem = exc
-    raise OSError(f"no port from {ports[0]} to {ports[1]} can be taken on {host}: {problem}")
+    raise OSError(f"no port from {ports[0]} to {ports[1]} can be used on {host}: {problem}")
 
 
 def listen_on(address: str, port: int, *, backlog: int) -> socket.socket:
@@ -130,7 +130,7 @@ class Listener:
         try:
             received = pending.sock.recv(GREETING_BYTES - len(pending.received))
             if not received:
-                raise ConnectionError("it went away")
+                raise ConnectionError("it disconnected")
             pending.received += received
             if len(pending.received) < GREETING_BYTES:
                 return
@@ -204,9 +204,9 @@ class Peer:
 
     def overdue(self, now: float) -> str:
         if self.id is None and now - self._since > self._server.greeting_s:
-            return "it did not say who it is"
+            return "it did not identify itself"
         if self._out and now - self._moved > self._server.send_s:
-            return f"it took nothing for {self._server.send_s:g} s"
+            return f"it accepted nothing for {self._server.send_s:g} s"
         return ""
 
     def read(self) -> Iterator[Frame]:
@@ -377,10 +377,10 @@ class Server:
             except ChannelClosed as exc:
                 self._hang_up(peer, str(exc))
             except (KeyError, ValueError, TypeError, IndexError) as exc:
-                self._hang_up(peer, f"it sent what cannot be understood: {exc!r}")
+                self._hang_up(peer, f"it sent an invalid message: {exc!r}")
             except Exception as exc:  # noqa: BLE001 - others are served all the same
-                _log.exception("what a peer of %s sent could not be handled", self._thread.name)
-                self._hang_up(peer, f"what it sent could not be handled: {exc}")
+                _log.exception("a message from a peer of %s could not be handled", self._thread.name)
+                self._hang_up(peer, f"its message could not be handled: {exc}")
 
     def _flush(self, peer: Peer) -> None:
         done = peer.flush()

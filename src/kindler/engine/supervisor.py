@@ -250,12 +250,12 @@ class Supervisor:
             self.check()
         self.check()
         if self._child is None:
-            raise self._start_error or StartTimeoutError("a worker process did not come up in time")
+            raise self._start_error or StartTimeoutError("a worker process did not start in time")
         while not self._welcomed.wait(limits.POLL_S):
             self.check()
             if time.monotonic() > deadline and self._job.together:  # otherwise the driver decides
                 raise StartTimeoutError(
-                    f"the other workers did not all come up in {self._job.settings.start_timeout_s:g} s.\n"
+                    f"the other workers did not all start within {self._job.settings.start_timeout_s:g} s.\n"
                     "Hint: are there as many free slots as workers?"
                     " RunSettings(start_timeout_s=...) waits longer."
                 )
@@ -329,7 +329,7 @@ class Supervisor:
         while not self._kept.wait(limits.TICK_S):
             self.check()
             if time.monotonic() > deadline:
-                raise TrainingError(f"the driver did not take the result in {limits.RESULT_S:g} s.")
+                raise TrainingError(f"the driver did not accept the result within {limits.RESULT_S:g} s.")
         return self._ended("result")
 
     def _pass_up(self, frame: Frame) -> None:
@@ -346,7 +346,7 @@ class Supervisor:
             child.kill()
             return self._lost("it closed its connection without a result, and was ended", -signal.SIGKILL)
         if self._frozen:  # the others gave up because of it
-            return self._lost("its process was stopped, or had ended, when the run was given up", code)
+            return self._lost("its process was stopped, or had ended, when the run was abandoned", code)
         if not by_itself and self._aborted.is_set():
             return self._ended("aborted")
         return self._lost(_why(code), code)

@@ -205,7 +205,7 @@ class Worker(Group):
     def _check_fed(self) -> None:
         if not self._is_fed:
             raise ConfigError(
-                "feeds need workers that reach the driver, and these meet among themselves.\n"
+                "feeds need workers that reach the driver, and these meet only among themselves.\n"
                 'Hint: RunSettings(rendezvous="driver") where the driver can be reached.'
             )
 

@@ -100,14 +100,14 @@ def group_complaints(group: Any, who: str, *names: str) -> Iterator[str]:
         value = getattr(group, each.name)
         if each.name not in names and value != each.default:
             hint = _INSTEAD.get((who, each.name), "")
-            yield f"{type(group).__name__}({each.name}={value!r}) is not for {who}.{hint}"
+            yield f"{type(group).__name__}({each.name}={value!r}) does not apply to {who}.{hint}"
 
 
 _INSTEAD = {
-    ("Keras models", "precision"): "\nHint: keras.mixed_precision sets it before the model is made.",
+    ("Keras models", "precision"): "\nHint: set keras.mixed_precision before the model is created.",
     ("Keras models", "compile"): "\nHint: compile_args={'jit_compile': True} compiles with XLA.",
-    ("LightningModules", "accumulation_steps"): "\nHint: a smaller batch_size takes less memory, too.",
-    ("LightningModules", "scheduler_step"): "\nHint: configure_optimizers names the interval.",
+    ("LightningModules", "accumulation_steps"): "\nHint: a smaller batch_size needs less memory, too.",
+    ("LightningModules", "scheduler_step"): "\nHint: configure_optimizers sets the interval.",
 }
 
 
@@ -137,8 +137,8 @@ def precision_complaints(row: FrameworkSpec, options: PredictOptions) -> Iterato
         yield f"precision must be one of {', '.join(map(repr, row.precisions))}, or None; received {asked!r}."
     else:
         yield (
-            f"precision={asked!r}: models of the framework {row.name!r} compute in the precision that they"
-            " were made in.\nHint: for Keras, keras.mixed_precision says so before the model is made."
+            f"precision={asked!r}: models of the framework {row.name!r} compute in the precision that they "
+            "were created with.\nHint: for Keras, set keras.mixed_precision before the model is created."
         )
 
 
@@ -157,11 +157,11 @@ def _preparation_complaints(preparation: Prepare, options: RunOptions, *data: In
         asked = {**preparation.functions, "pad": preparation.pad, "length_col": preparation.length_col}
         names = " and ".join(name for name, value in asked.items() if value is not None)
         yield (
-            f"{names}: this data is batches that your own code makes, which has done all that already.\n"
+            f"{names}: your own code creates the batches of this data, so they do not apply.\n"
             "Hint: do it in that code, or pass the rows themselves, as a DataFrame, a path or arrays."
         )
     if preparation.length_col is not None and isinstance(options, FitOptions) and not options.shuffle:
-        yield "length_col takes rows by their length, and shuffle=False in their order; pass one of them."
+        yield "length_col orders rows by length, and shuffle=False keeps their order; pass one of them."
 
 
 def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[str]:
@@ -178,7 +178,7 @@ def column_complaints(columns: ColumnOptions, *data: Input | None) -> Iterator[s
     }
     for name, value in named.items():
         if value is not None and value is not False:
-            yield f"{name} is for data that has columns; functions and loaders make batches of their own."
+            yield f"{name} is for data that has columns; functions and loaders create the batches themselves."
 
 
 def _row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _row_weight_complaints(model: FrameworkModel, options: FitOptions) -> Iterat
         return
     problems = model.complaints("row_weights")
     if not model.row.row_weights and not problems:
-        problems = [f"{model.framework} models take no weights of rows; weigh them in the loss."]
+        problems = [f"{model.framework} models do not support row weights; apply them in the loss."]
     yield from (f"{names}: {problem}" for problem in problems)
     labels = options.columns.labels
     if options.class_weight is not None and labels is not None and len(labels) > 1:
@@ -204,7 +204,7 @@ def accelerator_complaints(options: PredictOptions) -> Iterator[str]:
     """A model is converted for the shapes of its columns, which a transform changes."""
     if options.preparation is not None and options.preparation.active:
         yield (
-            f"accelerator={options.accelerator!r} takes columns as they are, and this estimator has a"
+            f"accelerator={options.accelerator!r} takes unprepared columns, and this estimator has a"
             " transform, collate or pad.\nHint: leave accelerator=None; or convert the model with"
             " to_openvino(...) and score prepared columns with Estimator.from_openvino."
         )

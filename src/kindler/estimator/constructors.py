@@ -267,12 +267,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
     ) -> Self:
         """Create an estimator that predicts with an OpenVINO model; it cannot be trained.
 
-        `predict` takes any number of rows and any `batch_size`, even if the model was made for a fixed number
-        of rows. Every host compiles the model once. Columns go to the inputs of their names, or else in
+        `predict` takes any number of rows and any `batch_size`, even if the model has a fixed number of
+        rows. Every host compiles the model once. Columns go to the inputs of their names, or else in
         order.
 
         Args:
-            model_path: The .xml file of a model, with its weights in a .bin file beside it; or a file of
+            model_path: The .xml file of a model, with its weights in a .bin file next to it; or a file of
                 another format that OpenVINO reads, such as ONNX.
             threads: Compute threads of each process. None is one in Spark's tasks, and otherwise the cores
                 that the process may use.

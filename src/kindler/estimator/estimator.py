@@ -133,7 +133,7 @@ class Estimator(Saving):
         Args:
             data: A Spark DataFrame, an `XShards` (of `{"x": ..., "y": ...}` or of DataFrames), a Parquet path
                 or list of paths, a dict or tuple of numpy arrays, a pandas DataFrame, a pyarrow Table, or a
-                Hugging Face or ray dataset. Or batches that your own code makes: a torch `DataLoader`, a
+                Hugging Face or ray dataset. Or batches that your own code creates: a torch `DataLoader`, a
                 `tf.data.Dataset`, or a function of `(config, batch_size)` that returns one of these, a Keras
                 `PyDataset`, or an iterable of batches.
             epochs: Number of epochs to train, or an `Epochs`, with the steps of an epoch and more. None
@@ -150,12 +150,12 @@ class Estimator(Saving):
                 the last rows, as in Keras; of a Spark DataFrame, what `randomSplit` draws with the
                 estimator's seed.
             columns: How columns are read, and the weights of rows; see `Columns`.
-            shuffle: Whether each epoch takes the rows in a new order, which the seed decides.
-            strategy: How workers agree: "allreduce", "zero1" (the same result, each worker updating a slice
-                of the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch only),
-                "async" (a parameter server applies each worker's gradients), "local_sgd" (workers train on
-                their own and average their weights), or the name of a strategy that another package adds.
-                A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
+            shuffle: Whether to shuffle the rows in every epoch; the seed determines their order.
+            strategy: How workers stay in sync: "allreduce", "zero1" (the same result, each worker updating a
+                slice of the parameters; PyTorch only), "fsdp" (the parameters are divided, too; PyTorch
+                only), "async" (a parameter server applies each worker's gradients), "local_sgd" (workers
+                train on their own and average their weights), or the name of a strategy that another package
+                adds. A value of `kindler.strategies` also has options: `strategies.Async(max_staleness=4)`.
             checkpoint: The folder that a checkpoint is written to after every epoch, as a path or a URL; or a
                 `Checkpoints`, which also says how often, and how many are kept. A run that loses a worker
                 continues from the newest one.
@@ -170,7 +170,7 @@ class Estimator(Saving):
             DataError: A value in the data cannot be used.
             NonFiniteLossError: A training loss is NaN or infinite.
             WorkerError: The model's own code raised an error; this is also an instance of that error's class.
-            WorkerLostError: A worker died. With `checkpoint`, the run has by then been continued as often as
+            WorkerLostError: A worker died. With `checkpoint`, the run has by then been restarted as often as
                 `RunSettings.max_failures` allows.
         """
         driver_callbacks, on_workers = split_callbacks(translated(callbacks))
@@ -246,8 +246,8 @@ class Estimator(Saving):
             if results.halted:
                 resume = "; fit(resume=True) finishes this run" if options.checkpoint is not None else ""
                 raise KeyboardInterrupt(
-                    f"training was interrupted after step {results.step:,}. The model keeps what it has"
-                    f" learned by then, and the next fit continues from there{resume}."
+                    f"training was interrupted after step {results.step:,}. The model keeps what it has "
+                    f"learned so far, and the next fit continues from there{resume}."
                 )
         return History(results.rows, results.mode)
 
@@ -319,7 +319,7 @@ class Estimator(Saving):
 
         The result is of the same kind as the data. A Spark DataFrame, batch or streaming, gives a lazy
         DataFrame with the outputs as new columns. Arrays, a pandas DataFrame and a pyarrow Table give the
-        same kind. An `XShards` gives an `XShards`: its dicts get a `prediction` beside `x`, its DataFrames a
+        same kind. An `XShards` gives an `XShards`: its dicts get a `prediction` next to `x`, its DataFrames a
         column. For a Parquet path the scored rows are written to Parquet files.
 
         An untrained model from a creator is scored with an `UntrainedWarning`.
@@ -336,7 +336,7 @@ class Estimator(Saving):
             accelerator: "openvino" converts the model and computes it with OpenVINO, which is often faster on
                 CPUs. None computes it with its own framework.
             precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
-                safe, "fp32" in full; outputs are float32. None keeps the precision the model was made with.
+                safe, "fp32" in full; outputs are float32. None keeps the precision of the model.
 
         Returns:
             The scored data; for a Parquet path, `output_path`.
@@ -487,7 +487,7 @@ class Estimator(Saving):
 
     @leaves_no_trace
     def get_model(self) -> Any:
-        """Return the model with its trained weights, ready to predict: your own instance if given."""
+        """Return the model with its trained weights, ready to predict: your own instance if passed."""
         return self._live.replica.trained_model()
 
     def _storable(self) -> Any:
@@ -570,9 +570,9 @@ class Estimator(Saving):
         if self._prepare.augments_all and not self._warned_random_eval:
             self._warned_random_eval = True
             warn_caller(
-                "transform draws random numbers and there is no eval_transform: rows that are evaluated or"
-                " scored are augmented as well, each in the same way every time.\n"
-                "Hint: pass eval_transform=..., which does the rest of it without chance."
+                "transform draws random numbers and there is no eval_transform: rows are augmented in "
+                "evaluation and prediction as well, each in the same way every time.\n"
+                "Hint: pass eval_transform=..., which does the same without random numbers."
             )
 
     def _run(

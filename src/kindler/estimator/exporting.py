@@ -81,7 +81,7 @@ def write_openvino(
     path: str | PathLike[str],
     make_example: Callable[[], Example],
 ) -> None:
-    """Write the .xml file and the .bin file beside it; a model already in this format is written as it is."""
+    """Write the .xml file and the .bin file next to it; a model already in this format is written as is."""
     target = Path(path).absolute()
     if target.suffix != ".xml":
         raise ConfigError(
@@ -151,7 +151,7 @@ def _require_same(found: Sequence[Array], expected: Sequence[Array]) -> None:
         scale = float(np.max(np.abs(wanted), initial=0.0)) if wanted.dtype.kind in "fiu" else 0.0
         if not np.allclose(mine, wanted, rtol=_CLOSE, atol=_CLOSE * scale, equal_nan=True):
             raise ConfigError(
-                f"the converted model computes something else than the model (output {place}).\n"
+                f"the converted model computes different results than the model (output {place}).\n"
                 "Hint: code that depends on values of its inputs, or draws random numbers, is lost when a"
                 " model is traced; use predict() without runtime."
             )

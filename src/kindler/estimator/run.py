@@ -242,11 +242,11 @@ def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
     elif kind == "warning":
         warnings.warn(fields["message"], UserWarning, stacklevel=2)
     elif kind == "halting":
-        say("interrupted: the workers end after this step. Interrupt again to end them at once.")
+        say("interrupted: the workers stop after this step. Interrupt again to stop them at once.")
     elif kind in ("replaced", "left"):
         then = {
             "replaced": "another one takes its place, and repeats its part of this epoch.",
-            "left": "the others go on without it and without its rows.",
+            "left": "the others continue without it and its rows.",
         }
         say(f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); {then[kind]}")
 
@@ -327,7 +327,7 @@ def attempts(
         except ExecutorsAreBack as back:
             wait_s = 0.0
             checkpoints = [*own(), *earlier]
-            say(f"{back} It goes on from {checkpoints[0].path}.")
+            say(f"{back} It resumes from {checkpoints[0].path}.")
         except KindlerError as error:
             retry_s = retry_wait_s(error, failures, settings, has_checkpoints=folder is not None)
             if retry_s is None:
@@ -342,7 +342,7 @@ def attempts(
             what = str(error).partition("\n")[0]
             start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
             most = settings.max_failures
-            say(f"{what} The run goes on from {start} (failure {failures} of at most {most}).")
+            say(f"{what} The run restarts from {start} (failure {failures} of at most {most}).")
         time.sleep(wait_s)
 
 
@@ -353,8 +353,8 @@ def _of_earlier_run(task: Task, folder: CheckpointFolder | None) -> list[StoredC
     for checkpoint in checkpoints:
         if checkpoint.header.framework != task.framework:
             raise ConfigError(
-                f"{checkpoint.path} is a checkpoint of {checkpoint.header.framework!r}, but this model"
-                f" is one of {task.framework!r}.\nHint: give each model a folder of its own for checkpoints."
+                f"{checkpoint.path} is a checkpoint from {checkpoint.header.framework!r}, but this model "
+                f"is from {task.framework!r}.\nHint: give each model its own folder for checkpoints."
             )
     return checkpoints
 
@@ -402,7 +402,7 @@ def explain(
         more.append(f"The run failed {failures + 1} times; this is the last failure.")
     elif isinstance(error, WorkerLostError) and trains and not has_checkpoints and not lost_server:
         more.append(
-            "Hint: fit(checkpoint=...) writes checkpoints and resumes by itself when a worker is lost."
+            "Hint: fit(checkpoint=...) writes checkpoints and resumes automatically when a worker is lost."
         )
     error.args = ("\n".join([str(error), *more]), *error.args[1:])
 
@@ -451,7 +451,7 @@ class WorkerCount:
         """
         if fields["name"] == "saved" and not fields["ends"] and self.can_grow:
             raise ExecutorsAreBack(
-                f"the lost executors are back: the run goes on with {self.full} instead of {self.size}"
+                f"the lost executors are back: the run continues with {self.full} instead of {self.size}"
                 " workers."
             )
 

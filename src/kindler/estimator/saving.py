@@ -109,7 +109,7 @@ class Saving(Constructors):
             settings: Time limits, threads, shared memory, instead of this estimator's.
 
         Raises:
-            ConfigError: The framework, or the way the model was given, cannot take the config or the rate.
+            ConfigError: The framework, or the way the model was passed, cannot take the config or the rate.
         """
         own, state = self._model, self._live.state
         asked = {"workers": workers, "seed": seed, "settings": settings}
@@ -117,7 +117,7 @@ class Saving(Constructors):
         refuse(*run_complaints(changes))
         if learning_rate is not None and state:
             raise ConfigError(
-                f"learning_rate={learning_rate}: this estimator was trained already, and continues with the"
+                f"learning_rate={learning_rate}: this estimator was already trained, and continues with the"
                 " rate of its optimizer's state.\nHint: copy it before its first fit."
             )
         model = FrameworkModel.unpacked(own.framework, own.packed, own.extra_preload)
@@ -237,7 +237,7 @@ class Saving(Constructors):
 
     @leaves_no_trace
     def save_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Write all that training continues from: weights, optimizer, scheduler, random state, epoch."""
+        """Write what training needs to continue: weights, optimizer, scheduler, random state, epoch."""
         state = self._live.state
         if not state:
             raise NotFittedError("nothing was trained yet; call fit() before save_checkpoint().")
@@ -255,7 +255,7 @@ class Saving(Constructors):
         """Continue from a file that `save_checkpoint`, `fit(checkpoint=...)` or a ModelCheckpoint wrote.
 
         A model file, such as Keras's ModelCheckpoint writes, is loaded with `load_weights`. The next `fit`
-        starts a new epoch, even if the checkpoint was written in mid-epoch; `fit(resume=True)` continues in
+        starts a new epoch, even if the checkpoint was written mid-epoch; `fit(resume=True)` continues in
         the middle.
 
         Raises:
@@ -267,7 +267,7 @@ class Saving(Constructors):
         checkpoint = read_checkpoint(path)
         if checkpoint.header.framework != self._model.framework:
             raise ConfigError(
-                f"{path} is a checkpoint of {checkpoint.header.framework!r}, but this model is one of"
+                f"{path} is a checkpoint from {checkpoint.header.framework!r}, but this model is from"
                 f" {self._model.framework!r}."
             )
         self._live.load_state(checkpoint.state)
@@ -324,8 +324,8 @@ class Saving(Constructors):
     def _warn_if_untrained(self, call: str) -> None:
         if self._live.is_untrained:
             warn_caller(
-                f"{call}: this model was never trained, and no weights were loaded. Its weights are those"
-                f" that its creator makes: random numbers, drawn with seed={self._run_config.seed}, unless"
+                f"{call}: this model was never trained, and no weights were loaded. Its weights come from "
+                f"its creator: random numbers, drawn with seed={self._run_config.seed}, unless"
                 " the creator loads trained ones.\n"
                 "Hint: call fit(), load_weights(path) or load_checkpoint(path) first. If the creator loads"
                 " trained weights, pass the model itself (model=...), or silence this with"

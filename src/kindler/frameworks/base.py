@@ -151,7 +151,7 @@ class BaseReplica:
         if learning_rate is not None:
             raise ConfigError(
                 "the learning rate of this model cannot be set from outside.\n"
-                "Hint: read it from the config in a creator, and give config={...}."
+                "Hint: read it from the config in a creator, and pass config={...}."
             )
         return with_config(spec, config)
 
@@ -228,7 +228,7 @@ class BaseReplica:
             classes: Weights by class number, for training.
             column: Whether the last label column of every batch is a weight.
         """
-        raise ConfigError(f"{type(self).__name__} takes no weights of rows.")
+        raise ConfigError(f"{type(self).__name__} does not support row weights.")
 
     def watch_losses(self, watch: LossGuard) -> None:
         """Report the loss of every training step to `watch`; supported if the registry row says so.
@@ -286,8 +286,8 @@ class BaseReplica:
     def gradients(self, batch: Batch) -> Gradients:
         """Return and count the gradients of this rank's rows; no parameter moves."""
         raise ConfigError(
-            "this strategy asks each worker for its gradients, but a train_step or LightningModule moves the"
-            " parameters itself.\nHint: strategy='allreduce'."
+            "this strategy asks each worker for its gradients, but a train_step or LightningModule updates "
+            "the parameters itself.\nHint: strategy='allreduce'."
         )
 
     def apply(self, gradients: Sequence[Array]) -> None:
@@ -443,8 +443,8 @@ class BaseReplica:
         for names in wanted.values():
             if missing := [name for name in names if name not in known]:
                 raise ConfigError(
-                    f"this state has no variable {missing[0]!r}; it has {sorted(known)[:8]}. They are not of"
-                    " the same model."
+                    f"this state has no variable {missing[0]!r}; it has {sorted(known)[:8]}. They belong to "
+                    "different models."
                 )
         if weights_only_model:
             groups = {group: {name: known[name] for name in names} for group, names in wanted.items()}

@@ -12,7 +12,7 @@ from kindler.errors import ConfigError
 _HINTS = {
     ("out of memory", "RESOURCE_EXHAUSTED", "ResourceExhausted"): (
         "Hint: a smaller batch_size; for PyTorch also Optimization(accumulation_steps=2) or more, and"
-        " Device(precision='bf16') or Device(cache=False), which leaves the rows in the machine's memory."
+        " Device(precision='bf16') or Device(cache=False), which keeps the rows in the machine's memory."
     ),
     ("device-side assert",): (
         "Hint: most often a label or an index is out of range: the labels of N classes are 0 to N - 1, those"
@@ -40,8 +40,8 @@ def is_installed(*packages: str) -> bool:
 
 def missing_gpu(device: str, library: str, install: str) -> ConfigError:
     return ConfigError(
-        f"device {device!r} was asked for; {library} finds no GPU here.\n"
-        f"Hint: pip install '{install}' brings what it needs besides the driver."
+        f"device {device!r} was requested; {library} finds no GPU here.\n"
+        f"Hint: pip install '{install}' installs what it needs in addition to the driver."
     )
 
 

@@ -58,7 +58,7 @@ def refuse_non_probabilities(source: LabelSource, place: int) -> None:
         bad,
         lambda value: (
             f"is {value}; this loss needs labels from 0 to 1.\n"
-            "Hint: labels of two classes are 0 and 1; for other numbers use a loss for regression."
+            "Hint: labels of two classes are 0 and 1; for other numbers use a regression loss."
         ),
     )
 
@@ -80,11 +80,11 @@ def _class_complaint(value: Any, classes: int | None, ignored: int | None) -> st
     if value != np.floor(value):
         return (
             f"is {value}, which is not a class number: this loss needs {meant}.\n"
-            "Hint: number the classes 0, 1, 2, ...; for labels that are measured use a loss for regression."
+            "Hint: number the classes 0, 1, 2, ...; for measured values use a regression loss."
         )
-    hint = "Hint: number the classes from 0, and give the model's last layer one output a class."
+    hint = "Hint: number the classes from 0, and give the model's last layer one output per class."
     if value < 0 and ignored is not None:
-        hint = f"Hint: targets that are not to count are marked with {ignored}, which the loss ignores."
+        hint = f"Hint: mark targets that are not to count with {ignored}, which the loss ignores."
     if classes is None:
         return f"is {value}: class numbers must be {meant}.\n{hint}"
     kept = f" (or {ignored}, which is ignored)" if ignored is not None and ignored >= 0 else ""

@@ -153,7 +153,7 @@ def refusal(difference: Difference, loss: str, *, why: str, hint: str, mean: str
     rows, *parts = difference.rows
     if difference.problem:
         some = " or ".join(map(str, parts))
-        cause = f"{loss} can be computed of {rows} rows, but not of {some} of them ({difference.problem})"
+        cause = f"{loss} can be computed for {rows} rows, but not for {some} of them ({difference.problem})"
     else:
         some = "each" if set(parts) == {1} else " and of ".join(map(str, parts))
         cause = (
@@ -161,8 +161,8 @@ def refusal(difference: Difference, loss: str, *, why: str, hint: str, mean: str
             f" together by what each counts for, is {difference.parts:.6g}"
         )
     return ConfigError(
-        f"{cause}: it is not a mean over {mean}, so {why}, which see a part of a step's rows each, would"
-        f" train something else than one worker does.\nHint: {hint}"
+        f"{cause}: it is not a mean over {mean}, so {why}, which see a part of a step's rows each, would "
+        f"not train what one worker does.\nHint: {hint}"
     )
 
 

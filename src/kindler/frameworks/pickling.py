@@ -24,13 +24,13 @@ def pickle_for_workers(value: Any) -> bytes:
         if dataclasses.is_dataclass(value):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         path, culprit = _culprit(fields)
-        where = ", ".join(path) or "what was handed in"
+        where = ", ".join(path) or "the argument"
         raise ConfigError(
             f"{where} cannot be sent to the workers: an object of type"
             f" {type(culprit).__module__}.{type(culprit).__qualname__} cannot be pickled"
             f" ({first_line(exc)}).\n"
             "Hint: make it inside the function that uses it, so that every worker has its own; locks, open"
-            " files, connections and generators do not travel."
+            " files, connections and generators cannot be sent."
         ) from exc
     return data
 

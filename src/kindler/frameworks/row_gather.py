@@ -34,7 +34,7 @@ class RowGather:
             raise ConfigError(
                 f"workers called all_gather with different tensors: call {self._calls} of this step is {what}"
                 " here, and another worker has another dtype, other dimensions after the first, or no"
-                " gradient.\nHint: let nothing that only one worker knows decide what is gathered."
+                " gradient.\nHint: do not let what only one worker knows decide what is gathered."
             )
         return [int(count) for count in table[:, 0]]
 
@@ -63,6 +63,6 @@ class RowGather:
 def refuse_to_gather(tensor: Any) -> Any:
     """For workers that do not compute the same part of a step at the same time."""
     raise ConfigError(
-        "all_gather needs workers that meet in every step and compute it in one pass.\n"
+        "all_gather needs workers that synchronize in every step and compute it in one pass.\n"
         "Hint: strategy='allreduce' (or 'zero1', 'fsdp') with accumulation_steps=1, or workers=1."
     )

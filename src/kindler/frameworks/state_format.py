@@ -37,11 +37,11 @@ def unpack(data: bytes) -> tuple[bytes, list[memoryview]]:
         at += 2 * _NUMBER.size
         sizes = [_NUMBER.unpack_from(view, at + i * _NUMBER.size)[0] for i in range(count)]
     except struct.error as exc:
-        raise ConfigError("this state is not whole.") from exc
+        raise ConfigError("this state is incomplete.") from exc
     at += count * _NUMBER.size
     head, at = bytes(view[at : at + length]), at + length
     if not is_packed(data) or at + sum(sizes) != len(view):
-        raise ConfigError("this state is not whole.")
+        raise ConfigError("this state is incomplete.")
     buffers = []
     for size in sizes:
         buffers.append(view[at : at + size])

@@ -109,7 +109,7 @@ class HostModel:
         raise TrainingError(
             "the process that has the model for all tasks of this host ended three times before it had"
             f" loaded it{_log_tail(log_of(path))}.\n"
-            f"Hint: {VARIABLE}=never, set where the program runs, has each task load a model of its own."
+            f"Hint: {VARIABLE}=never, set where the program runs, makes each task load its own model."
         )
 
     @classmethod

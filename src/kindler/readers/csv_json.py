@@ -21,7 +21,7 @@ from kindler.xshards import XShards, backends
 
 _REFUSED = {
     "chunksize": "the shards are the chunks.\nHint: num_shards=... says how many.",
-    "iterator": "the shards are what is iterated over.\nHint: num_shards=... says how many.",
+    "iterator": "iterate over the shards.\nHint: num_shards=... says how many.",
     "storage_options": "Arrow or fsspec open files.\nHint: put options into the URI or the environment.",
     "typ": "shards are DataFrames.\nHint: shards['column'] gives Series.",
 }

@@ -141,7 +141,7 @@ def _launch(
     if is_dynamic(spark):
         raise ConfigError(
             "this Spark application has spark.dynamicAllocation.enabled=true, and workers that cannot reach"
-            " the driver must all be started by one barrier stage, which Spark refuses then (SPARK-24942).\n"
+            " the driver must all be started by one barrier stage, which Spark then rejects (SPARK-24942).\n"
             'Hint: RunSettings(rendezvous="driver") where they can reach it; otherwise start the application'
             " with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
         )
@@ -281,7 +281,7 @@ class _SparkLaunch:
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._error) is not None:
             if started:
-                reason = f"Spark gave up on its task ({first_line(error)})"
+                reason = f"Spark abandoned its task ({first_line(error)})"
                 return WorkerLostError(reason, rank=None, host="the cluster")
             return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])
         if not outcomes:  # Spark starts no task for a frame it knows to be empty
@@ -469,7 +469,9 @@ class _SupervisorTask:
                     if not job.replaceable or (outcome.kind != "lost" and not supervisor.dismissed):
                         return outcome
                     if not left:
-                        raise _WorkerIsLost(outcome.fields.get("reason", "the driver heard nothing of it"))
+                        raise _WorkerIsLost(
+                            outcome.fields.get("reason", "the driver received nothing from it")
+                        )
                     rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
                     self._move_rows(supervisor.scratch, rows)
                     left -= 1

@@ -130,7 +130,7 @@ def resolve_workers(
         if detached:
             raise ConfigError(
                 "this Spark application has spark.dynamicAllocation.enabled=true; nodes that Spark jobs feed"
-                " live beside Spark's tasks, and Spark may end the executors they are on.\n"
+                " run next to Spark's tasks, and Spark may end the executors they are on.\n"
                 "Hint: start it with spark.dynamicAllocation.enabled=false and a fixed"
                 " spark.executor.instances."
             )
@@ -190,8 +190,9 @@ def remaining_workers(
             )
         if free and waited > settings.executor_wait_s:
             say(
-                f"no replacement came in {settings.executor_wait_s:g} s: the run goes on with {free} instead"
-                f" of {wanted} workers, and with all of them from the end of an epoch on once it is back."
+                f"no replacement came in {settings.executor_wait_s:g} s: the run continues with {free} "
+                f"instead"
+                f" of {wanted} workers, and with all of them from the end of an epoch once it is back."
             )
             return free
         if waited > longest:

@@ -125,7 +125,7 @@ def _scaled_vector(
     wrong = F.concat(
         F.lit(f"column {name!r}: has "),
         F.size(values).cast("string"),
-        F.lit(f" values where the scaler has learned from {len(center)}."),
+        F.lit(f" values where the scaler was fitted on {len(center)}."),
     )
     return (
         F.when(values.isNull(), None)

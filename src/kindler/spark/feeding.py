@@ -66,7 +66,7 @@ def answered(data: Any, feeder: Feeder) -> Any:
 def result_schema(schema: Any) -> pa.Schema:
     kind = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     if not isinstance(kind, StructType):
-        raise ConfigError(f'schema={schema!r}: it names the columns of the results, as "label int".')
+        raise ConfigError(f'schema={schema!r}: must name the columns of the results, as in "label int".')
     return to_arrow_schema(kind)
 
 

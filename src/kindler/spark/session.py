@@ -70,7 +70,7 @@ def init(
     *,
     ship: str | None = None,
 ) -> SparkSession:
-    """Start a Spark session that is set up for training, or use the running one.
+    """Start a Spark session configured for training, or use the running one.
 
     A new session uses the Python of this process on its executors, moves data as Arrow, and
     keeps the console quiet. With `pip install 'kindler[java]'`, no Java has to be installed.
@@ -80,7 +80,7 @@ def init(
             Spark Connect server. Default: this machine.
         cores: Cores to use, on this machine or on a standalone cluster. Default: all.
         memory: Memory of the driver, like "4g"; on this machine that is the whole of Spark's.
-        conf: Further Spark settings; they win over Kindler's own.
+        conf: Further Spark settings; they override Kindler's own.
         ship: "venv" packs the virtual or conda environment of this process and has Spark unpack it on the
             executors of a cluster, whose workers then run in it. Default: executors have their own.
 

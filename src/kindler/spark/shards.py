@@ -135,7 +135,7 @@ class SparkShards:
             # What the function raises comes as a value: here its process went away, or its executor.
             line = str(exc).strip().partition("\n")[0][:300]
             raise WorkerLostError(
-                f"Spark gave up on its task ({line})", rank=None, host="the cluster"
+                f"Spark abandoned its task ({line})", rank=None, host="the cluster"
             ) from None
 
     def exchanged(self, cut: Cut, count: int) -> SparkShards:

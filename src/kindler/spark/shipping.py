@@ -30,7 +30,7 @@ _LEFT_OUT_PARTS = ("pyspark/jars", "pyspark/examples", "pyspark/data")
 
 def ship_settings(ship: str, wanted: Mapping[str, str]) -> dict[str, str]:
     if ship != "venv":
-        raise ConfigError(f'init(ship={ship!r}): ship is "venv", or None to ship nothing.')
+        raise ConfigError(f'init(ship={ship!r}): must be "venv", or None to ship nothing.')
     master = wanted.get("spark.master", wanted.get("spark.remote"))
     if master is None or master.startswith("local"):
         raise ConfigError(

@@ -56,10 +56,10 @@ def up(
     if workers < 1 or cores < 1:
         raise ConfigError(f"workers={workers}, cores={cores}: both must be at least 1.")
     if not re.fullmatch(r"\d+[kmgtKMGT]?", memory):
-        raise ConfigError(f"memory={memory!r}: it is a number with a unit, like 3g.")
+        raise ConfigError(f"memory={memory!r}: must be a number with a unit, like 3g.")
     running = status(folder)
     if running is not None:
-        raise ConfigError(f"a cluster is up already: {running.address}.\nHint: kindler cluster down.")
+        raise ConfigError(f"a cluster is already running: {running.address}.\nHint: kindler cluster down.")
     folder.mkdir(parents=True, exist_ok=True)
     daemons: list[Daemon] = []
     try:
@@ -132,7 +132,7 @@ def _await(daemon: Daemon, pattern: re.Pattern[str], timeout_s: float) -> str:
             return match[match.re.groups]
         if time.monotonic() > deadline or _has_ended(daemon.pid):
             raise StartTimeoutError(
-                f"Spark's {daemon.name} did not come up. Its log ends with:\n{text[-_TAIL:]}"
+                f"Spark's {daemon.name} did not start. Its log ends with:\n{text[-_TAIL:]}"
             )
         time.sleep(_LOOK_S)
 

@@ -75,11 +75,12 @@ class Zero1(_Divided):
         super().__init__(settings)
         if divide is not None and divide not in DIVISIONS:
             raise ConfigError(
-                f"strategy='zero1': divide is one of {', '.join(map(repr, DIVISIONS))}, or None; received"
+                f"strategy='zero1': divide must be one of {', '.join(map(repr, DIVISIONS))}, or None; "
+                f"received"
                 f" {divide!r}."
             )
         if not isinstance(one_copy, bool):
-            raise ConfigError(f"strategy='zero1': one_copy is True or False; received {one_copy!r}.")
+            raise ConfigError(f"strategy='zero1': one_copy must be True or False; received {one_copy!r}.")
         self._options = {"divide": divide, "one_copy": one_copy}
 
 
@@ -91,5 +92,7 @@ class Fsdp(_Divided):
     def __init__(self, settings: RunSettings, *, modules: Sequence[str] = ()) -> None:
         super().__init__(settings)
         if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
-            raise ConfigError(f"strategy='fsdp': modules is a list of modules' names; received {modules!r}.")
+            raise ConfigError(
+                f"strategy='fsdp': modules must be a list of module names; received {modules!r}."
+            )
         self._options = {"modules": tuple(modules)}

@@ -253,13 +253,15 @@ def _shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
 def _check(*, lock: Any, max_staleness: Any, push_every: Any, shards: Any) -> None:
     complaints = []
     if not isinstance(lock, bool):
-        complaints.append(f"lock is True or False; received {lock!r}.")
+        complaints.append(f"lock must be True or False; received {lock!r}.")
     if max_staleness is not None and not _is_count(max_staleness, 0):
-        complaints.append(f"max_staleness is a whole number from 0 on, or None; received {max_staleness!r}.")
+        complaints.append(
+            f"max_staleness must be a whole number, 0 or more, or None; received {max_staleness!r}."
+        )
     if not _is_count(push_every, 1):
-        complaints.append(f"push_every is a whole number of at least 1; received {push_every!r}.")
+        complaints.append(f"push_every must be a whole number of at least 1; received {push_every!r}.")
     if not _is_count(shards, 1):
-        complaints.append(f"shards is a whole number of at least 1; received {shards!r}.")
+        complaints.append(f"shards must be a whole number of at least 1; received {shards!r}.")
     if complaints:
         raise ConfigError("strategy='async': " + " ".join(complaints))
 

@@ -190,7 +190,7 @@ class HostGroup:
         lead_bytes: int = 0,
     ) -> Plan:
         if self._closed:
-            raise SyncError(f"{op} on a group that is closed.")
+            raise SyncError(f"{op} on a closed group.")
         key = (op, tuple((array.shape, array.dtype) for array in arrays))
         found = self._plans.get(key)
         if found is None:
@@ -347,7 +347,7 @@ def _check_kinds(arrays: Sequence[Array], kinds: str, op: str) -> None:
 def _difference(first: Sequence[str], rank: int, theirs: Sequence[str]) -> str:
     place = next(i for i in range(len(first) + len(theirs)) if first[i : i + 1] != theirs[i : i + 1])
     return (
-        f"workers brought different arrays to one exchange. Worker 0: {_brought(first, place)}."
+        f"workers passed different arrays to one exchange. Worker 0: {_brought(first, place)}."
         f" Worker {rank}: {_brought(theirs, place)}.\n"
         "Hint: every worker must build the same model and take the same steps."
     )
@@ -410,7 +410,7 @@ class GatherCollective:
         with self._waiting:
             whole = self._worker.gather(data, [src])[src]
         if not whole and layout.nbytes:
-            raise SyncError(f"worker {src} died while the others waited for what it has.")
+            raise SyncError(f"worker {src} died while the others waited for its data.")
         return [view.copy() for view in layout.views(whole)] if layout.nbytes else list(arrays)
 
     def barrier(self) -> None:

@@ -221,7 +221,7 @@ class ParameterServer:
         except OSError:
             pass  # it has ended, well or badly, which the engine knows
         except ProtocolError as exc:
-            _log.warning("the parameter server hangs up on worker %s: %s", rank, exc)
+            _log.warning("the parameter server disconnects worker %s: %s", rank, exc)
         except BaseException as exc:  # noqa: BLE001 - the edge of the thread: `check` raises it
             with self._changed:
                 self._failure = self._failure or exc

@@ -28,7 +28,8 @@ class Rounds(Sync):
             isinstance(every_steps, bool) or not isinstance(every_steps, int) or every_steps < 1
         ):
             raise ConfigError(
-                "strategy='local_sgd': every_steps is a whole number of at least 1, or None for one round an"
+                "strategy='local_sgd': every_steps must be a whole number of at least 1, or None for one "
+                "round an"
                 f" epoch; received {every_steps!r}."
             )
         self._every = every_steps

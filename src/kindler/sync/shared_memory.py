@@ -170,7 +170,7 @@ class Segment:
                 continue
             if problems:
                 _log.warning(
-                    "no room for %s bytes of shared memory in %s; a file in %s is used.\n%s",
+                    "no space for %s bytes of shared memory in %s; using a file in %s.\n%s",
                     f"{nbytes:,}",
                     "; ".join(problems),
                     folder,
@@ -178,7 +178,7 @@ class Segment:
                 )
             return made
         raise SyncError(
-            f"no room for {nbytes:,} bytes of shared memory: {'; '.join(problems)}.\n{_MORE_ROOM}"
+            f"no space for {nbytes:,} bytes of shared memory: {'; '.join(problems)}.\n{_MORE_ROOM}"
         )
 
     def unlink(self) -> None:

@@ -220,7 +220,7 @@ class FitLoop(Loop):
         row = self.row(epoch + 1, rows, logs)
         if self.options.callbacks and worker.size > 1:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
-        self.end_epoch(row, stopped="a callback asked for it" if asked_to_stop else None)
+        self.end_epoch(row, stopped="a callback requested it" if asked_to_stop else None)
         return self.is_over or not self.goes_on(epoch + 2)
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def stream_source(
     needed = positional(data)
     if needed not in (None, 0, 1, 2, 4):
         raise ConfigError(
-            f"{title(data)} needs {needed} arguments; a function that makes data is called with"
+            f"{title(data)} needs {needed} arguments; a function that creates data is called with"
             " (config, batch_size), or with (config, batch_size, rank, workers).\n"
             "Hint: bind the others with functools.partial, or read them from the config."
         )
@@ -117,8 +117,8 @@ class _StreamRows(Rows):
         seed_own(seed, worker.rank)  # what is done to rows on their way may differ
         if self._bounded is None and self._stream.length() == math.inf:
             raise ConfigError(
-                f"{what} has no end, so an epoch over it would have none.\n"
-                "Hint: Epochs(steps_per_epoch=...) says how many steps one has; validation data must end."
+                f"{what} has no end, so an epoch over it would never end.\n"
+                "Hint: Epochs(steps_per_epoch=...) sets its number of steps; validation data must end."
             )
         self._form: Form | None = None
         self._begun: tuple[int, Peeking] | None = None
@@ -152,8 +152,8 @@ class _StreamRows(Rows):
             for place, batch in enumerate(batches):
                 if place >= _MOST_BATCHES:
                     raise DataError(
-                        f"{self._what} has given {_MOST_BATCHES:,} batches and no end is in sight.\n"
-                        "Hint: Epochs(steps_per_epoch=...) makes epochs of a stream without end."
+                        f"{self._what} has yielded {_MOST_BATCHES:,} batches without coming to an end.\n"
+                        "Hint: Epochs(steps_per_epoch=...) divides an endless stream into epochs."
                     )
                 self._worker.tick()
                 part = None if batch is None else self._read(batch, place)
@@ -181,12 +181,12 @@ class _StreamRows(Rows):
         parts = [json.loads(part) for part in self._worker.all_gather(json.dumps(mine).encode())]
         known = [part for part in parts if part["form"] is not None]
         if not known:
-            raise DataError(f"{self._what} has no rows: no worker was given a batch.")
+            raise DataError(f"{self._what} has no rows: no worker received a batch.")
         for part in known[1:]:
             kinds = [[(dtype, len(shape)) for dtype, shape in p["layout"]] for p in (known[0], part)]
             if part["form"] != known[0]["form"] or kinds[0] != kinds[1]:
                 raise DataError(
-                    f"{self._what} gives workers batches of different kinds:"
+                    f"{self._what} yields batches of different kinds to workers:"
                     f" {known[0]['form']} {known[0]['layout']} and {part['form']} {part['layout']}."
                 )
         features, labels, weighted, by_name = known[0]["form"]
@@ -275,8 +275,8 @@ class AgreedSteps(_StreamRows):
             parts.close()
         if not made:
             raise DataError(
-                f"{self._what} gave no batch in pass {number}.\n"
-                "Hint: what can be read only once must be made anew by a function, for each epoch."
+                f"{self._what} yielded no batch in pass {number}.\n"
+                "Hint: if the data can be read only once, pass a function that creates it for each epoch."
             )
 
     def _global_rows(self, mine: Sequence[Part | None], *, ended: bool) -> tuple[Array, bool]:
@@ -333,7 +333,7 @@ class NumberedSteps(_StreamRows):
                 self._start((step // (self.steps or self._bounded or 1)) + 1)
             part = self._take()
             if part is None and not self.may_idle:
-                raise DataError(f"{self._what} gave a batch without rows.")
+                raise DataError(f"{self._what} yielded a batch without rows.")
             batch = self._whole(part)
             self._next, self._last, self._rows[step] = step + 1, (step, batch), batch.rows
             return batch
@@ -377,10 +377,10 @@ class NumberedSteps(_StreamRows):
         if place >= self._own:
             return None
         if parts.ended:
-            raise DataError(f"{self._what} said that it has {self._own} batches and gave {place}.")
+            raise DataError(f"{self._what} reported {self._own} batches and yielded {place}.")
         part = next(parts)
         if place + 1 == self._own and not parts.ended:
-            raise DataError(f"{self._what} said that it has {self._own} batches and gave more.")
+            raise DataError(f"{self._what} reported {self._own} batches and yielded more.")
         return part
 
     def _whole(self, part: Part | None) -> Batch:
@@ -394,7 +394,7 @@ class NumberedSteps(_StreamRows):
             if (array.dtype.name, list(array.shape[1:])) != (dtype, list(shape)):
                 raise DataError(
                     f"has {array.dtype} rows of shape {array.shape[1:]} where the first batch has {dtype} of"
-                    f" {tuple(shape)}; all must be alike.\nHint: pad rows to one length for all batches.",
+                    f" {tuple(shape)}; all must match.\nHint: pad rows to one length for all batches.",
                     column=name,
                 )
         return _batch(part, part.rows)

@@ -97,7 +97,7 @@ class LossGuard:
         if self._raises:
             raise error
         self._told = True
-        what = "The step is left out." if self.skips else "Training goes on with it."
+        what = "The step is skipped." if self.skips else "Training continues with it."
         self._tell(f"{error.args[0].partition(chr(10))[0]} {what}")
 
 

@@ -49,7 +49,7 @@ def direction(name: str) -> Direction:
     if name.lower().endswith(("acc", "accuracy")):
         return "max"
     raise ConfigError(
-        f"the name {name!r} does not tell whether higher or lower is better.\n"
+        f"the name {name!r} does not say whether higher or lower is better.\n"
         f"Hint: write 'max:{name}' or 'min:{name}'; callbacks also take mode='max' or mode='min'."
     )
 

@@ -158,7 +158,7 @@ class FitOptions(RunOptions):
             yield f"nan_loss must be 'raise', 'warn' or 'skip'; received {self.nan_loss!r}."
         if self.nan_loss == "skip" and self.strategy.name != "allreduce":
             yield (
-                f"nan_loss='skip' leaves a step out on all workers, which takes strategy='allreduce';"
+                f"nan_loss='skip' skips a step on all workers, which needs strategy='allreduce';"
                 f" received strategy={self.strategy.name!r}.\nHint: nan_loss='raise' and nan_loss='warn' work"
                 " with every strategy."
             )

@@ -204,7 +204,7 @@ def _agreed_layout(
     for part in known[1:]:
         if [list(names) for names in part] != [list(names) for names in known[0]]:
             raise DataError(
-                f"the transform makes the columns {list(part[0])} of some rows and {list(known[0][0])} of"
-                " others; all must have the same, in the same order."
+                f"the transform returns the columns {list(part[0])} for some rows and {list(known[0][0])} "
+                "for others; all must have the same, in the same order."
             )
     return PreparedLayout(features=known[0][0], labels=known[0][1])

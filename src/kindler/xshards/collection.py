@@ -41,7 +41,7 @@ class XShards:
 
     Create one with `XShards.partition`, `from_shards`, `from_spark_df`, `from_rdd`, `load_pickle` or
     `load_parquet`. Operations return new collections and run when they are called, so that errors appear
-    where they are made; see `to_lazy` for lazy evaluation.
+    where they occur; see `to_lazy` for lazy evaluation.
 
     Examples:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""`SharedValue`: a value that travels once to each process, not with each shard."""
+"""`SharedValue`: a value that is sent once to each process, not with each shard."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _read_artifact(name: str) -> Any:
 
 
 def active_session() -> Any:
-    """Does not import pyspark if nobody has."""
+    """Does not import pyspark if it is not imported yet."""
     if "pyspark.sql" not in sys.modules:
         return None
     from kindler.spark.session import running

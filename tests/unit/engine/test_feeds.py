@@ -138,7 +138,7 @@ def test_a_reader_says_when_nothing_comes_in_time_and_that_it_waits() -> None:
     waited: list[int] = []
     feeds = Feeds("the driver", lambda *frame, **fields: None, waiting=lambda: waited.append(1))
 
-    with pytest.raises(TimeoutError, match=r"feed 'rows': nothing came in 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"feed 'rows': nothing was received in 0.05 s"):
         feeds.reader("rows").get(0.05)
     assert waited == [1]
 
@@ -147,5 +147,5 @@ def test_an_ended_feed_takes_no_more() -> None:
     here, _ = pair()
     here.writer("rows").end()
 
-    with pytest.raises(FeedError, match="it was ended"):
+    with pytest.raises(FeedError, match="it has ended"):
         here.writer("rows").put(b"late")

@@ -194,7 +194,7 @@ def test_a_held_port_is_bound_by_the_program_and_reached_by_the_others() -> None
 def test_abort_ends_all_ranks_and_wait_says_why() -> None:
     with start("hang", 2) as gang:
         until_reported(gang, "hanging", 2)
-        with pytest.raises(TimeoutError, match="still runs"):
+        with pytest.raises(TimeoutError, match="still running"):
             gang.wait(0.01)
         assert gang.is_running
         gang.abort("nobody needs it")

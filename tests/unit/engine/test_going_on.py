@@ -1,4 +1,4 @@
-"""Gangs that go on without a rank that died, and ranks that run beside the others."""
+"""Gangs that go on without a rank that died, and ranks that run next to the others."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_several_workers_on_the_one_gpu_that_was_named_must_say_so() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'cuda:2' was asked for; there are 2 GPUs for this worker: 0, 1"):
+    with pytest.raises(ConfigError, match="'cuda:2' was requested; there are 2 GPUs for this worker: 0, 1"):
         placed("cuda:2", gpus="0 1")
 
 

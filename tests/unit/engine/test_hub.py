@@ -219,7 +219,7 @@ def test_only_ports_of_the_range_are_taken_and_a_full_range_is_an_error() -> Non
     settings = RunSettings(port_range=(free, free))
     with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings)) as hub:
         assert hub.address[1] == free
-        with pytest.raises(ConfigError, match=f"no port from {free} to {free} can be taken"):
+        with pytest.raises(ConfigError, match=f"no port from {free} to {free} can be used"):
             Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings)).__enter__()
 
 

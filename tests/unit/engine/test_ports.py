@@ -17,7 +17,7 @@ from kindler.errors import ConfigError
 
 @pytest.mark.parametrize("given", [(2, 1), (0, 10), (1, 70_000), (1,), (1.0, 2.0), (True, 2), [1, 2], "1-2"])
 def test_what_is_not_a_range_of_ports_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"port_range is \(first, last\)"):
+    with pytest.raises(ConfigError, match=r"must be \(first, last\)"):
         RunSettings(port_range=given)
 
 

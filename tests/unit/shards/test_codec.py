@@ -150,7 +150,7 @@ def test_types_that_spark_lacks_become_the_next_wider_ones() -> None:
 
 
 def test_columns_without_a_common_type_are_refused() -> None:
-    with pytest.raises(DataError, match="do not go together"):
+    with pytest.raises(DataError, match="incompatible types"):
         frames.whole([pa.table({"a": [1]}), pa.table({"a": ["x"]})])
 
 

@@ -80,7 +80,7 @@ def test_the_archive_is_made_again_only_when_the_environment_has_changed(
         ({"master": "local[2]", "ship": "venv"}, "this very environment"),
         ({"ship": "venv"}, "this very environment"),
         ({"master": "sc://host:15002", "ship": "venv"}, "where the server is started"),
-        ({"master": "spark://host:7077", "ship": "conda"}, 'ship is "venv"'),
+        ({"master": "spark://host:7077", "ship": "conda"}, 'must be "venv"'),
     ],
 )
 def test_what_cannot_be_shipped_is_refused(arguments: dict[str, str], complaint: str) -> None:

@@ -95,7 +95,7 @@ def test_a_stream_that_is_used_up_is_named() -> None:
         assert len(list(steps.stretch(1))) == 2
         list(steps.stretch(2))
 
-    with pytest.raises(DataError, match="no batch in pass 2.\nHint: what can be read only once"):
+    with pytest.raises(DataError, match="no batch in pass 2.\nHint: if the data can be read only once"):
         on_all(1, work)
 
 
@@ -138,7 +138,7 @@ def test_streams_without_a_length_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [(3, "has 3 batches and gave 2"), (1, "has 1 batches and gave more")]
+    ("said", "words"), [(3, "reported 3 batches and yielded 2"), (1, "reported 1 batches and yielded more")]
 )
 def test_a_wrong_length_is_found_out(said: int, words: str) -> None:
     class Wrong(Mine):

@@ -31,7 +31,7 @@ def test_the_error_names_step_worker_rows_and_what_is_odd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nan_loss", "what"), [("warn", "Training goes on"), ("skip", "The step is left out")]
+    ("nan_loss", "what"), [("warn", "Training continues"), ("skip", "The step is skipped")]
 )
 def test_one_message_an_epoch_is_enough(nan_loss: NanLoss, what: str) -> None:
     guard, told = _guard(nan_loss)

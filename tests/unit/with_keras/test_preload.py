@@ -55,7 +55,7 @@ def test_a_worker_computes_on_the_device_that_was_asked_for(
 def test_a_gpu_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     _watched_torch(monkeypatch, 0)
 
-    with pytest.raises(ConfigError, match="'cuda' was asked for; this machine has 0 CUDA devices"):
+    with pytest.raises(ConfigError, match="'cuda' was requested; this machine has 0 CUDA devices"):
         _settle("cuda")
 
 

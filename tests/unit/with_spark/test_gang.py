@@ -95,5 +95,5 @@ def test_workers_that_meet_among_themselves_have_roles_and_no_feeds(spark: Any) 
     with engine.start(job, spark=spark) as gang:
         with pytest.raises(ConfigError, match="out of reach of the driver"):
             gang.push(1, "rows", b"")
-        with pytest.raises(ConfigError, match="these meet among themselves"):
+        with pytest.raises(ConfigError, match="these meet only among themselves"):
             gang.wait()

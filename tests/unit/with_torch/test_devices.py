@@ -63,7 +63,7 @@ def test_gradients_for_other_syncs_are_not_scaled_and_one_that_does_not_fit_is_n
 
 def test_workers_that_share_a_gpu_are_refused_where_each_needs_its_own() -> None:
     _check_own_gpus([b"here 1", b"here 2", b"there 1"])
-    with pytest.raises(ConfigError, match="3 workers share 2 GPUs, and each needs one of its own"):
+    with pytest.raises(ConfigError, match="3 workers share 2 GPUs, and each needs its own"):
         _check_own_gpus([b"here 1", b"here 2", b"here 1"])
 
 

@@ -215,9 +215,9 @@ def _differing(worker: GangWorker, change: str) -> str:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("alone", "has begun to train further parameters.*others have not.*on all of them alike"),
-        ("otherwise", "have begun to train different parameters.*on all of them alike"),
-        ("drawn", "has other values on one worker than on another.*manual_seed"),
+        ("alone", "has started to train more parameters.*others have not.*on all of them alike"),
+        ("otherwise", "have started to train different parameters.*on all of them alike"),
+        ("drawn", "has different values on different workers.*manual_seed"),
     ],
 )
 def test_a_change_that_is_not_the_same_on_all_workers_is_refused_at_once(change: str, complaint: str) -> None:

@@ -97,7 +97,7 @@ def test_an_optimizer_instance_keeps_its_models_parameters_through_pickling() ->
         (TorchSpec(model=3), "model must be a torch.nn.Module"),
         (
             TorchSpec(model=_linear, optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())),
-            "made by a creator",
+            "comes from a creator",
         ),
         (
             TorchSpec(model=nn.Linear(1, 1), optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())),

@@ -52,22 +52,22 @@ def _complaints(**options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the model several times a step"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the model several times per step"),
         ({"optimizer": functools.partial(torch.optim.LBFGS, lr=1)}, "LBFGS evaluates the model"),
         ({"model": nn.LazyLinear(2)}, "lazy layers"),
-        ({"optimizer": Picky}, "Picky needs 'rate' besides the parameters"),
-        ({"optimizer": Reversed}, "Reversed needs 'rate' besides the parameters"),
-        ({"optimizer": NotOne}, "the class NotOne, which is none of torch.optim.Optimizer"),
+        ({"optimizer": Picky}, "Picky needs 'rate' in addition to the parameters"),
+        ({"optimizer": Reversed}, "Reversed needs 'rate' in addition to the parameters"),
+        ({"optimizer": NotOne}, "the class NotOne, which is not a torch.optim.Optimizer"),
         (
             {"scheduler": ReduceLROnPlateau, "scheduler_step": "step"},
-            "waits for a figure of each epoch",
+            "needs a metric of each epoch",
         ),
         (
             {
                 "scheduler": functools.partial(ReduceLROnPlateau, patience=2),
                 "scheduler_step": "step",
             },
-            "waits for a figure of each epoch",
+            "needs a metric of each epoch",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_an_optimizer_instance_that_needs_a_closure_is_refused() -> None:
         ({"optimizer": lambda m: torch.optim.LBFGS(m.parameters())}, "LBFGS evaluates the model"),
         (
             {"scheduler": lambda o: ReduceLROnPlateau(o, patience=1), "scheduler_step": "step"},
-            "waits for a figure of each epoch",
+            "needs a metric of each epoch",
         ),
         (
             {"scheduler": lambda o: ReduceLROnPlateau(o, mode="max")},

@@ -142,7 +142,7 @@ def test_one_class_weight_needs_one_class_a_row() -> None:
     replica = TorchReplica(_spec("mse"), device="cpu")
     replica.weigh_rows({0: 2.0}, column=False)
     x = np.ones((2, 4), np.float32)
-    with pytest.raises(ConfigError, match=r"class_weight needs one class a row; .* shape \(3,\)"):
+    with pytest.raises(ConfigError, match=r"class_weight needs one class per row; .* shape \(3,\)"):
         replica.train_step(Rows((x,), (np.ones((2, 3), np.float32),), 2, 2))
 
 

@@ -67,7 +67,7 @@ def test_an_estimator_of_a_stranger_is_sandboxed_as_its_model_would_be(tmp_path:
     finally:
         locked.close()
     # What is inside decides, wherever there is no sandbox, too.
-    with pytest.raises(UntrustedError, match="of kind 'keras', was refused"):
+    with pytest.raises(UntrustedError, match="of kind 'keras', was rejected"):
         MODEL_KINDS.sandboxed("it", "estimator", {**version.meta, "model_kind": "keras"}, "no Landlock")
     assert not MODEL_KINDS.sandboxed("it", "estimator", version.meta, "no Landlock")
     om.close()

@@ -237,6 +237,6 @@ def test_an_optimizer_of_ones_own_is_divided_as_its_user_says() -> None:
     for found in run_ranks(2, _own_optimizer, "parameters"):
         for mine, wanted in zip(found, alone.read(), strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-6)
-    for asked, complaint in ((None, "can be divided is not known"), ("elements", "keeps 'rows' of shape")):
+    for asked, complaint in ((None, "can be divided: each worker"), ("elements", "keeps 'rows' of shape")):
         for found in run_ranks(2, _own_optimizer, asked):
             assert complaint in found

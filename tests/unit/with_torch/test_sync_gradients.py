@@ -151,7 +151,7 @@ def test_a_second_backward_in_one_step_is_refused_rather_than_lost() -> None:
     GradientSync(model.parameters(), _alone())
     model(torch.ones(1, 2)).sum().backward()
 
-    with pytest.raises(SyncError, match="one backward a step"):
+    with pytest.raises(SyncError, match="one backward per step"):
         model(torch.ones(1, 2)).sum().backward()
 
 

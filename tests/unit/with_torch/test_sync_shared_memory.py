@@ -102,17 +102,17 @@ def test_a_file_system_that_is_too_small_is_said_with_its_size_and_another_is_us
     segment.mapping[-1] = 1  # every page is there: no SIGBUS
     segment.unlink()
 
-    assert "no room for 2,097,152 bytes" in caplog.text
+    assert "no space for 2,097,152 bytes" in caplog.text
     assert "1,048,576 of 1,048,576 bytes are free" in caplog.text
     assert "--shm-size" in caplog.text
     with pytest.raises(
-        SyncError, match=r"(?s)no room for 2,097,152 bytes.*of 1,048,576 bytes.*Hint: .*--shm-size"
+        SyncError, match=r"(?s)no space for 2,097,152 bytes.*of 1,048,576 bytes.*Hint: .*--shm-size"
     ):
         Segment.create([small], "kindler-test", 2 << 20)
 
 
 def test_no_room_anywhere_is_said_with_the_size_and_the_places(tmp_path: Path) -> None:
-    with pytest.raises(SyncError, match=r"no room for 4,096 bytes.*absent"):
+    with pytest.raises(SyncError, match=r"no space for 4,096 bytes.*absent"):
         Segment.create([tmp_path / "absent"], "kindler-test", 4096)
 
 

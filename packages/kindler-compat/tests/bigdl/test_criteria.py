@@ -339,7 +339,7 @@ def test_labels_are_never_broadcast() -> None:
         ClassNLLCriterion()(torch.tensor(X), torch.ones(4, 2))
     with pytest.raises(ConfigError, match="2 weights for 3 classes"):
         ClassNLLCriterion(WEIGHTS[:2])(torch.tensor(X), torch.tensor(CLASSES))
-    with pytest.raises(ConfigError, match="cannot be added up"):
+    with pytest.raises(ConfigError, match="cannot be summed"):
         MultiCriterion().add(AbsCriterion()).add(AbsCriterion(False))
     with pytest.raises(ConfigError, match="add takes a criterion"):
         ParallelCriterion().add(torch.nn.MSELoss())

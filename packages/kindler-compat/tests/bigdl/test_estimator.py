@@ -150,7 +150,7 @@ def test_ftrl_keeps_small_weights_at_zero_and_lbfgs_is_refused() -> None:
     MSECriterion()(model(torch.tensor(X)), torch.tensor(Y)).backward()
     optimizer.step()
     assert not model.get_weights()[0].any()
-    with pytest.raises(ConfigError, match="LBFGS trains graphs"):
+    with pytest.raises(ConfigError, match="LBFGS trains TensorFlow graphs"):
         TorchRule(LBFGS())
 
 
@@ -177,7 +177,7 @@ def test_an_estimator_trains_clips_judges_predicts_and_is_saved(tmp_path: Path) 
     assert est.get_validation_summary("MAE").shape == (3, 3)
     assert est.optimizer.state == {"epoch": 4, "neval": 4}
 
-    with pytest.warns(UserWarning, match="epochs=3 counts from when the model was new"):
+    with pytest.warns(UserWarning, match="epochs=3 counts from when the model was created"):
         est.fit(data, 3, batch_size=24)
     assert all(np.array_equal(a, b) for a, b in zip(est.get_model().get_weights(), trained, strict=True))
 

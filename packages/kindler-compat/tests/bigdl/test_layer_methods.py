@@ -57,7 +57,7 @@ def test_weights_are_drawn_anew_by_the_methods_that_a_layer_was_given() -> None:
     np.testing.assert_array_equal(*(layer.get_weights()[0] for layer in seeded))
     bound = np.sqrt(6 / (9 + 4))  # that of Linear itself would be 1 / 3
     assert 1 / 3 < np.abs(seeded[0].get_weights()[0]).max() <= bound
-    with pytest.raises(ConfigError, match="Tanh has neither a weight nor a bias"):
+    with pytest.raises(ConfigError, match="Tanh does not have a weight or a bias"):
         Tanh().set_init_method(Ones())
     with pytest.raises(ConfigError, match="the method of the weight must be one of"):
         Linear(2, 2).set_init_method("xavier")
@@ -138,9 +138,7 @@ def test_jtensors_are_inputs_and_weights_as_arrays_are() -> None:
 
 def test_weights_of_another_shape_are_taken_in_their_order_with_a_warning() -> None:
     layer = Linear(4, 2)
-    with pytest.warns(
-        UserWarning, match="must have the shape .2, 4.; received .4, 2.. Its numbers are taken"
-    ):
+    with pytest.warns(UserWarning, match="must have the shape .2, 4.; received .4, 2.. Its numbers are used"):
         layer.set_weights([np.arange(8).reshape(4, 2), np.zeros(2)])
     np.testing.assert_array_equal(layer.get_weights()[0], np.arange(8).reshape(2, 4))
     with pytest.raises(ConfigError, match="array 0 must have the shape"):

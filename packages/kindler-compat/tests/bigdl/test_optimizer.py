@@ -86,7 +86,7 @@ def test_a_run_goes_on_where_the_last_one_ended_also_from_its_files(tmp_path: Pa
     orca = Estimator.from_bigdl(model=other, loss=MSECriterion(), optimizer=loaded)
     orca.fit(XShards.partition({"x": X, "y": Y}, num_shards=1, engine="local"), 2, batch_size=12)
     same(other, after_four)
-    with pytest.raises(ConfigError, match="would begin anew here"):
+    with pytest.raises(ConfigError, match="would start over here"):
         loaded.keras_optimizer(None)
     with pytest.raises(ConfigError, match="was used for a model with other parameters"):
         trained(Sequential().add(Linear(2, 3)).add(Linear(3, 1)), MaxEpoch(9), loaded)
@@ -156,7 +156,7 @@ def test_a_learning_rate_of_0_leaves_weights_as_they_are() -> None:
     before = model.get_weights()
     trained(model, MaxEpoch(1), SGD(0.0))
     same(model, before)
-    with pytest.raises(ConfigError, match="must not be below 0; received -0.1"):
+    with pytest.raises(ConfigError, match="must be 0 or more; received -0.1"):
         SGD(-0.1)
     with pytest.raises(ConfigError, match="Ftrl divides by its learningrate"):
         Ftrl(0.0)

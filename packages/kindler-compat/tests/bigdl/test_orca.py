@@ -370,8 +370,8 @@ def test_judging_takes_the_steps_and_the_metrics_that_it_is_given() -> None:
 def test_regularizers_are_refused_where_an_optimizer_does_not_know_them() -> None:
     model = Sequential().add(Linear(3, 1, wRegularizer=L2Regularizer(0.1)))
     adam = torch.optim.Adam(torch.nn.Module.parameters(model), 0.1)
-    with pytest.raises(RuntimeError, match="have regularizers, which optimizers of torch do not know"):
+    with pytest.raises(RuntimeError, match="have regularizers, which torch's optimizers ignore"):
         Estimator.from_torch(model=model, optimizer=adam, loss=nn.MSELoss())
-    with pytest.raises(RuntimeError, match="have regularizers, which optimizers of torch do not know"):
+    with pytest.raises(RuntimeError, match="have regularizers, which torch's optimizers ignore"):
         BigDLEstimator.from_bigdl(model=model, optimizer=adam, loss=nn.MSELoss())
     assert Estimator.from_torch(model=model, optimizer=optimizers.SGD(0.1), loss=nn.MSELoss()) is not None

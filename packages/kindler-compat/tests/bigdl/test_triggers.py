@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kindler.callbacks import Progress
 from kindler.compat.bigdl.optim.triggers import (
     EveryEpoch,
     MaxEpoch,
@@ -19,7 +20,6 @@ from kindler.compat.bigdl.optim.triggers import (
     TriggerOr,
 )
 from kindler.errors import ConfigError
-from kindler.train.triggers import Progress
 
 EPOCH = 4  # steps
 

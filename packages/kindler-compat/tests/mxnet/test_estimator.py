@@ -165,7 +165,7 @@ def test_what_is_not_a_creator_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"config must be a dict"):
         estimator(config=[1])
     est = Estimator.from_mxnet(ADAM, networks.classifier, workers=1)
-    with pytest.raises(ConfigError, match=r"needs a loss; give Estimator.from_mxnet a loss_creator"):
+    with pytest.raises(ConfigError, match=r"needs a loss; pass a loss_creator to Estimator.from_mxnet"):
         est.fit((X, Y), verbose=0)
 
 

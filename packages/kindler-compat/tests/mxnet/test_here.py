@@ -16,5 +16,5 @@ def test_it_is_the_version_that_is_supported() -> None:
 
 @pytest.mark.skipif(WHY_NOT is None or "loaded" not in WHY_NOT, reason="MXNet can be loaded")
 def test_where_it_cannot_be_loaded_the_error_says_so() -> None:
-    with pytest.raises(ImportError, match="MXNet is installed and cannot be loaded on this machine: lib"):
+    with pytest.raises(ImportError, match="MXNet is installed but cannot be loaded on this machine: lib"):
         importlib.import_module("kindler.compat.frameworks.mxnet.library")

@@ -254,7 +254,7 @@ def test_what_is_put_onto_a_virtual_dataset_is_handed_to_its_function(tmp_path: 
     om.datasets.put(box, "box")
     assert om.datasets.put([1], "box", replace=True).kind == "json"
     om.datasets.put(lambda: 1, "plain", trusted=True)
-    with pytest.raises(ConfigError, match="is a function, which takes no data"):
+    with pytest.raises(ConfigError, match="is a function, which does not store data"):
         om.datasets.put([1], "plain")
     om.close()
     suspicious.close()

@@ -36,7 +36,7 @@ def test_a_graph_is_text_whose_loss_is_that_of_tf_losses_or_the_one_returned() -
     assert [v.shape.as_list() for v in opened.trained] == [[10, 12], [12], [12, 7], [7], [7, 1], [1]]
     assert v1_graphs.tf is tensorflow
     assert OpenGraph.of(build_graph(returned)).loss().shape.rank == 0
-    with pytest.raises(ConfigError, match="made no loss"):
+    with pytest.raises(ConfigError, match="created no loss"):
         build_graph(lambda: None)
     with pytest.raises(ConfigError, match="not the text that build_graph returns"):
         OpenGraph.of("{'x'")
@@ -144,7 +144,7 @@ def test_each_optimizer_takes_a_step_with_its_options(name: str, config: str | N
 
 
 def test_unknown_optimizers_and_options_are_errors_that_list_the_known() -> None:
-    with pytest.raises(ConfigError, match="tfOptimizer='adamm': there are adam, rmsprop"):
+    with pytest.raises(ConfigError, match="tfOptimizer='adamm': must be one of adam, rmsprop"):
         build_optimizer("adamm", 0.1, None)
     with pytest.raises(ConfigError, match="'adam' has no rho; it has learning_rate"):
         build_optimizer("adam", 0.1, '{"rho": 1}')
@@ -217,7 +217,7 @@ def test_what_cannot_be_trained_is_said_before_workers_start(spark: Any) -> None
         ({"tensorflowGraph": ""}, "there is no graph"),
         ({"tfInput": "z:0"}, "tfInput='z:0': the graph has no such tensor; its placeholders are x:0, y:0"),
         ({"labelCol": None}, "a loss with labels needs both"),
-        ({"tfOptimizer": "sgdd"}, "there are adam"),
+        ({"tfOptimizer": "sgdd"}, "must be one of adam"),
         ({"tfDropout": "y:0"}, "a placeholder without a value"),
         ({"iters": 0}, "iters must be at least 1"),
     ]

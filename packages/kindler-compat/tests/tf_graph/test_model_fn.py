@@ -84,7 +84,7 @@ def test_training_goes_on_from_the_newest_checkpoint_and_counts_its_steps(tmp_pa
 def test_an_optimizer_of_the_estimator_and_values_in_memory_and_a_warm_start(tmp_path: Path) -> None:
     params = {"lr": 0.0, "own": False}
     est = Estimator.from_model_fn(model_fn, tf.train.GradientDescentOptimizer(0.3), params=params, workers=1)
-    with pytest.raises(NotFittedError, match="call train"):
+    with pytest.raises(NotFittedError, match="call it first"):
         est.predict(input_fn)
     est.train(input_fn, 4, shuffle=False, verbose=0)
     first = np.random.default_rng(0).normal(size=(WIDTH, CLASSES)).astype(np.float32)
@@ -179,5 +179,5 @@ def test_tf_estimator_is_there_again_and_trains_a_model_function(
     with pytest.raises(ConfigError, match="strategies of tf.distribute"):
         estimator.RunConfig(train_distribute=object())
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
-    with pytest.raises(ConfigError, match="each of its 2 nodes would train a model of its own"):
+    with pytest.raises(ConfigError, match="each of its 2 nodes would train a separate model"):
         estimator.Estimator(model_fn)

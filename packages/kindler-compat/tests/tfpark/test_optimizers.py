@@ -139,7 +139,7 @@ def test_the_default_schedule_decays_with_the_number_of_steps() -> None:
     ("make", "complaint"),
     [
         (lambda: SGD(0.1, nesterov=True), "nesterov=True requires a momentum"),
-        (lambda: SGD(-1.0), "learningrate must not be below 0"),
+        (lambda: SGD(-1.0), "learningrate must be 0 or more"),
         (lambda: SGD(0.1, leaningrate_schedule=0.5), "the schedule must be one of"),  # type: ignore[arg-type]
         (lambda: Step(0, 0.1), "step_size must be a whole number"),
         (lambda: LBFGS(linesearch=max), "linesearch and linesearch_options must be None"),

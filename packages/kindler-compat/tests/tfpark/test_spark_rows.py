@@ -84,7 +84,7 @@ def test_rows_that_differ_from_the_declaration_are_a_data_error(rows: Any) -> No
     assert [part.tolist() for part in taken.arrays((x[0], 5))] == [x[0].tolist(), 5]
     for element, complaint in (
         ((x[0][:5], 1), r"has rows of shape \(5,\); the dataset declares \[6\]"),
-        ((x[0], 300), "values that int8 does not have"),
+        ((x[0], 300), "values that int8 cannot represent"),
         ((x[0], "a"), "not numbers"),
         (x[0], "must be a pair"),
     ):

@@ -74,7 +74,7 @@ def plain_schema(schema: pa.Schema, only: Sequence[str] | None = None) -> pa.Sch
     for position, name in names:
         if position in pickled:
             raise DataError(
-                "its values are Python objects of several types, which no table can hold.\n"
+                "its values are Python objects of several types, which a table cannot hold.\n"
                 "Hint: give it one dtype first, with transform_shard.",
                 column=name,
             )
@@ -95,7 +95,7 @@ def together(schemas: Sequence[pa.Schema]) -> pa.Schema:
     try:
         return pa.unify_schemas([s.remove_metadata() for s in schemas], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        raise DataError(f"the shards' columns have types that do not go together: {exc}") from exc
+        raise DataError(f"the shards' columns have incompatible types: {exc}") from exc
 
 
 def schema_of(infos: Sequence[Info], only: Sequence[str] | None = None, what: str = "") -> pa.Schema:
@@ -295,7 +295,7 @@ def _hashable(column: pa.ChunkedArray) -> Any:
     try:
         return (column if pa.types.is_binary(kind) else column.cast(pa.string())).to_numpy()
     except pa.ArrowNotImplementedError as exc:
-        raise DataError(f"values of type {kind} cannot say which shard a row belongs to.") from exc
+        raise DataError(f"values of type {kind} cannot be used to assign rows to shards.") from exc
 
 
 def described(table: pa.Table, names: Sequence[str]) -> Any:
@@ -334,4 +334,6 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         # Nanoseconds lose their last digits by design.
         return column.cast(field.type, safe=not pa.types.is_temporal(field.type))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise DataError(f"{column.type} values do not become {field.type}: {exc}", column=field.name) from exc
+        raise DataError(
+            f"{column.type} values cannot be converted to {field.type}: {exc}", column=field.name
+        ) from exc

@@ -61,7 +61,7 @@ def joined(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         kinds = sorted({type(part).__name__ for part in parts})
-        raise DataError(f"shards of different kinds cannot become one: {', '.join(kinds)}.")
+        raise DataError(f"shards of different kinds cannot be combined: {', '.join(kinds)}.")
     if type(first) is list and not all(_is_nest(part) for part in parts):
         return [item for part in parts for item in part]
     if type(first) is dict:
@@ -75,7 +75,7 @@ def joined(parts: Sequence[Any]) -> Any:
     try:
         return np.concatenate(parts)
     except ValueError as exc:
-        raise DataError(f"arrays of different shards cannot become one: {exc}") from exc
+        raise DataError(f"arrays of different shards cannot be combined: {exc}") from exc
 
 
 def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
@@ -140,7 +140,7 @@ def _is_nest(thing: list[Any]) -> bool:
 def _same_shape(shapes: Sequence[Any]) -> None:
     for shape in shapes:
         if shape != shapes[0]:
-            raise DataError(f"shards of different structure cannot become one: {shapes[0]} and {shape}.")
+            raise DataError(f"shards of different structure cannot be combined: {shapes[0]} and {shape}.")
 
 
 def _joined_pandas(parts: Sequence[Any]) -> Any:

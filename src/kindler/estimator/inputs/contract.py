@@ -146,7 +146,7 @@ class Input:
     def split(self, share: float, seed: int) -> tuple[Input, Input]:
         """The rows to train on, and this share of them to validate with."""
         raise ConfigError(
-            f"validation_split needs rows that can be divided; received {kind(self.data)}.\n"
+            f"validation_split needs rows that can be split; received {kind(self.data)}.\n"
             "Hint: pass validation_data=..., or a Spark DataFrame, a Parquet path, arrays or a table."
         )
 
@@ -183,7 +183,7 @@ def rows_to_train(rows: int, share: float) -> int:
     if not 0 < kept < rows:
         raise ConfigError(
             f"validation_split={share}: of {rows:,} rows, {kept:,} would be left to train on and"
-            f" {rows - kept:,} to validate with; both need one."
+            f" {rows - kept:,} to validate with; both need at least one."
         )
     return kept
 

@@ -90,7 +90,7 @@ class ParquetInput(Input):
         if options.output_path is not None:
             return []
         complaint = (
-            f"predict({self.data!r}): the scored rows of Parquet files are written to files.\n"
+            f"predict({self.data!r}): predictions for Parquet files are written to files.\n"
             "Hint: pass output_path=..., or read the files with Spark and score the DataFrame."
         )
         return [complaint]

@@ -135,13 +135,13 @@ class FrameInput(Input):
         if self.data.isStreaming:
             if any(column.ragged for column in columns.features):
                 raise ConfigError(
-                    "what a transform makes of a stream's rows is unknown until rows arrive.\n"
+                    "what a transform returns for a stream's rows is unknown until rows arrive.\n"
                     "Hint: score each batch of the stream:"
                     " stream.writeStream.foreachBatch(lambda rows, number: estimator.predict(rows)...)."
                 )
             raise ConfigError(
                 "the width of a stream's columns is unknown until rows arrive.\n"
-                "Hint: give it with shapes={column: (width,)}, or fit() on such columns first."
+                "Hint: pass shapes={column: (width,)}, or fit() on such columns first."
             )
         # The schema does not say how wide columns are.
         return repeated_row(collected(self.data, columns.names, rows=1), columns)
@@ -168,9 +168,9 @@ class SqlFunctionInput(Input):
         sample = zeros(columns, layout, types)
         if sample is None:
             raise ConfigError(
-                "register_udf: how wide the model's columns are, or what a transform makes of them, is"
-                " unknown before rows arrive.\n"
-                "Hint: give shapes={column: (width,)}, or fit() first; an estimator with a transform scores"
+                "register_udf: the width of the model's columns, or what a transform returns for them, "
+                "is unknown until rows arrive.\n"
+                "Hint: pass shapes={column: (width,)}, or fit() first; an estimator with a transform scores"
                 " DataFrames with predict()."
             )
         return columns, sample

@@ -43,15 +43,15 @@ def is_compiled(model: Any) -> bool:
 
 def backend_of(model: Any, wanted: str | None) -> str:
     if wanted is not None and wanted not in BACKENDS:
-        raise ConfigError(f"keras_backend={wanted!r}: there are {', '.join(BACKENDS)}.")
+        raise ConfigError(f"keras_backend={wanted!r}: must be one of {', '.join(BACKENDS)}.")
     if model is None:
         return wanted or _configured()
     made_with = "tensorflow" if flavour_of(model) == "tf_keras" else _imported() or _configured()
     if wanted not in (None, made_with):
         raise ConfigError(
-            f"keras_backend={wanted!r}, but this model was made with Keras on {made_with}.\n"
-            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass a function that makes it"
-            " instead of a model."
+            f"keras_backend={wanted!r}, but this model was created with Keras on {made_with}.\n"
+            f"Hint: set KERAS_BACKEND={wanted} before Keras is imported, or pass a function that creates "
+            "it instead of a model."
         )
     return made_with
 
@@ -76,8 +76,9 @@ def load(backend: str) -> Any:
     loaded = _imported()
     if loaded not in (None, backend):
         raise ConfigError(
-            f"this process has imported Keras on {loaded}, and the model needs it on {backend}; a process has"
-            " one.\nHint: start a new session for it."
+            f"this process has imported Keras on {loaded}, and the model needs it on {backend}; a process "
+            f"can "
+            "have only one.\nHint: start a new session for it."
         )
     with _variable("KERAS_BACKEND", backend) if loaded is None else nullcontext():
         return importlib.import_module("keras")

@@ -28,7 +28,7 @@ class Arranged:
         if len(self._shapes) == 1 < len(features):
             raise ConfigError(
                 f"the model has one input, but there are {len(features)} feature columns: {self._features}.\n"
-                "Hint: stack_features=True joins the columns to one matrix."
+                "Hint: stack_features=True joins the columns into one matrix."
             )
         shapes = self._shapes if len(self._shapes) == len(features) else [None] * len(features)
         shaped = [_shaped(array, shape) for array, shape in zip(features, shapes, strict=True)]

@@ -63,10 +63,10 @@ def check_optimizer(model: Any, wanted: Mapping[str, Any] | None) -> None:
         (name for name in ("class", "config", "steps") if current.get(name) != (wanted or {})[name]), ""
     )
     raise ConfigError(
-        "the model came out of Keras's own archive with another optimizer than it has on the driver:"
+        "the model came back from Keras's archive with a different optimizer than on the driver:"
         f" its {lost} is {current.get(lost)!r}, and was {(wanted or {})[lost]!r}.\n"
-        "Hint: give the optimizer a get_config() that says all its constructor takes, or pass"
-        " a function as model=..., so that workers make the model."
+        "Hint: give the optimizer a get_config() that returns all arguments of its constructor, or pass"
+        " a function as model=..., so that workers create the model."
     )
 
 
@@ -123,7 +123,7 @@ def read_model(path: str, *, trusted: bool) -> Any:
         with zipfile.ZipFile(path) as archive:
             version = str(json.loads(archive.read("metadata.json"))["keras_version"])
     except (zipfile.BadZipFile, KeyError, ValueError) as exc:
-        raise ConfigError(f"{path} is not a whole file of a Keras model: {exc}.") from exc
+        raise ConfigError(f"{path} is not a complete Keras model file: {exc}.") from exc
     if version.startswith("2.") and not trusted:
         raise UntrustedError(what=f"loading {path}", reason="Keras 2 may import what the file names")
     keras = importlib.import_module("tf_keras") if version.startswith("2.") else load(backend_of(None, None))
@@ -132,7 +132,7 @@ def read_model(path: str, *, trusted: bool) -> Any:
     except (TypeError, ValueError) as exc:
         if trusted or "safe_mode" not in str(exc):
             raise ConfigError(
-                f"{path} cannot be read: {first_line(exc)}\nHint: classes of your own must be known to Keras"
+                f"{path} cannot be read: {first_line(exc)}\nHint: your own classes must be known to Keras"
                 " (keras.saving.register_keras_serializable) in this program."
             ) from exc
         raise UntrustedError(what=f"loading {path}", reason="it holds a lambda") from exc
@@ -183,9 +183,7 @@ def _warn_of_losses(model: Any, path: str, flavour: str) -> None:
             " no states of random layers. Hint: save as .keras, which keeps everything"
         )
     if hasattr(optimizer, "_loss_scale"):
-        lost.append(
-            "Keras 2 keeps no present loss scale in its files. Hint: save_checkpoint() keeps everything"
-        )
+        lost.append("Keras 2 does not save the current loss scale. Hint: save_checkpoint() keeps everything")
     for text in lost:
         warnings.warn(f"{Path(path).name}: {text}.", FormatWarning, stacklevel=5)
 

@@ -163,7 +163,7 @@ def _hook_step(model: Any, on: Any, rows: Rows, gather: Callable[[Any], Any], *,
 def refuse_own_step(model: Any, keras: Any) -> None:
     if type(model).train_step is not keras.Model.train_step:
         raise ConfigError(
-            f"{type(model).__name__} has a train_step of its own, so only Keras knows its gradients.\n"
+            f"{type(model).__name__} has its own train_step, so only Keras knows its gradients.\n"
             "Hint: use strategy='allreduce'."
         )
 
@@ -224,7 +224,7 @@ def _refuse_other_means(model: Any) -> None:
         if getattr(output, "_keras_mask", None) is not None:
             raise ConfigError(
                 f"output {number} of the model carries a mask, so its loss is a mean over the steps that are"
-                f" not masked; several workers take means over rows.\n{hint}"
+                f" not masked; several workers average over rows.\n{hint}"
             )
     for loss in leaves(getattr(model, "loss", None)):
         name = getattr(loss, "name", loss)
@@ -236,7 +236,7 @@ def _refuse_other_means(model: Any) -> None:
         if getattr(loss, "ignore_class", None) is not None:
             raise ConfigError(
                 f"the loss {name!r} has ignore_class={loss.ignore_class}, so it is a mean over the labels"
-                f" that count; several workers take means over rows.\n{hint}"
+                f" that count; several workers average over rows.\n{hint}"
             )
 
 

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _KERAS = ("keras", "tf_keras", "tensorflow")
 UNTRIED = (
-    "metrics of your own could not be tried, for only the model's own train step updates them. With several"
+    "custom metrics could not be checked, because only the model's own train step updates them. With several"
     " workers the variables of metrics are added up: keep sums in them."
 )
 _OTHERWISE: dict[str, Callable[..., Any]] = {"max": np.maximum.reduce, "min": np.minimum.reduce}
@@ -172,18 +172,19 @@ def _cannot_merge(
     name, values = _name(variable), [np.asarray(part[number]).reshape(-1)[:1] for part in (a, b, both)]
     one, two, three = (f"{value[0]:.6g}" if value.size else "nothing" for value in values)
     return (
-        f"the metric {metric.name!r} ({type(metric).__name__}) cannot be merged over workers: what it counts"
-        " of some rows and of others does not add up to what it counts of all of them. Its variable"
+        f"the metric {metric.name!r} ({type(metric).__name__}) cannot be merged over workers: its counts for "
+        "some rows and for others do not add up to its count for all of them. Its variable"
         f" {name!r} was {one} after some rows, {two} after others, and {three} after both.\n"
-        "Hint: keep sums in variables, a total and a count for a mean, and divide in result(). For a largest"
-        f" or smallest value say so in the class: merge_over_workers = {{{name!r}: 'max'}} (or 'min')."
+        "Hint: keep sums in variables, a total and a count for a mean, and divide in result(). For a largest "
+        f"or smallest value declare this in the class: merge_over_workers = {{{name!r}: 'max'}} (or 'min')."
         " Or use workers=1."
     )
 
 
 def _by_batch(metric: Any) -> str:
     return (
-        f"the metric {metric.name!r} depends on how rows are put into batches: it is not a mean over rows."
+        f"the metric {metric.name!r} depends on how rows are batched: it is not a mean over rows."
         " With several workers it is computed on each worker's part of a batch and averaged.\n"
-        "Hint: let it give one value for each row, or keep in a keras.metrics.Metric what the whole needs."
+        "Hint: let it return one value for each row, or accumulate what the result needs in a "
+        "keras.metrics.Metric."
     )

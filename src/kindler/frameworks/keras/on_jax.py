@@ -88,8 +88,8 @@ def gather(ranks: RowGather, rows: Rows, exchange: Any) -> Any:
 
     def refuse(tensor: Any) -> Any:
         raise ConfigError(
-            "all_gather: Keras on JAX compiles a step for as many rows as it has, and how many the other"
-            " workers have differs from step to step.\nHint: keras_backend='torch' or 'tensorflow', or"
+            "all_gather: Keras on JAX compiles a step for a fixed number of rows, and the number on other "
+            "workers differs from step to step.\nHint: keras_backend='torch' or 'tensorflow', or"
             " workers=1."
         )
 

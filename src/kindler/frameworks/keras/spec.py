@@ -97,8 +97,8 @@ def with_rate(spec: KerasSpec, rate: float) -> KerasSpec:
     """Changes a model in place."""
     if spec.compile_args is not None:
         raise ConfigError(
-            f"learning_rate={rate}: compile_args decides the rate.\n"
-            "Hint: read it from the config there, and give config={...}."
+            f"learning_rate={rate}: compile_args sets the rate.\n"
+            "Hint: read it from the config there, and pass config={...}."
         )
     if spec.model_creator is not None:
         return replace(spec, model_creator=_Rated(spec.model_creator, rate))
@@ -135,9 +135,10 @@ def synchronized(model: Any) -> list[str]:
     if not found:
         return []
     complaint = (
-        f"the model has BatchNormalization with synchronized=True ({', '.join(map(repr, found[:3]))}), whose"
-        " statistics would have to be those of all workers' rows in every step; workers exchange gradients"
-        " alone.\nHint: leave out synchronized=True, so that it normalises by each worker's own rows of the"
+        f"the model has BatchNormalization with synchronized=True ({', '.join(map(repr, found[:3]))}), whose "
+        "statistics would need the rows of all workers in every step; workers exchange only "
+        "gradients.\nHint: leave out synchronized=True, so that it normalises by each worker's own rows of "
+        "the"
         " step (a random sample of all), use a layer that needs no statistics of the batch, such as"
         " LayerNormalization or GroupNormalization, or workers=1."
     )
@@ -193,7 +194,7 @@ def _archive(model: Any) -> Archive:
             optimizer = described(getattr(model, "optimizer", None)) if is_compiled(model) else None
         except Exception as exc:  # Keras raises many kinds for what it cannot describe
             raise ConfigError(
-                f"Keras cannot save this model, so it cannot travel to workers: {exc}\n"
+                f"Keras cannot save this model, so it cannot be sent to workers: {exc}\n"
                 "Hint: give its layers a get_config(), or pass a function as model=..., which workers call."
             ) from exc
         return Archive(flavour, path.read_bytes(), custom_objects(model, flavour), optimizer)

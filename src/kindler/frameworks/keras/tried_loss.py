@@ -29,7 +29,7 @@ _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 2e-5, 1e-3
 _OVER_THE_BATCH = ("circle", "dice", "tversky")  # of Keras's own, and no means over rows
 _NO_CODE = (lambda: None).__code__
 _HINT = (
-    "look at the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows"
+    "gather the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows"
     " (Keras on PyTorch and TensorFlow); or let the loss return one number for each row; or train with"
     " workers=1."
 )
@@ -60,7 +60,8 @@ def try_loss(
         pass
     if trial.gathers and not gathers:
         raise ConfigError(
-            "all_gather needs workers that meet in every step.\nHint: strategy='allreduce', or workers=1."
+            "all_gather needs workers that synchronize in every step.\nHint: strategy='allreduce', or "
+            "workers=1."
         )
     if own_step and trial.gathers and backend != "torch":
         found = None  # a tape sees nothing of the calls for other rows: their gradients are missing here
@@ -131,7 +132,7 @@ def _losses(
 
     def judge(chosen: list[int]) -> list[tuple[float, float]]:
         if len(chosen) > most:
-            raise ValueError("the model was not called for so many rows")
+            raise ValueError("the model was not called for that many rows")
         x, y, weights = (*(_taken(part, chosen) for part in batch), None, None)[:3]
         predicted = called(x) if anew else _taken(outputs, chosen)
         y, y_pred = (mapped(part, _ops(keras).convert_to_tensor) for part in (y, predicted))

@@ -81,7 +81,7 @@ def convert(
         if len(converted.inputs) != len(features):
             raise ConfigError(
                 f"OpenVINO finds {len(converted.inputs)} inputs in the model, which takes {len(features)}.\n"
-                "Hint: every input must have a part in the outputs."
+                "Hint: every input must contribute to the outputs."
             )
         shapes = [[-1, *array.shape[1:]] for array in features]
         converted.reshape({i: openvino.PartialShape(shape) for i, shape in enumerate(shapes)})

@@ -61,13 +61,13 @@ class OpenvinoReplica(BaseReplica):
 
     def save(self, path: str) -> NoReturn:
         raise ConfigError(
-            "save() writes one file, and a model of OpenVINO has two.\n"
+            "save() writes one file, and an OpenVINO model has two.\n"
             "Hint: to_openvino('model.xml') writes both; save('name.estimator') keeps the whole estimator."
         )
 
     def load(self, path: str) -> NoReturn:
         raise ConfigError(
-            "a model of OpenVINO has its weights with it.\n"
+            "an OpenVINO model includes its weights.\n"
             "Hint: Estimator.from_openvino(model_path=...) reads another one."
         )
 

@@ -64,12 +64,12 @@ class RowCaller:
             if part.ndim == 0 or len(part) != size:
                 raise DataError(
                     f"{self._name} takes {size} rows at a time, and its output {place} has the shape"
-                    f" {list(part.shape)}, which is not a row for each of them."
+                    f" {list(part.shape)}, which does not have one row for each of them."
                 )
         if whole < rows and not self._fills(inputs, size):
             raise DataError(
-                f"{self._name} takes {size} rows at a time, and what it gives for one depends on the others,"
-                " so that a batch of fewer rows cannot be completed.\n"
+                f"{self._name} takes {size} rows at a time, and its result for one depends on the others, so "
+                "a smaller batch cannot be padded.\n"
                 f"Hint: pass a multiple of {size} rows, and a batch_size that is one."
             )
         return [np.concatenate(parts)[:rows] for parts in zip(*found, strict=True)]

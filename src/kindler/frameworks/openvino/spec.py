@@ -62,7 +62,7 @@ def dumps(spec: OpenvinoSpec) -> bytes:
 
 def loads(data: bytes) -> OpenvinoSpec:
     if not is_packed(data):
-        raise ConfigError("these bytes are not a model for OpenVINO.")
+        raise ConfigError("these bytes are not an OpenVINO model.")
     head, (xml, weights) = unpack(data)
     fields = json.loads(head)
     names = fields.pop("output_names")
@@ -82,10 +82,10 @@ def _ir_files(path: str) -> tuple[bytes, bytes]:
         try:
             read.append(files.read(each))
         except (FileNotFoundError, IsADirectoryError) as exc:
-            missing = f"there is no file {each!r}" + (f" beside {name!r}" if each == weights else "")
+            missing = f"there is no file {each!r}" + (f" next to {name!r}" if each == weights else "")
             raise ConfigError(
                 f"model_path={path!r}: {missing}.\n"
-                "Hint: a model of OpenVINO is an .xml file with its weights in a .bin file of the same name."
+                "Hint: an OpenVINO model is an .xml file with its weights in a .bin file of the same name."
             ) from exc
     graph.read_ir(read[0], read[1], name)  # a file that is not a model is refused here, and not on workers
     return read[0], read[1]
@@ -94,7 +94,7 @@ def _ir_files(path: str) -> tuple[bytes, bytes]:
 def _converted(path: str) -> tuple[bytes, bytes]:
     """Other formats are converted once, here: workers get OpenVINO's own."""
     if not Path(path).exists():
-        raise ConfigError(f"model_path={path!r}: there is nothing at this path.")
+        raise ConfigError(f"model_path={path!r}: nothing exists at this path.")
     return graph.written(graph.read_file(Path(path)))
 
 
@@ -106,7 +106,7 @@ def _plain(properties: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if wrong:
         raise ConfigError(
-            f"config: {', '.join(wrong)}: properties of OpenVINO are strings, numbers or booleans by name,"
+            f"config: {', '.join(wrong)}: OpenVINO properties are strings, numbers or booleans by name,"
             " such as {'INFERENCE_NUM_THREADS': 2}."
         )
     return dict(properties)

@@ -72,7 +72,7 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
     if wanted.type != "cuda":
         return wanted
     if not count or (wanted.index or 0) >= count:
-        raise ConfigError(f"device {device!r} was asked for; this machine has {count} CUDA devices.")
+        raise ConfigError(f"device {device!r} was requested; this machine has {count} CUDA devices.")
     return wanted if wanted.index is not None else torch.device("cuda", local_rank % count)
 
 

@@ -340,8 +340,10 @@ class GradientSync:
         load = member.load
         if load.launched:
             raise SyncError(
-                f"a parameter of shape {tuple(parameter.shape)} got a second gradient in one step, after the"
-                " first had been sent.\nHint: run one backward a step; accumulation_steps cuts it in several."
+                f"a parameter of shape {tuple(parameter.shape)} received a second gradient in one step, "
+                f"after the"
+                " first had been sent.\nHint: run one backward per step; accumulation_steps splits it into "
+                "several."
             )
         load.begin()
         self._put(member, grad)

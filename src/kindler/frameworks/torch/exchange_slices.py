@@ -252,16 +252,17 @@ def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
     known = _DIVISIONS.get(kind.__name__) if own else None
     if known == "parameters" and asked == "elements":
         raise ConfigError(
-            f"optimizer {kind.__name__} moves a parameter by what the whole of it looks like (its rows and"
-            " columns), so it cannot be divided into elements.\nHint: strategy='zero1' leaves parameters"
-            " whole for it, unless strategies.Zero1(divide=...) says otherwise."
+            f"optimizer {kind.__name__} updates a parameter as a whole (by its rows and columns), "
+            "so it cannot be divided into elements.\nHint: strategy='zero1' keeps parameters "
+            "whole for it, unless strategies.Zero1(divide=...) says otherwise."
         )
     if (division := asked or known) is None:
         raise ConfigError(
-            f"whether the work of optimizer {kind.__name__} can be divided is not known: each worker would"
-            " run it on a part of the parameters.\nHint: strategies.Zero1(divide='elements') if it moves each"
-            " element of a parameter by that element's gradients alone, as Adam does;"
-            " strategies.Zero1(divide='parameters') if it moves each parameter by its own gradients alone, as"
+            f"it is unknown whether the work of optimizer {kind.__name__} can be divided: each worker would"
+            " run it on a part of the parameters.\nHint: strategies.Zero1(divide='elements') if it updates "
+            "each element of a parameter from that element's gradients alone, as Adam does;"
+            " strategies.Zero1(divide='parameters') if it updates each parameter from its own gradients "
+            "alone, as"
             " Adafactor does; strategy='allreduce' otherwise."
         )
     return division
@@ -303,7 +304,7 @@ class DividedOptimizer(GradientSync):
         if memory != self._memory:  # user code has given a parameter other memory since the last step
             if self._one_copy:
                 raise ConfigError(
-                    "strategy='zero1': the model or a callback has given a parameter other memory, but"
+                    "strategy='zero1': the model or a callback has moved a parameter to other memory, but"
                     " workers share one copy of the parameters.\nHint: leave one_copy out."
                 )
             self._find_memory()
@@ -444,8 +445,8 @@ class DividedOptimizer(GradientSync):
         """Only on the first rank, after `gather`."""
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
-                "the state of the optimizer is divided between the workers, and this one does not know the"
-                " whole of it here.\nHint: the first worker does at the end of each epoch, as in"
+                "the state of the optimizer is divided between the workers, and this one does not have all "
+                "of it here.\nHint: the first worker has it at the end of each epoch, as in"
                 " `if run.rank == 0: run.write_checkpoint(path)`; within an epoch run.save_checkpoint() asks"
                 " for a checkpoint in the folder of fit(checkpoint=...)."
             )
@@ -525,6 +526,6 @@ class DividedOptimizer(GradientSync):
                     raise ConfigError(
                         f"optimizer {type(self._optimizer).__name__} keeps {key!r} of shape"
                         f" {tuple(value.shape)} for a part of {count} elements of a parameter of shape"
-                        f" {tuple(piece.parameter.shape)}: it does not move each element by itself.\n"
+                        f" {tuple(piece.parameter.shape)}: it does not update each element separately.\n"
                         "Hint: strategies.Zero1(divide='parameters')."
                     )

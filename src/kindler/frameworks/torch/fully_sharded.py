@@ -47,8 +47,8 @@ def _check_own_gpus(gpus: Sequence[bytes]) -> None:
     """NCCL needs a GPU for each worker, and gloo cannot replace it."""
     if len(set(gpus)) < len(gpus):
         raise ConfigError(
-            f"strategy='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs one of its"
-            " own.\nHint: strategy='zero1' lets workers share a GPU."
+            f"strategy='fsdp': {len(gpus)} workers share {len(set(gpus))} GPUs, and each needs its "
+            "own.\nHint: strategy='zero1' lets workers share a GPU."
         )
 
 
@@ -112,8 +112,8 @@ class FullySharded:
         whole = dict(self._model.named_parameters())
         if {name: p.requires_grad for name, p in whole.items()} != self._trained:
             raise ConfigError(
-                "strategy='fsdp': parameters were frozen or unfrozen while training ran, which it cannot"
-                " follow.\nHint: strategy='zero1' can."
+                "strategy='fsdp': parameters were frozen or unfrozen during training, which it does not "
+                "support.\nHint: strategy='zero1' can."
             )
         now = {name: self._cut(p.detach(), name).to_local().clone() for name, p in whole.items()}
         for unit in self._units:
@@ -186,7 +186,7 @@ class FullySharded:
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers here (strategy='fsdp').\n"
-                "Hint: the first worker knows it at the end of each epoch; within one, run.save_checkpoint()"
+                "Hint: the first worker has it at the end of each epoch; within one, run.save_checkpoint()"
                 " asks for a checkpoint in the folder of fit(checkpoint=...)."
             )
         kept, self._optimizer.state = self._optimizer.state, defaultdict(dict, self._gathered)
@@ -213,13 +213,15 @@ def _refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, modules: S
     if division_of(type(optimizer), None) != "elements":
         problems.append(f"optimizer {type(optimizer).__name__} needs whole parameters.")
     if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
-        problems.append("the optimizer holds parameters that are not the model's (those of a loss, say).")
+        problems.append(
+            "the optimizer holds parameters that are not the model's (for example those of a loss)."
+        )
     if scalars := [name for name, parameter in named.items() if not parameter.dim()]:
         problems.append(f"parameters without a dimension cannot be divided: {', '.join(scalars[:3])}.")
     if len(kinds := {parameter.dtype for parameter in named.values()}) > 1:
         problems.append(f"parameters must have one dtype; they have {', '.join(sorted(map(str, kinds)))}.")
     if extra := [name for name in model.state_dict() if name.endswith("_extra_state")]:
-        problems.append(f"the model has state of its own besides parameters and buffers: {extra[0]!r}.")
+        problems.append(f"the model has state in addition to parameters and buffers: {extra[0]!r}.")
     known = {name for name, _ in model.named_modules() if name}
     if unknown := [name for name in modules if name not in known]:
         problems.append(f"modules={list(modules)!r}: the model has no {unknown[0]!r}.")

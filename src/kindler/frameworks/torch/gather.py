@@ -116,4 +116,4 @@ def _taken(leaf: Any, rows: Sequence[int], of: int) -> Any:
         return leaf[list(rows)] if leaf.dim() and len(leaf) == of else leaf.clone()
     if leaf is None or isinstance(leaf, int | float | str):
         return leaf
-    raise TypeError(f"a {type(leaf).__name__} has no rows that are known")
+    raise TypeError(f"a {type(leaf).__name__} has no known rows")

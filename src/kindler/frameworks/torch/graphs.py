@@ -70,9 +70,7 @@ class GraphedStep:
         self._alone(features, labels)
         self._steps += 1
         if self._in_python() != before:
-            self.problem = (
-                "the model draws random numbers in Python, or changes numbers of its own with each step"
-            )
+            self.problem = "the model draws random numbers in Python, or changes its own numbers in each step"
 
     def _alone(self, features: Tensors, labels: Tensors) -> None:
         """On a side stream, as recording needs it."""
@@ -130,7 +128,7 @@ def why_not(
         "the model computes its own loss": isinstance(spec.loss, str),
         "there are several losses": isinstance(spec.loss, list | tuple | dict),
         f"accumulation_steps is {spec.accumulation_steps}": spec.accumulation_steps > 1,
-        "the learning rate changes with every step": (
+        "the learning rate changes in every step": (
             spec.scheduler is not None and spec.scheduler_step == "step"
         ),
         f"{kind.__module__}.{kind.__name__} has no option `capturable`": not known,

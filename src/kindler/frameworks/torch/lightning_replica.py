@@ -49,8 +49,9 @@ _UNSUPPORTED = {
 }
 _OF_SCHEDULE = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 _NO_ROW_WEIGHTS = (
-    "a LightningModule computes its loss itself.\nHint: weigh it in training_step: a column in label_cols"
-    " comes to it as the last part of the batch, and losses such as CrossEntropyLoss take weights of classes."
+    "a LightningModule computes its loss itself.\nHint: weight it in training_step: a column in label_cols"
+    " is passed to it as the last part of the batch, and losses such as CrossEntropyLoss take weights of "
+    "classes."
 )
 
 
@@ -171,7 +172,7 @@ def _schedule(given: Any) -> Schedule:
         )
     if isinstance(made.scheduler, ReduceLROnPlateau) and (made.monitor is None or made.interval == "step"):
         raise ConfigError(
-            "ReduceLROnPlateau needs a figure of each epoch: return"
+            "ReduceLROnPlateau needs a metric of each epoch: return"
             " {'scheduler': ..., 'monitor': 'val_loss'}, with interval='epoch'."
         )
     return made
@@ -233,7 +234,7 @@ class LightningReplica(StepReplica):
         if learning_rate is not None:
             raise ConfigError(
                 f"learning_rate={learning_rate}: a LightningModule configures its own optimizers.\n"
-                "Hint: pass a creator of the module that reads it from the config, and give config={...}."
+                "Hint: pass a creator of the module that reads it from the config, and pass config={...}."
             )
         return super().changed(spec, config=config, learning_rate=None)
 
@@ -488,8 +489,8 @@ class Trainer:
         if name in _FACTS:
             return _FACTS[name](self._replica)
         raise AttributeError(
-            f"self.trainer.{name}: a LightningModule that Kindler trains has no Trainer of Lightning's; there"
-            " are current_epoch, global_step, global_rank, world_size, is_global_zero and optimizers."
+            f"self.trainer.{name}: a LightningModule that Kindler trains has no Lightning Trainer; available "
+            "are current_epoch, global_step, global_rank, world_size, is_global_zero and optimizers."
         )
 
     def methods(self) -> dict[str, Any]:

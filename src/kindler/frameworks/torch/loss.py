@@ -119,7 +119,8 @@ class LossRule:
         if not isinstance(loss, torch.Tensor):
             raise ConfigError(
                 f"the loss {title(self.function)} must return a tensor, it returned {type(loss).__name__}.\n"
-                "Hint: a function that makes the loss takes at most one argument, the config; one that takes"
+                "Hint: a function that creates the loss takes at most one argument, the config; one that "
+                "takes"
                 " more is the loss itself, and is called with (outputs, targets)."
             )
         if weights is not None:
@@ -216,8 +217,8 @@ class LossRule:
             fitted = as_classes(output, target)
             if self._plain and not self.logits and fitted.is_floating_point():
                 raise DataError(
-                    f"the label has shape {tuple(target.shape)}, as the model's output has: this loss needs"
-                    " class numbers.\nHint: take the number of the class that is 1 of each row."
+                    f"the label has shape {tuple(target.shape)}, like the model's output: this loss needs"
+                    " class numbers.\nHint: pass the number of the class that is 1 in each row."
                 )
             return fitted
         if self.elementwise:
@@ -343,7 +344,7 @@ class RowWeights:
             labels, weights = labels[:-1], labels[-1]
             if weights[:1].numel() > 1:
                 shape = tuple(weights.shape[1:])
-                raise ConfigError(f"weight_col needs one number a row; its rows have shape {shape}.")
+                raise ConfigError(f"weight_col needs one number per row; its rows have shape {shape}.")
             weights = weights.reshape(len(weights))
         if trains and self._classes:
             if len(labels) != 1:
@@ -366,8 +367,8 @@ def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:
         return label.argmax(dim=1)
     if label[:1].numel() > 1:
         raise ConfigError(
-            f"class_weight needs one class a row; the label's rows have shape {tuple(label.shape[1:])}.\n"
-            "Hint: weigh the values in the loss itself (CrossEntropyLoss(weight=...),"
+            f"class_weight needs one class per row; the label's rows have shape {tuple(label.shape[1:])}.\n"
+            "Hint: weight the values in the loss itself (CrossEntropyLoss(weight=...),"
             " BCEWithLogitsLoss(pos_weight=...)), or the rows by weight_col."
         )
     return label.reshape(len(label)).round().long()
@@ -376,13 +377,13 @@ def _class_numbers(label: torch.Tensor, *, by_class: bool) -> torch.Tensor:
 def against_row_weights(loss: Any) -> list[str]:
     """As far as is known without calling it."""
     if not callable(loss):
-        return [f"loss={loss!r} cannot be asked for the loss of a row.\n{_HOW_BY_ROW}"]
+        return [f"loss={loss!r} cannot return the loss of each row.\n{_HOW_BY_ROW}"]
     if hasattr(loss, "loss_divisor"):
-        return [f"the loss {title(loss)} decides itself what its mean divides by.\n{_HOW_BY_ROW}"]
+        return [f"the loss {title(loss)} itself decides what its mean is divided by.\n{_HOW_BY_ROW}"]
     if (
         isinstance(loss, nn.Module)
         and type(loss).__module__.startswith("torch.")
         and not hasattr(loss, "reduction")
     ):
-        return [f"the loss {title(loss)} has no reduction that could be left out.\n{_HOW_BY_ROW}"]
+        return [f"the loss {title(loss)} has no reduction that could be turned off.\n{_HOW_BY_ROW}"]
     return []

@@ -25,7 +25,9 @@ def build_optimizer(spec: specs.TorchSpec, model: torch.nn.Module) -> torch.opti
     """`model` must be on its device already."""
     given = spec.optimizer
     if given is None:
-        raise ConfigError("training needs an optimizer.\nHint: pass optimizer=torch.optim.Adam, say.")
+        raise ConfigError(
+            "training needs an optimizer.\nHint: pass an optimizer, such as optimizer=torch.optim.Adam."
+        )
     if isinstance(given, torch.optim.Optimizer):
         optimizer = given
     elif specs.is_optimizer_class(given):
@@ -50,7 +52,7 @@ def with_rate(given: Any, rate: float) -> Any:
     if isinstance(given, Mapping):
         raise ConfigError(
             f"learning_rate={rate}: there are several optimizers, {', '.join(map(repr, given))}.\n"
-            "Hint: read their rates from the config in their creators, and give config={...}."
+            "Hint: read their rates from the config in their creators, and pass config={...}."
         )
     if isinstance(given, torch.optim.Optimizer):
         return _rated(given, rate)
@@ -207,9 +209,9 @@ class Optimizers:
     def load(self, kept: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]) -> None:
         if kept.keys() != self.named.keys():
             raise ConfigError(
-                f"the state is one of the optimizers {', '.join(map(repr, kept))}, and these are"
+                f"the state belongs to the optimizers {', '.join(map(repr, kept))}, and these are"
                 f" {', '.join(map(repr, self.named))}.\n"
-                "Hint: name them as they were named then; or take only the weights, with load_weights()."
+                "Hint: give them the same names; or load only the weights, with load_weights()."
             )
         for name, optimizer in self.named.items():
             states.load_optimizer(optimizer, kept[name]["state"], kept[name]["groups"], modules)

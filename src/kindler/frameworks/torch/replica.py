@@ -136,8 +136,8 @@ class TorchReplica(ModuleReplica):
     def _refuse_scaling(self, strategy: str) -> None:
         if self._scaler is not None:
             raise ConfigError(
-                f"strategy={strategy!r}: precision='fp16' scales losses, and whether a gradient fits is known"
-                " to the worker alone that owns it.\nHint: precision='bf16' needs no scaling."
+                f"strategy={strategy!r}: precision='fp16' scales losses, and only the worker that owns a "
+                "gradient knows whether it fits.\nHint: precision='bf16' needs no scaling."
             )
 
     def gather_state(self) -> None:
@@ -163,7 +163,8 @@ class TorchReplica(ModuleReplica):
             raise ConfigError(
                 f"worker {self.rank} has no row in step {self.step + 1}, and with process_group=True every"
                 " worker must run the model in every step.\n"
-                "Hint: a batch_size that leaves the last batch of an epoch at least as many rows as there are"
+                "Hint: choose a batch_size that leaves the last batch of an epoch at least as many rows as "
+                "there are"
                 " workers."
             )
         else:
@@ -171,7 +172,7 @@ class TorchReplica(ModuleReplica):
         if fresh and self._exchange is not None:  # whose gradients are exchanged starting with this step
             if not self._exchange.all_announced():
                 raise ConfigError(
-                    "a worker has begun to train further parameters (unfrozen, or added to the optimizer),"
+                    "a worker has started to train more parameters (unfrozen, or added to the optimizer),"
                     f" and others have not.\nHint: {torch_state.EVERY_WORKER}"
                 )
             torch_state.agree_on(self._joined, fresh)
@@ -453,9 +454,9 @@ class TorchReplica(ModuleReplica):
             if label.shape[1:] != shape:
                 raise ConfigError(
                     f"rows of {self._label_names[place]!r} have shape {label.shape[1:]} in this batch and"
-                    f" {shape} in the first one, and the loss returns a mean: whether it is one over rows,"
-                    " over all values or over those that are not padding is not known, so workers cannot"
-                    " weigh theirs.\nHint: let the loss return one loss for each row or value, not reduced;"
+                    f" {shape} in the first one, and the loss returns a mean: it is unknown whether over "
+                    "rows, over all values or over those that are not padding, so workers cannot weight "
+                    "theirs.\nHint: let the loss return one loss for each row or value, not reduced;"
                     " or use CrossEntropyLoss(ignore_index=...); or pad all batches to one length."
                 )
 

@@ -18,18 +18,18 @@ from kindler.frameworks.torch.named_metrics import known_name, unknown_name
 from kindler.frameworks.torch.state import TensorUnpickler
 
 CLOSURE = (
-    "optimizer {name} evaluates the model several times a step, through a closure; Kindler computes one"
-    " gradient a step, over all workers, and cannot train with it.\n"
-    "Hint: use an optimizer of one gradient a step, as Adam or SGD."
+    "optimizer {name} evaluates the model several times per step, through a closure; Kindler computes "
+    "one gradient per step, over all workers, and cannot train with it.\n"
+    "Hint: use an optimizer that needs one gradient per step, such as Adam or SGD."
 )
 SPARSE = (
-    "optimizer SparseAdam moves only the rows of an embedding that a gradient has; over several workers"
+    "optimizer SparseAdam updates only the rows of an embedding that have gradients; over several workers"
     " gradients are dense, and it cannot be used.\n"
     "Hint: use Adam with Embedding(sparse=False), SGD or Adagrad, or workers=1."
 )
 PLATEAU_STEP = (
-    "ReduceLROnPlateau waits for a figure of each epoch, so it cannot move with scheduler_step='step'.\n"
-    "Hint: scheduler_step='epoch' shows it the training loss of each epoch."
+    "ReduceLROnPlateau needs a metric of each epoch, so it cannot step with scheduler_step='step'.\n"
+    "Hint: scheduler_step='epoch' passes it the training loss of each epoch."
 )
 _LAZY = (
     "the model has lazy layers whose sizes are not known yet.\n"
@@ -107,8 +107,8 @@ def against_several(spec: TorchSpec) -> list[str]:
 
 def missing(spec: TorchSpec, *names: str) -> list[str]:
     return [
-        f"this needs {'an' if name[0] in 'aeiou' else 'a'} {name}; give one to"
-        f" Estimator.from_torch({name}=...)."
+        f"this needs {'an' if name[0] in 'aeiou' else 'a'} {name}; pass one to "
+        f"Estimator.from_torch({name}=...)."
         for name in names
         if getattr(spec, name) is None
     ]
@@ -119,8 +119,8 @@ def synchronized(model: torch.nn.Module) -> list[str]:
     if not layers:
         return []
     complaint = (
-        f"the model has SyncBatchNorm ({', '.join(map(repr, layers[:3]))}), whose statistics would have to be"
-        " those of all workers' rows in every step; workers exchange gradients alone.\n"
+        f"the model has SyncBatchNorm ({', '.join(map(repr, layers[:3]))}), whose statistics would need the "
+        "rows of all workers in every step; workers exchange only gradients.\n"
         "Hint: use BatchNorm, which normalises by each worker's own rows of the step (a random sample of"
         " all), a layer that needs no statistics of the batch, such as GroupNorm or LayerNorm,"
         " process_group=True (on GPUs, which SyncBatchNorm needs), or workers=1."
@@ -186,7 +186,7 @@ def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
     except TypeError as exc:
         hint, s = "name the columns of all its inputs in feature_cols.", ""
         if len(columns) > 1:
-            hint = "stack_features=True joins columns to one matrix; else the model gets one tensor a column."
+            hint = "stack_features=True joins columns into one matrix; else each becomes its own tensor."
             s = "s"
         return (
             f"{type(model).__qualname__}.forward({', '.join(signature.parameters)}) is called with"
@@ -197,7 +197,9 @@ def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
 
 def build_loss(spec: TorchSpec) -> Any:
     if spec.loss is None:
-        raise ConfigError("training and evaluation need a loss.\nHint: pass loss=torch.nn.MSELoss(), say.")
+        raise ConfigError(
+            "training and evaluation need a loss.\nHint: pass a loss, such as loss=torch.nn.MSELoss()."
+        )
     loss = call(spec.loss, spec.config) if is_creator(spec.loss) else spec.loss
     if not callable(loss):
         raise ConfigError(f"the loss must be callable with (outputs, targets); received {loss!r}.")
@@ -249,19 +251,20 @@ def _optimizer_complaints(spec: TorchSpec) -> Iterator[str]:
         )
     elif isinstance(_inner(optimizer), type) and not is_optimizer_class(optimizer):
         yield (
-            f"optimizer is the class {kind.__name__}, which is none of torch.optim.Optimizer."
+            f"optimizer is the class {kind.__name__}, which is not a torch.optim.Optimizer."
             " Pass a function of (model, config) that returns an Optimizer."
         )
     elif is_optimizer_class(optimizer) and (needed := lacking(optimizer, "params")):
         yield (
-            f"optimizer {kind.__name__} needs {', '.join(map(repr, needed))} besides the parameters. Bind"
+            f"optimizer {kind.__name__} needs {', '.join(map(repr, needed))} in addition to the "
+            f"parameters. Bind"
             f" it, as in functools.partial({kind.__name__}, {needed[0]}=...); or pass a function of (model,"
             " config)."
         )
     if issubclass(kind, torch.optim.Optimizer) and needs_closure(kind):
         yield CLOSURE.format(name=kind.__name__)
     if scheduler is not None and optimizer is None:
-        yield "scheduler needs an optimizer to schedule; none was given."
+        yield "scheduler needs an optimizer to schedule; none was passed."
     if scheduler is not None and not callable(scheduler):
         yield f"scheduler must be callable with (optimizer, config); received {scheduler!r}."
     if spec.scheduler_step == "step" and _is_class(scheduler, ReduceLROnPlateau):
@@ -272,7 +275,7 @@ def _instance_complaints(spec: TorchSpec, optimizer: torch.optim.Optimizer) -> I
     name, model = type(optimizer).__name__, spec.model
     if not isinstance(model, torch.nn.Module):
         yield (
-            f"optimizer is a ready {name}, but the model is made by a creator: it cannot hold its parameters."
+            f"optimizer is a ready {name}, but the model comes from a creator: it cannot hold its parameters."
             " Pass a function of (model, config) that returns the optimizer."
         )
         return
@@ -321,13 +324,13 @@ def _several_losses_complaints(spec: TorchSpec) -> Iterator[str]:
     named = isinstance(spec.loss, Mapping)
     losses = dict(spec.loss) if named else dict(enumerate(spec.loss))
     if not losses:
-        yield f"loss={spec.loss!r}: there is no loss in it."
+        yield f"loss={spec.loss!r}: it contains no loss."
     for key, loss in losses.items():
         if not callable(loss):
             what = "a module, a function of (output, target) or a creator"
             yield f"loss[{key!r}] must be {what}; received {loss!r}."
         elif isinstance(loss, torch.nn.Module) and any(True for _ in loss.parameters()):
-            yield f"loss[{key!r}] has parameters of its own; only a single loss may learn."
+            yield f"loss[{key!r}] has its own parameters; only a single loss may learn."
     if spec.accumulation_steps != 1:
         yield "accumulation_steps: with several losses it must be 1."
     weights = spec.loss_weights
@@ -353,9 +356,9 @@ def _step_complaints(spec: StepSpec, optimizers: Mapping[str, Any] | None) -> It
         if given is not None and not callable(given):
             yield f"{name} must be a function of (run, batch); received {given!r}."
     if spec.train_step is None and spec.eval_step is not None:
-        yield "eval_step belongs to a train_step; without one, give a loss and metrics."
+        yield "eval_step belongs to a train_step; without one, pass a loss and metrics."
     if spec.eval_step is not None and spec.metrics:
-        yield "metrics and eval_step: eval_step returns all figures itself; pass one of them."
+        yield "metrics and eval_step: eval_step returns all metrics itself; pass one of them."
     if optimizers is not None:
         yield from _several_optimizers_complaints(spec.scheduler, optimizers)
     elif isinstance(spec.scheduler, Mapping):
@@ -368,7 +371,7 @@ def _step_complaints(spec: StepSpec, optimizers: Mapping[str, Any] | None) -> It
             f" accumulation_steps=1; received {spec.accumulation_steps!r}."
         )
     if spec.precision == "fp16":
-        yield "precision='fp16' scales losses, which own training steps do not; use precision='bf16'."
+        yield "precision='fp16' scales losses, which your own train_step does not; use precision='bf16'."
     if spec.compile is not None:
         yield f"compile={spec.compile!r}: call torch.compile on the parts of the model in their creator."
 

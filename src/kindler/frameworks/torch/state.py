@@ -252,9 +252,7 @@ class Tracked:
         for name in self._names:
             buffer = now.get(name)
             if buffer is None:
-                raise ConfigError(
-                    f"the buffer {name[1]!r} has been taken from the model while it was trained."
-                )
+                raise ConfigError(f"the buffer {name[1]!r} was removed from the model during training.")
             yield torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
     def copies(self) -> list[torch.Tensor]:
@@ -273,10 +271,10 @@ class Tracked:
         new = [name for name in self._lasting() if name not in known]
         if new:
             raise ConfigError(
-                f"the model has registered the buffer {new[0][1]!r} while it was trained; a copy of the"
-                " model made elsewhere does not have it, and could not load its weights.\n"
-                "Hint: register it in __init__, with its final shape; or with persistent=False, if it can be"
-                " computed anew."
+                f"the model registered the buffer {new[0][1]!r} during training; a copy of the model "
+                "made elsewhere does not have it, and could not load its weights.\n"
+                "Hint: register it in __init__, with its final shape; or with persistent=False, if it can be "
+                "recomputed."
             )
 
     def reshaped(self, collective: Collective, before: Mapping[str, Array]) -> list[bool]:
@@ -287,7 +285,7 @@ class Tracked:
         for name, flag in zip(self._names, odd, strict=True):
             if flag and name in lasting:
                 raise ConfigError(
-                    f"the buffer {name[1]!r} got another shape while the model was trained, so it"
+                    f"the buffer {name[1]!r} changed shape during training, so it"
                     " cannot be made the same on all workers.\n"
                     "Hint: register it with its final shape, or with persistent=False."
                 )
@@ -389,15 +387,15 @@ def agree_on(collective: Collective, parameters: Sequence[torch.nn.Parameter]) -
     first = share_bytes(collective, kinds.encode()).decode()
     if _any(collective, first != kinds):
         raise ConfigError(
-            "workers have begun to train different parameters: the first one those of (shape, dtype)"
+            "workers have started to train different parameters: the first one those of (shape, dtype)"
             f" {first}, this one {kinds}.\nHint: {EVERY_WORKER}"
         )
     raw = (p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for p in parameters)
     values = b"".join(hashlib.sha256(data).digest() for data in raw)
     if _any(collective, share_bytes(collective, values) != values):
         raise ConfigError(
-            "a parameter that came in while training ran has other values on one worker than on another.\n"
-            "Hint: make it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
+            "a parameter that was added during training has different values on different workers.\n"
+            "Hint: create it with the same random numbers everywhere: torch.manual_seed(run.epoch) before it."
         )
 
 
@@ -457,8 +455,8 @@ def _load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(dict(state))
     except ValueError as exc:
         raise ConfigError(
-            f"the state is one of another optimizer: {exc}\n"
-            "Hint: build the optimizer as it was built then; or take only the weights, with load_weights()."
+            f"the state belongs to another optimizer: {exc}\n"
+            "Hint: build the optimizer in the same way; or load only the weights, with load_weights()."
         ) from exc
 
 

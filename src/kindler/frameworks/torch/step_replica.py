@@ -62,12 +62,13 @@ class StepReplica(ModuleReplica):
             return missing(spec, "optimizer")
         if use == "judge" and spec.loss is None and spec.eval_step is None:
             complaint = (
-                "this needs to know how rows are judged; give Estimator.from_torch(eval_step=...), a function"
+                "this needs to know how to evaluate rows; pass Estimator.from_torch(eval_step=...), a "
+                "function"
                 " of (run, batch) like train_step, or loss=..., a function of (outputs, targets)."
             )
             return [complaint]
         if use in ("server", "division"):
-            return ["a step of your own moves the parameters itself.\nHint: strategy='allreduce'."]
+            return ["your own train_step updates the parameters itself.\nHint: strategy='allreduce'."]
         if use == "several":
             return against_several(spec)
         if use == "row_weights":  # the step finds them in `run`; only a loss must know them itself
@@ -216,9 +217,9 @@ class StepReplica(ModuleReplica):
             returned = self.losses_of(features, labels, rows)
         if self._row_weights is not None and not self.run.weights_read:
             raise ConfigError(
-                "train_step has not read run.sample_weight, so class_weight and weight_col have no"
-                " effect: a step of your own computes its loss itself.\nHint: multiply the loss of each row"
-                " by it, as in (loss_of_rows * run.sample_weight).mean(), or leave the weights out of fit."
+                "train_step did not use run.sample_weight, so class_weight and weight_col have no"
+                " effect: your own train_step computes its loss itself.\nHint: multiply the loss of each row"
+                " by it, as in (loss_of_rows * run.sample_weight).mean(), or do not pass the weights to fit."
             )
         values = logged(returned, "train_step")
         self.look_at_losses(values)
@@ -233,13 +234,14 @@ class StepReplica(ModuleReplica):
         loss = returned.get("loss") if isinstance(returned, Mapping) else returned
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             raise ConfigError(
-                "train_step moved no parameters, and returned no loss to minimize.\nHint: return the loss, or"
+                "train_step updated no parameters, and returned no loss to minimize.\nHint: return the "
+                "loss, or"
                 ' {"loss": loss, ...}; or call run.minimize(loss, "name of an optimizer").'
             )
         if len(self.optimizers.named) > 1:
             names = ", ".join(map(repr, self.optimizers.named))
             raise ConfigError(
-                f"train_step moved no parameters, and there are the optimizers {names}: which of them"
+                f"train_step updated no parameters, and there are the optimizers {names}: which of them"
                 " minimizes the loss?\nHint: call run.minimize(loss, name) in it, once for each."
             )
         self.run.minimize(loss)
@@ -345,8 +347,8 @@ class StepReplica(ModuleReplica):
         if squares * count != total * total:
             raise ConfigError(
                 "workers did different things in one step: each must call run.backward with the same"
-                " optimizers in the same order.\nHint: let nothing that only one worker knows, such as its"
-                " rows or its loss, decide whether backward is called."
+                " optimizers in the same order.\nHint: do not let what only one worker knows, such as its "
+                "rows or its loss, decide whether backward is called."
             )
         return weights
 
@@ -373,7 +375,7 @@ class StepReplica(ModuleReplica):
         if not self._ours:
             raise ConfigError(
                 "loss.backward() computes the gradients of this worker's rows alone.\nHint: call"
-                " run.backward(loss), or run.minimize(loss), which take those of all workers; in a"
+                " run.backward(loss), or run.minimize(loss), which compute those of all workers; in a"
                 " LightningModule, self.manual_backward(loss)."
             )
 
@@ -387,7 +389,8 @@ class StepReplica(ModuleReplica):
             known = self._made.get(id(parameter), lambda: None)()
             if parameter.grad is not None and parameter.grad is not known:
                 raise ConfigError(
-                    f"the optimizer {name!r} is about to move parameters by gradients that other workers do"
+                    f"the optimizer {name!r} is about to update parameters with gradients that other "
+                    f"workers do"
                     " not have.\nHint: compute them with run.backward(loss)."
                 )
 
@@ -405,8 +408,8 @@ class StepReplica(ModuleReplica):
         kept = fields["optimizer"].get("named")
         if kept is None:
             raise ConfigError(
-                "the state is one of a model without a train_step.\n"
-                "Hint: take only its weights, with load_weights()."
+                "the state belongs to a model without a train_step.\n"
+                "Hint: load only its weights, with load_weights()."
             )
         self.optimizers.load(kept, self._modules())
         if fields["scheduler"] is not None and self._schedules is not None:
@@ -427,7 +430,7 @@ class StepRun:
         model: This worker's copy of the model.
         config: The estimator's config.
         rows: The number of rows this worker has in the step. If 0, the step is called with made-up rows, so
-            that all workers do the same; nothing of it counts.
+            that all workers do the same; they do not contribute.
         global_rows: The number of rows all workers have in the step.
         loss_sum: The sum of the losses passed to `backward` in this step; None before the first.
         weights_read: Whether a step has read `sample_weight`.
@@ -449,7 +452,7 @@ class StepRun:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """The optimizers by name; one given without a name is called "optimizer"."""
+        """The optimizers by name; one passed without a name is called "optimizer"."""
         return dict(self._replica.optimizers.named)
 
     @property
@@ -493,10 +496,10 @@ class StepRun:
         """Add the gradients of a loss over the rows of all workers to the existing ones.
 
         Args:
-            loss: A mean over the rows of the batch, or over something else, given by `weight`.
+            loss: A mean over the rows of the batch, or over something else, specified by `weight`.
             optimizer: Compute only the gradients of this optimizer's parameters. None computes all.
             weight: What the mean was divided by on this worker, if not by its rows: tokens, for example. Only
-                a loss without a weight is tried on the first rows.
+                a loss without a weight is checked on the first rows.
             retain_graph: Whether another loss of the same outputs will be passed to `backward`.
         """
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -508,7 +511,7 @@ class StepRun:
         self._replica.backward(loss, name, weight=weight, retain_graph=retain_graph)
 
     def update(self, optimizer: str | None = None) -> None:
-        """Clip gradients as the estimator says, let an optimizer move its parameters, and clear gradients.
+        """Clip gradients as the estimator says, let an optimizer update its parameters, and clear gradients.
 
         Args:
             optimizer: Its name; None if there is only one.
@@ -537,7 +540,7 @@ class StepRun:
             return names[0]
         if name is None:
             raise ConfigError(
-                f"there are the optimizers {', '.join(map(repr, names))}; say which, as in"
+                f"there are the optimizers {', '.join(map(repr, names))}; name one, as in"
                 f" run.minimize(loss, {names[0]!r})."
             )
         if name not in names:

@@ -31,16 +31,16 @@ _MOST_ROWS = 64
 _MOST_ROWS_OF_STEP = 16  # the model is called for them
 _EXACT, _OF_STEP, _HALF = 2e-5, 1e-4, 2e-2
 _HOW_TO_GATHER = (
-    "look at the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows;"
+    "gather the rows of all workers with kindler.all_gather(tensor), as docs/guides/contrastive.md shows;"
     " or train with workers=1"
 )
 _STEP_HINT = (
-    f"{_HOW_TO_GATHER}. If it is a mean over something else than rows, say what it was divided by:"
-    " run.backward(loss, weight=...), or run.minimize(loss, weight=...). A loss with a weight is not tried."
+    f"{_HOW_TO_GATHER}. If it is a mean over anything but rows, pass what it was divided by:"
+    " run.backward(loss, weight=...), or run.minimize(loss, weight=...). A loss with a weight is not checked."
 )
 _MODEL_HINT = (
-    "give the model a method loss_divisor(outputs, inputs), which returns what its loss was divided by (the"
-    " tokens that count, say); or pass a loss function; or train with workers=1 and accumulation_steps=1."
+    "give the model a method loss_divisor(outputs, inputs), which returns what its loss was divided by (such "
+    "as the tokens that count); or pass a loss function; or train with workers=1 and accumulation_steps=1."
 )
 
 Undo = Callable[[], None]
@@ -222,9 +222,9 @@ class TriedLoss:
             if self._accumulates:
                 why, how = "the passes of accumulation_steps", "train with accumulation_steps=1"
             hint = (
-                f"{how}. If it is a mean over something else than rows, return one loss for each row or"
+                f"{how}. If it is a mean over anything but rows, return one loss for each row or"
                 " value, not reduced, or give it an attribute loss_divisor, a function of the same arguments"
-                " that returns what it was divided by. A loss that has one is not tried."
+                " that returns what it was divided by. A loss that has one is not checked."
             )
             raise refusal(difference, name, why=why, hint=hint)
 

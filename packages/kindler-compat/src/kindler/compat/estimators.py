@@ -105,7 +105,7 @@ def from_graph(
     """
     own = {name: value for name, value in locals().items() if name not in ("cls", "backend", "options")}
     if backend not in (None, "bigdl"):
-        raise ConfigError(f"backend must be 'bigdl', or left out; received {backend!r}.")
+        raise ConfigError(f"backend must be 'bigdl' or omitted; received {backend!r}.")
     return cls.from_framework("tf_graph", **own, **options)
 
 

@@ -59,7 +59,7 @@ _INSTEAD = {
     "zoo.pipeline.nnframes": "NNEstimator, NNModel, NNClassifier and NNClassifierModel are here",
     "zoo.ray": "kindler.cluster.run starts your own program on every executor, without Ray",
     "zoo.serving": _SERVING,
-    "zoo.tfpark.text": "a Keras model of yours in zoo.tfpark.KerasModel",
+    "zoo.tfpark.text": "your own Keras model in zoo.tfpark.KerasModel",
     "zoo.util.tf": "TFNet.from_session(sess, inputs, outputs) of zoo.tfpark, which needs no export",
     "zoo.zouwu": _SERIES,
 }
@@ -78,8 +78,8 @@ class _Finder(MetaPathFinder):
         known = known or [start for start in _INSTEAD if start.startswith(f"{name}.")]  # a package of them
         if name != fullname and known:
             raise NotProvidedError(
-                f"{name} is not among the modules that kindler.compat has of"
-                f" {name.partition('.')[0]}.\nHint: {_INSTEAD[max(known, key=len)]}."
+                f"{name} is not among the modules that kindler.compat provides "
+                f"of {name.partition('.')[0]}.\nHint: {_INSTEAD[max(known, key=len)]}."
             )
 
 

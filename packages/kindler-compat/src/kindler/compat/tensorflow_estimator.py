@@ -112,7 +112,7 @@ class Estimator:
         """Train `steps` steps, or until the global step is `max_steps`, or until a data set is at its end."""
         _refuse(hooks=hooks, saving_listeners=saving_listeners)
         if steps is not None and max_steps is not None:
-            raise ConfigError("train: steps and max_steps are both given; give one of them.")
+            raise ConfigError("train: steps and max_steps were both passed; pass one of them.")
         if max_steps is not None:
             steps = max_steps - self._core.global_step
         if steps is None or steps > 0:
@@ -204,7 +204,7 @@ def _check_alone() -> None:
     nodes = sum(len(cluster.get(role, ())) for role in _SINGLE)
     if nodes > 1:
         raise ConfigError(
-            f"tf.estimator within a cluster: each of its {nodes} nodes would train a model of its own.\n"
+            f"tf.estimator within a cluster: each of its {nodes} nodes would train a separate model.\n"
             f"Hint: train on the driver, with Estimator(..., workers={nodes}); or train a Keras model under"
             " MultiWorkerMirroredStrategy in the cluster."
         )

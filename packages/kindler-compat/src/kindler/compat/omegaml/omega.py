@@ -214,9 +214,9 @@ class Datasets(_Trusting, datasets.Datasets):
             raise ConfigError(f"{name!r}: only a stored function takes {{k=v}}.")
         has = latest is not None and MARK in latest.attributes
         if revisions and latest is not None and not has:
-            raise ConfigError(f"{name!r} is there without revisions.\nHint: drop it first.")
+            raise ConfigError(f"{name!r} exists without revisions.\nHint: drop it first.")
         if (delete or revision_dt is not None) and not (revisions or has):
-            raise ConfigError(f"{name!r} has no revisions.\nHint: put(..., revisions=True) begins them.")
+            raise ConfigError(f"{name!r} has no revisions.\nHint: put(..., revisions=True) starts them.")
         if (revisions or has) and append is not False and not replace:
             return self._revised(obj, name, delete, revision_dt, options)
         if append is None:
@@ -239,12 +239,13 @@ class Datasets(_Trusting, datasets.Datasets):
                 return self._put(frame, name, mode="replace", **stored, **options)
             except OvertakenError:
                 continue  # another one was quicker, and this one changes what that one made
-        raise ConfigError(f"{name!r} is being written to by too many at once.")
+        raise ConfigError(f"{name!r} has too many concurrent writers.")
 
     def _handed(self, obj: Any, version: Version, arguments: dict[str, Any]) -> Any:
         if not version.meta.get("virtual"):
             raise ConfigError(
-                f"{version.name!r} is a function, which takes no data.\nHint: @virtualobj makes one that"
+                f"{version.name!r} is a function, which does not store data.\nHint: @virtualobj makes one "
+                f"that"
                 " does; replace=True puts the data in its place."
             )
         return self._called(version, arguments, data=obj, method="put")

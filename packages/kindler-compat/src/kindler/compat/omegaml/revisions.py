@@ -33,7 +33,7 @@ def changed(before: Any, changes: Any, *, delete: bool) -> Any:
     import pandas as pd
 
     if not isinstance(changes, pd.DataFrame):
-        raise ConfigError(f"revisions are of pandas DataFrames; received a {type(changes).__name__}.")
+        raise ConfigError(f"revisions need pandas DataFrames; received a {type(changes).__name__}.")
     twice = changes.index[changes.index.duplicated()]
     if len(twice):
         raise ConfigError(f"rows are changed by their index, which has {twice[0]} twice.")

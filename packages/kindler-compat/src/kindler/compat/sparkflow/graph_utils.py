@@ -36,11 +36,11 @@ def _settle_loss(graph: Any, returned: Any) -> None:
     if not isinstance(returned, tf.Tensor):
         if not losses:
             raise ConfigError(
-                f"the function made no loss with tf.losses and returned {returned!r}.\n"
+                f"the function created no loss with tf.losses and returned {returned!r}.\n"
                 "Hint: return the loss, a tensor."
             )
         warnings.warn(
-            f"the function made {len(losses)} losses and returned none of them; the first,"
+            f"the function created {len(losses)} losses and returned none of them; the first,"
             f" {losses[0].name!r}, is trained.",
             stacklevel=3,
         )

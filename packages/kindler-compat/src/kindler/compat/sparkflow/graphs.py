@@ -103,7 +103,7 @@ def json_format() -> Any:
 
 def meta_graph_of(text: str) -> Any:
     if not text:
-        raise ConfigError("there is no graph; build_graph(function) of graph_utils makes one.")
+        raise ConfigError("there is no graph; build_graph(function) of graph_utils creates one.")
     try:
         return json_format().Parse(text, tf.MetaGraphDef())
     except json_format().ParseError as exc:

@@ -75,7 +75,7 @@ class _Graphs(HasInputCol, HasPredictionCol):
         "tfOutput": ("out/Sigmoid:0", "The tensor that transform evaluates, such as 'out:0'.", _TEXT),
         "tfDropout": (
             None,
-            "The tensor of the dropout, which has a value of its own in training; transform drops nothing.",
+            "The tensor of the dropout, which has its own value in training; transform drops nothing.",
             _TEXT,
         ),
         "toKeepDropout": (
@@ -222,19 +222,23 @@ class SparkAsyncDL(SparkEstimator[SparkAsyncDLModel], _Graphs, HasLabelCol, Save
             TypeConverters.toFloat,
         ),
         "iters": (1000, "Passes over the data.", _INT),
-        "partitions": (5, "The most workers; the DataFrame's partitions are not increased.", _INT),
-        "miniBatchSize": (128, "Rows of a worker's batch; -1 is all that it has.", _INT),
-        "miniStochasticIters": (-1, "Batches of a pass; -1 is as many as it takes.", _INT),
+        "partitions": (
+            5,
+            "The most workers; the DataFrame's partitions are not increased.",
+            _INT,
+        ),
+        "miniBatchSize": (128, "Rows per batch of a worker; -1 is all of its rows.", _INT),
+        "miniStochasticIters": (-1, "Batches per pass; -1 is as many as needed.", _INT),
         "acquireLock": (False, "Whether updates are applied one at a time; False is Hogwild.", _FLAG),
-        "shufflePerIter": (True, "Whether each pass takes the rows in a new order.", _FLAG),
+        "shufflePerIter": (True, "Whether to shuffle the rows in every pass.", _FLAG),
         **_Graphs._table,
         "verbose": (0, "0 shows no progress.", _INT),
         "labelCol": (None,),
-        "partitionShuffles": (1, "How often all is repeated with rows dealt anew.", _INT),
+        "partitionShuffles": (1, "How often to repeat everything with reassigned rows.", _INT),
         "optimizerOptions": (None, "Arguments of the optimizer, as JSON; see graph_utils.", _TEXT),
         "port": (5000, "Accepted without effect: no port is fixed.", _INT),
-        "strategy": ("async", "How workers agree: 'async', 'local_sgd' or 'allreduce'.", _TEXT),
-        "seed": (0, "Decides first weights that the graph draws, and the order of rows.", _INT),
+        "strategy": ("async", "How workers stay in sync: 'async', 'local_sgd' or 'allreduce'.", _TEXT),
+        "seed": (0, "Decides the initial weights that the graph draws, and the order of rows.", _INT),
     }
 
     def __init__(self, **params: Any) -> None:
@@ -342,7 +346,7 @@ class _LossReport(Callback):
 
 def build_optimizer(optimizer_name: str, learning_rate: float, optimizer_options: Any = None) -> Any:
     if optimizer_name not in OPTIMIZERS:
-        raise ConfigError(f"tfOptimizer={optimizer_name!r}: there are {', '.join(OPTIMIZERS)}.")
+        raise ConfigError(f"tfOptimizer={optimizer_name!r}: must be one of {', '.join(OPTIMIZERS)}.")
     made = getattr(tf.train, OPTIMIZERS[optimizer_name])
     options = {"learning_rate": learning_rate, "use_locking": False, **_options_of(optimizer_options)}
     if "initial_accumulator" in options:  # SparkFlow's name

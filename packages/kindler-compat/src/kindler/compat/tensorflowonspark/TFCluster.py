@@ -122,9 +122,11 @@ def run(
     Parameter servers run on executors also with `driver_ps_nodes`. TF_CONFIG is always set.
     """
     if master_node not in (None, "chief", "master"):
-        raise ConfigError(f"master_node={master_node!r}: it is 'chief', 'master', or None for workers alone.")
+        raise ConfigError(
+            f"master_node={master_node!r}: must be 'chief', 'master', or None for workers alone."
+        )
     if eval_node and input_mode == InputMode.SPARK:
-        raise ConfigError("eval_node is not available with InputMode.SPARK: an evaluator is not fed.")
+        raise ConfigError("eval_node is not available with InputMode.SPARK: an evaluator receives no data.")
     workers = num_executors - num_ps - eval_node
     if workers < 1:
         raise ConfigError(
@@ -137,8 +139,8 @@ def run(
     except ConfigError as exc:
         if num_ps and driver_ps_nodes:
             raise ConfigError(
-                f"{exc}\nOf num_executors={num_executors} nodes {num_ps} are parameter servers: they run on"
-                " executors also with driver_ps_nodes=True, and need a slot each."
+                f"{exc}\nOf num_executors={num_executors} nodes {num_ps} are parameter servers: they run on "
+                "executors even with driver_ps_nodes=True, and need a slot each."
             ) from exc
         raise
     cluster = clusters.run(

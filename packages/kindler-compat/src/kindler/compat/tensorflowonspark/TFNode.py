@@ -239,7 +239,7 @@ class TFNodeContext:
 
     def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> Any:
         """As in TensorFlowOnSpark with TensorFlow 2: it is not available."""
-        raise ConfigError("start_cluster_server is of TensorFlow 1.\nHint: tf.distribute reads TF_CONFIG.")
+        raise ConfigError("start_cluster_server is for TensorFlow 1.\nHint: tf.distribute reads TF_CONFIG.")
 
     def release_port(self) -> None:
         if self.tmp_socket is not None:
@@ -248,7 +248,7 @@ class TFNodeContext:
 
     def _running(self) -> Context:
         if self._context is None:
-            raise ConfigError("this context is of no running cluster.")
+            raise ConfigError("this context does not belong to a running cluster.")
         return self._context
 
 

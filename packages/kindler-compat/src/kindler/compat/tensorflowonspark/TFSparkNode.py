@@ -106,7 +106,7 @@ def _choose_gpus(tf_args: Any, spec: Mapping[str, Sequence[str]], job_name: str,
             chosen = util.get_gpus(asked or 1, neighbours.index(me), format=util.AS_LIST)
         chosen = chosen[:asked] if asked else chosen
     if asked and len(chosen) < asked:
-        raise ConfigError(f"num_gpus={asked}, but {len(chosen)} are there for {job_name}:{task_index}.")
+        raise ConfigError(f"num_gpus={asked}, but {len(chosen)} are available for {job_name}:{task_index}.")
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
 
 

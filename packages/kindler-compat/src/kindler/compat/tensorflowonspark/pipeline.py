@@ -51,7 +51,7 @@ class Namespace:
 
 def _mapping(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a mapping is a dict; received {value!r}")
+        raise TypeError(f"a mapping must be a dict; received {value!r}")
     return dict(value)
 
 
@@ -139,7 +139,7 @@ class TFEstimator(Estimator, TFParams, *_TRAINING):  # type: ignore[misc,type-ar
         if self.getInputMode() != TFCluster.InputMode.SPARK:
             raise ConfigError("TFEstimator feeds the DataFrame: its input mode is InputMode.SPARK.")
         if not self.getInputMapping():
-            raise ConfigError("setInputMapping({column: tensor}) says which columns are fed.")
+            raise ConfigError("setInputMapping({column: tensor}) sets which columns are fed.")
         merged = self.merge_args_params()
         cluster = TFCluster.run(
             dataset.sparkSession.sparkContext,
@@ -179,7 +179,7 @@ class TFModel(Model, TFParams, *_SCORING):  # type: ignore[misc]
         )
         first = dataset.limit(1).mapInArrow(score.schema, "schema binary").collect()
         if not first:
-            raise ConfigError("the types of the outputs cannot be seen: the data has no rows.")
+            raise ConfigError("the types of the outputs cannot be inferred: the data has no rows.")
         fields = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(bytes(first[0][0]))))
         return dataset.mapInArrow(score, StructType([*dataset.schema.fields, *fields.fields]))
 

@@ -72,7 +72,7 @@ class Server:
 
     def __init__(self, count: int, primary_keys: Sequence[str] = ()) -> None:
         if count < 1:
-            raise ConfigError(f"count={count}: it must be 1 or more.")
+            raise ConfigError(f"count={count}: must be 1 or more.")
         self.done = False
         self.reservations = Reservations(count, primary_keys)
         self._listener: socket.socket | None = None
@@ -98,7 +98,7 @@ class Server:
             with suppress(OSError):
                 self._listener = socket.create_server((place, port))
                 return self._listener
-        raise ConfigError(f"no port of {self.get_server_ports()} is free.\nHint: ${_PORT} names others.")
+        raise ConfigError(f"no port of {self.get_server_ports()} is free.\nHint: ${_PORT} sets others.")
 
     def await_reservations(
         self, sc: Any = None, status: Mapping[str, Any] | None = None, timeout: float = 600
@@ -182,5 +182,5 @@ class Client:
         self._socket.sendall(json.dumps({"type": kind, "data": data}).encode() + b"\n")
         line = self._lines.readline(_MOST_BYTES)
         if not line:
-            raise ConnectionError(f"the reservation server at {self.server_addr} has hung up")
+            raise ConnectionError(f"the reservation server at {self.server_addr} disconnected")
         return json.loads(line)

@@ -30,7 +30,7 @@ def read_data_sets(train_dir: str, data_type: str = "train") -> tuple[Array, Arr
         data_type: "train" or "test".
     """
     if data_type not in _PARTS:
-        raise ConfigError(f"data_type={data_type!r}: it is 'train' or 'test'.")
+        raise ConfigError(f"data_type={data_type!r}: must be 'train' or 'test'.")
     part, folder = _PARTS[data_type], Path(train_dir)
     return _array(folder, f"{part}-{_IMAGES}")[..., None], _array(folder, f"{part}-{_LABELS}")
 
@@ -58,5 +58,7 @@ def _array(folder: Path, name: str) -> Array:
     axes = data[3] if data[:3] == b"\0\0\x08" else 0  # 8: unsigned bytes
     shape = [int.from_bytes(data[4 * axis + 4 : 4 * axis + 8], "big") for axis in range(axes)]
     if not axes or len(data) != 4 + 4 * axes + math.prod(shape):
-        raise DataError(f"{path} is not one of MNIST's files: its head does not fit its {len(data)} bytes.")
+        raise DataError(
+            f"{path} is not one of MNIST's files: its header does not match its {len(data)} bytes."
+        )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)

@@ -203,7 +203,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
                 raise ConfigError(text)
             if array.shape != wanted:
                 warnings.warn(
-                    f"{text} Its numbers are taken in their order, as BigDL does.\nHint: transpose it if it"
+                    f"{text} Its numbers are used in their order, as BigDL does.\nHint: transpose it if it"
                     " is (inputs, outputs).",
                     stacklevel=2,
                 )
@@ -225,7 +225,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
                 )
         if chosen and not any(self._parameters.get(name) is not None for name in both):
             raise ConfigError(
-                f"set_init_method: {type(self).__name__} has neither a weight nor a bias of its own.\n"
+                f"set_init_method: {type(self).__name__} does not have a weight or a bias itself.\n"
                 "Hint: call it on the layers inside."
             )
         self._init_methods.update(chosen)
@@ -270,7 +270,7 @@ class Layer(Configured, nn.Module, takes=arguments()):
         known = {module.name(): module for module in self.modules() if isinstance(module, Layer)}
         unknown = sorted(set(wanted or ()) - set(known))
         if unknown:
-            raise ConfigError(f"there is no layer {unknown[0]!r}; names are given with set_name.")
+            raise ConfigError(f"there is no layer {unknown[0]!r}; set_name gives names.")
         for layer in [self] if wanted is None else [known[name] for name in wanted]:
             for parameter in nn.Module.parameters(layer):
                 parameter.requires_grad_(trained)
@@ -359,7 +359,7 @@ class Weighted(Layer):
             for regularizer in (options[n] for n in _REGULARIZERS[name] if options.get(n) is not None):
                 if not isinstance(regularizer, Regularizer):
                     raise ConfigError(
-                        f"{type(self).__name__}: a regularizer is L1Regularizer, L2Regularizer or"
+                        f"{type(self).__name__}: a regularizer must be L1Regularizer, L2Regularizer or"
                         f" L1L2Regularizer of bigdl.optim.optimizer; received {regularizer!r}."
                     )
                 self._regularizers[name] = regularizer

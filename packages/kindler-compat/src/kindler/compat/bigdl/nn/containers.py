@@ -233,7 +233,7 @@ def _in_order(inputs: Sequence[Node], outputs: Sequence[Node]) -> list[Node]:
         pending.extend((before, False) for before in reversed(node.inputs))
     unused = [node for node in inputs if id(node) not in done]
     if unused:
-        raise ConfigError(f"the input {unused[0]!r} of the Model leads to none of its outputs.")
+        raise ConfigError(f"the input {unused[0]!r} of the Model does not lead to any of its outputs.")
     return order
 
 
@@ -271,7 +271,9 @@ class Cell(Layer):
         if isinstance(value, str):
             names = {"tanh": "Tanh", "sigmoid": "Sigmoid", "relu": "ReLU", "hard_sigmoid": "HardSigmoid"}
             if value.lower() not in names:
-                raise ConfigError(f"the activation is a layer or one of {sorted(names)}; received {value!r}.")
+                raise ConfigError(
+                    f"the activation must be a layer or one of {sorted(names)}; received {value!r}."
+                )
             value = getattr(functions, names[value.lower()])()
         setattr(self, name, default if value is None else value)
 
@@ -384,7 +386,7 @@ class Recurrent(Container):
         if not isinstance(model, Cell):
             raise ConfigError(f"Recurrent.add takes a cell, such as LSTM(4, 8); received {model!r}.")
         if self._modules:
-            raise ConfigError("Recurrent has a cell already.\nHint: put several Recurrent into a Sequential.")
+            raise ConfigError("Recurrent already has a cell.\nHint: put several Recurrent into a Sequential.")
         return super().add(model)
 
     def compute(self, value: Any) -> Any:

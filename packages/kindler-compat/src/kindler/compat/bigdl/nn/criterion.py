@@ -324,7 +324,7 @@ class _Composite(Criterion, takes=arguments()):
             raise ConfigError(f"add takes a criterion of bigdl.nn.criterion; received {criterion!r}.")
         if self.parts and criterion.size_average != self.size_average:
             raise ConfigError(
-                "criteria with and without size_average cannot be added up: workers could not weigh the sum."
+                "criteria with and without size_average cannot be summed: workers could not weight the sum."
             )
         self.size_average, self.reduction = criterion.size_average, criterion.reduction
         self.one_based = self.one_based or criterion.one_based

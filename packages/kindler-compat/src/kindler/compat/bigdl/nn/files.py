@@ -66,7 +66,7 @@ def _described(model: Any, seen: list[Any]) -> dict[str, Any]:
     kind = type(model).__name__
     if CLASSES.get(kind) is not type(model):
         raise ConfigError(
-            f"a {kind} cannot be written: the file has layers of bigdl.nn.layer alone.\n"
+            f"a {kind} cannot be written: the file can only hold layers of bigdl.nn.layer.\n"
             "Hint: torch.save(model, path) writes any module."
         )
     seen.append(model)
@@ -108,7 +108,7 @@ def _built(value: Any, seen: list[Any]) -> Any:
         return seen[value["same"]]
     kind = CLASSES.get(value["class"])
     if kind is None:
-        raise ConfigError(f"the file has a layer {value['class']!r}, which is not known.")
+        raise ConfigError(f"the file has a layer {value['class']!r}, which is unknown.")
     place = len(seen)
     seen.append(None)
     if "steps" in value:

@@ -42,13 +42,13 @@ def place_of(index: int, size: int) -> int:
     """A place counted from 1, or negative from the last, as one counted from 0."""
     place = index - 1 if index > 0 else size + index
     if index == 0 or not 0 <= place < size:
-        raise ConfigError(f"there is no place {index} among {size}; places are counted from 1.")
+        raise ConfigError(f"there is no position {index} among {size}; positions are counted from 1.")
     return place
 
 
 def is_channels_last(data_format: str) -> bool:
     if data_format.upper() not in ("NCHW", "NHWC"):
-        raise ConfigError(f"the format of images is 'NCHW' or 'NHWC'; received {data_format!r}.")
+        raise ConfigError(f"the format of images must be 'NCHW' or 'NHWC'; received {data_format!r}.")
     return data_format.upper() == "NHWC"
 
 

@@ -56,7 +56,7 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
         self.learningrate_decay = float(options.get("learningrate_decay", 0.0))
         if not self.learningrate >= 0:
             raise ConfigError(
-                f"{type(self).__name__}: learningrate must not be below 0; received {self.learningrate!r}."
+                f"{type(self).__name__}: learningrate must be 0 or more; received {self.learningrate!r}."
             )
         self.schedule: Schedule = schedule or Default()
         self.state: dict[str, int] = {"epoch": 1, "neval": 1}
@@ -110,8 +110,8 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
         """Complain about what it keeps beside parameters of layers, which other models do not have."""
         if self.kept:
             raise ConfigError(
-                f"{self!r} was used by Optimizer for a model of layers, and would begin anew here.\n"
-                "Hint: make a new one."
+                f"{self!r} was used by Optimizer for a model of layers, and would start over here.\n"
+                "Hint: create a new one."
             )
 
     def new_value(self, tf: Any, value: Any, gradient: Any, slots: dict[str, Any], lr: Any, step: Any) -> Any:
@@ -131,14 +131,14 @@ class OptimMethod(Configured, takes=arguments("learningrate, learningrate_decay=
         if type(self.schedule) is not Default or self.learningrate_decay:
             raise ConfigError(
                 f"{self!r} has a learning-rate schedule, which is applied in TensorFlow 1 graphs only.\n"
-                "Hint: compile the model with a schedule of Keras, or build it after"
+                "Hint: compile the model with a Keras schedule, or build it after"
                 " tf.disable_v2_behavior()."
             )
         found = None if self.keras_options is None else self.keras_options()
         if found is None:
             raise ConfigError(
-                f"{self!r} has no equal among the optimizers of Keras.\n"
-                "Hint: compile the model with an optimizer of Keras, or build it in a TensorFlow 1 graph."
+                f"{self!r} has no equivalent among Keras's optimizers.\n"
+                "Hint: compile the model with a Keras optimizer, or build it in a TensorFlow 1 graph."
             )
         return getattr(keras.optimizers, found[0])(**found[1])
 
@@ -344,7 +344,9 @@ def _described(value: Any) -> Any:
         return value
     kind = type(value).__name__
     if _CLASSES.get(kind) is not type(value):
-        raise ConfigError(f"a {kind} cannot be written: the file has classes of bigdl.optim.optimizer alone.")
+        raise ConfigError(
+            f"a {kind} cannot be written: the file can only hold classes of bigdl.optim.optimizer."
+        )
     fields = {name: _described(part) for name, part in vars(value).items() if name != "kept"}
     return {"class": kind, "fields": fields}
 

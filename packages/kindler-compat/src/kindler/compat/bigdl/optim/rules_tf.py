@@ -35,7 +35,7 @@ class RuleOptimizer(tf.train.Optimizer):  # type: ignore[misc]
         """One step on all variables that have a gradient."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         if not pairs:
-            raise ValueError("no gradients: the loss depends on none of the variables.")
+            raise ValueError("no gradients: the loss does not depend on any of the variables.")
         with tf.name_scope(name or self._name):
             step = self._begin()
             # All slots are read before any variable changes.

@@ -72,8 +72,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         )
         if wrong:
             raise ConfigError(
-                f"{self._method!r} was used for a model with other parameters, and goes on from there.\n"
-                "Hint: make a new one for this model."
+                f"{self._method!r} was used for a model with other parameters, and continues from there.\n"
+                "Hint: create a new one for this model."
             )
         for parameter, state in zip(parameters, kept, strict=True):
             self.state[parameter] = {name: torch.tensor(value) for name, value in state.items()}
@@ -114,9 +114,7 @@ class TorchRule:
         self, method: OptimMethod, limits: tuple[float, float] | None = None, *, resume: bool | None = None
     ) -> None:
         if isinstance(method, LBFGS):
-            raise ConfigError(
-                "LBFGS trains graphs of TensorFlow only.\nHint: use Adam, or SGD with momentum."
-            )
+            raise ConfigError("LBFGS trains TensorFlow graphs only.\nHint: use Adam, or SGD with momentum.")
         self.method, self.limits, self.resume = method, limits, resume
 
     def __call__(self, model: nn.Module, config: Mapping[str, Any]) -> RuleOptimizer:
@@ -128,7 +126,7 @@ def refuse_regularizers(model: Any) -> None:
     """Complain about regularizers of layers where an optimizer of torch would leave them out."""
     if isinstance(model, nn.Module) and any(True for _ in regularized(model)):
         raise ConfigError(
-            "layers of the model have regularizers, which optimizers of torch do not know.\n"
+            "layers of the model have regularizers, which torch's optimizers ignore.\n"
             "Hint: use one of bigdl.optim.optimizer, or weight_decay of torch's instead of regularizers."
         )
 
@@ -161,8 +159,8 @@ class RowMean:
     def __init__(self, method: ValidationMethod, first: int) -> None:
         if method.rows is not None:
             raise ConfigError(
-                f"{method!r} judges groups of {method.rows} rows, which batches would tear apart.\n"
-                "Hint: method.score(outputs, labels) judges the arrays of predict."
+                f"{method!r} evaluates groups of {method.rows} rows, which batches would split.\n"
+                "Hint: method.score(outputs, labels) evaluates the arrays of predict."
             )
         self.method, self.first = method, first
 

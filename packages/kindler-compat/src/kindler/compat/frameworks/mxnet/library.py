@@ -62,7 +62,7 @@ def _imported() -> Any:
             return importlib.import_module("mxnet")
         except OSError as exc:
             raise ImportError(
-                f"MXNet is installed and cannot be loaded on this machine: {exc}.\n"
+                f"MXNet is installed but cannot be loaded on this machine: {exc}.\n"
                 "Hint: its wheel for ARM processors needs Arm Performance Libraries; for x86-64 it does not."
             ) from exc
 

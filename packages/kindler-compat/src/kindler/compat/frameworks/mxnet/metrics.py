@@ -112,7 +112,7 @@ def _tracked(metric: Any) -> Any:
         return _RootMeanSquare(metric)
     if isinstance(metric, mx.metric.PearsonCorrelation | mx.metric.PCC):
         raise ConfigError(
-            f"{type(metric).__name__} cannot be put together from the rows of several workers.\n"
+            f"{type(metric).__name__} cannot be combined over several workers.\n"
             "Hint: predict() and compute it from the predictions."
         )
     return _Mean(metric)

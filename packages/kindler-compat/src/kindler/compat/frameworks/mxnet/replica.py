@@ -65,7 +65,7 @@ class MxnetReplica(BaseReplica):
     @classmethod
     def complaints(cls, spec: MxnetSpec, use: Use, value: Any = None) -> list[str]:
         if use in ("train", "judge") and spec.loss_creator is None:
-            return ["this needs a loss; give Estimator.from_mxnet a loss_creator."]
+            return ["this needs a loss; pass a loss_creator to Estimator.from_mxnet."]
         return super().complaints(spec, use, value)
 
     @cached_property

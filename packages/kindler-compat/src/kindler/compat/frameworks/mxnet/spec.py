@@ -30,7 +30,7 @@ class MxnetSpec:
 def make_spec(*, config: Mapping[str, Any] | None, **creators: Any) -> MxnetSpec:
     complaints = []
     if config is not None and not isinstance(config, Mapping):
-        complaints.append(f"config must be a dict, such as create_config() makes; received {config!r}.")
+        complaints.append(f"config must be a dict, as create_config() creates; received {config!r}.")
     for name, creator in creators.items():
         if not callable(creator) and (creator is not None or name == "model_creator"):
             complaints.append(f"{name} must be a function of the config; received {creator!r}.")
@@ -49,7 +49,7 @@ def build_model(spec: MxnetSpec) -> Any:
             f"model_creator {title(spec.model_creator)} must return a mxnet.gluon.Block; it returned"
             f" {type(block).__module__}.{type(block).__qualname__}."
             "\nHint: modules of symbols (mx.mod.Module) are not supported; mx.gluon.SymbolBlock(outputs,"
-            " inputs) makes a block of a symbol that ends before its loss."
+            " inputs) makes a block from a symbol that ends before its loss."
         )
     values = block.collect_params().values()
     if any(p._data is None and not p._deferred_init for p in values):
@@ -79,7 +79,7 @@ def build_optimizer(spec: MxnetSpec, parameters: Mapping[int, Any]) -> Any:
     try:
         return mx.optimizer.create(made, param_dict=dict(parameters), **options)
     except (ValueError, TypeError) as exc:
-        raise ConfigError(f"config: optimizer={made!r} with {options!r} cannot be made: {exc}") from exc
+        raise ConfigError(f"config: optimizer={made!r} with {options!r} cannot be created: {exc}") from exc
 
 
 def _flat(metrics: Any) -> Iterator[Any]:
@@ -115,7 +115,7 @@ class Steps:
         optimizer.num_update = max(optimizer.num_update, *counts.values())
 
     def variables(self) -> dict[str, Array]:
-        """What the next step depends on besides the parameters."""
+        """What the next step depends on in addition to the parameters."""
         optimizer = self.optimizer
         counts = [optimizer._index_update_count.get(i, 0) for i in range(len(self._parameters))]
         arrays = {_COUNTS: np.array([optimizer.num_update, *counts], np.int64)}
@@ -140,7 +140,7 @@ class Steps:
             kept = [arrays[f"{prefix}{number}"] for number in numbers]
             if [leaf.shape for leaf in leaves] != [array.shape for array in kept]:
                 raise ConfigError(
-                    "this state was made with another optimizer: it has"
+                    "this state was saved with another optimizer: it has"
                     f" {[array.shape for array in kept]} for a parameter where this one has"
                     f" {[leaf.shape for leaf in leaves]}."
                 )

@@ -116,7 +116,7 @@ class Feed:
             return values.reshape(len(values), *known)
         raise DataError(
             f"has rows of the shape {tuple(row)}; the placeholder {self.name!r} takes {_shown(wanted)}.\n"
-            "Hint: shapes={...} of fit says what shape the rows of a column have.",
+            "Hint: shapes={...} of fit sets the shape of a column's rows.",
             column=self.column or None,
         )
 
@@ -131,7 +131,8 @@ class Feed:
                 place = int(bad.reshape(-1).argmax())
                 row = place // max(1, bad.size // len(bad))
                 raise DataError(
-                    f"is {values.reshape(-1)[place]}, which {self.dtype.name} does not have; the placeholder"
+                    f"is {values.reshape(-1)[place]}, which {self.dtype.name} cannot represent; the "
+                    f"placeholder"
                     f" {self.name!r} takes {self.dtype.name}.",
                     column=self.column or None,
                     row=row if where is None else where(row),

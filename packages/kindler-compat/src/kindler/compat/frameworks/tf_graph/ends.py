@@ -112,7 +112,7 @@ def ports_of(structure: Any, what: str) -> tuple[Port, ...]:
     names = [port.tensor for port in ports]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice and what != "outputs":
-        raise ConfigError(f"{what}: {', '.join(twice)} is given more than once.")
+        raise ConfigError(f"{what}: {', '.join(twice)} is passed more than once.")
     return ports
 
 
@@ -139,12 +139,13 @@ def _tensor(item: Any, what: str) -> Any:
     if isinstance(item, tf.SparseTensor):
         raise ConfigError(
             f"{what}: {item} is a SparseTensor; columns of data are dense.\n"
-            "Hint: feed dense columns, and make the sparse tensor of them in the graph."
+            "Hint: feed dense columns, and create the sparse tensor from them in the graph."
         )
     if not isinstance(item, tf.Tensor) or not hasattr(item, "op"):
         raise ConfigError(
             f"{what} must be tensors of a TensorFlow graph; received {type(item).__qualname__}.\n"
-            "Hint: make them within `with tf.Graph().as_default():`, or call tf.disable_eager_execution() at"
+            "Hint: create them within `with tf.Graph().as_default():`, or call "
+            "tf.disable_eager_execution() at"
             " the start of the program, where tf is tensorflow.compat.v1."
         )
     return item
@@ -197,8 +198,8 @@ def ends_of(graph: Any, reached: Mapping[str, Any]) -> tuple[VariableEnds, ...]:
     lost = sorted(set(names) - set(known))
     if lost:
         raise ConfigError(
-            f"the graph uses the variable {lost[0]!r}, which is in none of its collections, so its value"
-            " cannot be carried to workers.\nHint: make variables without collections=[]."
+            f"the graph uses the variable {lost[0]!r}, which is in none of its collections, so its value "
+            "cannot be sent to workers.\nHint: create variables without collections=[]."
         )
     order = [name for name in known if name in set(names)]
     return tuple(_ends(known[name], trainable=name in trainable) for name in order)
@@ -208,8 +209,8 @@ def _ends(variable: Any, *, trainable: bool) -> VariableEnds:
     assign = variable.initializer
     if assign.type not in ("Assign", "AssignVariableOp"):
         raise ConfigError(
-            f"the variable {variable.name!r} is initialized by {assign.type} ({assign.name!r}); only plain"
-            " assignments of a first value are understood."
+            f"the variable {variable.name!r} is initialized by {assign.type} ({assign.name!r}); only plain "
+            "assignments of an initial value are supported."
         )
     if variable.dtype.base_dtype == tf.string:
         raise ConfigError(f"the variable {variable.name!r} holds strings, which cannot be trained or saved.")
@@ -314,8 +315,8 @@ def session_of(graph: Any, sess: Any, *, known: set[str]) -> Any:
         return sess
     if getattr(sess, "graph", None) is not graph:
         raise ConfigError(
-            "sess is a session of another graph than the one that the inputs are in.\n"
-            "Hint: tf.Session(graph=inputs.graph) makes one of the same graph."
+            "sess belongs to a different graph than the inputs.\n"
+            "Hint: tf.Session(graph=inputs.graph) creates one for the same graph."
         )
     initialized(sess, (variable for name, variable in variables.items() if name not in known))
     return sess

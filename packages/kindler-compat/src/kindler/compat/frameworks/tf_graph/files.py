@@ -94,8 +94,8 @@ def read(spec: GraphSpec, path: str) -> dict[str, Array]:
     missing = [variable.name for variable in spec.ends.variables if variable.name not in there]
     if own := [name for name in missing if name in spec.ends.model]:
         raise ConfigError(
-            f"{path} has no value for the variable {own[0]!r}; it has {sorted(there)[:8]}. It is of another"
-            " model."
+            f"{path} has no value for the variable {own[0]!r}; it has {sorted(there)[:8]}. It belongs to "
+            "another model."
         )
     if missing:
         warnings.warn(
@@ -151,7 +151,7 @@ def write_plain(spec: GraphSpec, folder: Path) -> None:
     for variable in spec.ends.variables:
         if np.dtype(variable.dtype).kind not in "biufc":
             raise ConfigError(
-                f"the variable {variable.name!r} is of type {variable.dtype}, which is not stored."
+                f"the variable {variable.name!r} is of type {variable.dtype}, which cannot be stored."
             )
     graph = packed(spec)
     ends = graph.ends
@@ -194,7 +194,7 @@ def read_plain(folder: Path) -> GraphSpec:
             )
         )
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as exc:
-        raise ConfigError(f"the files of the graph do not belong together: {exc!r}.") from exc
+        raise ConfigError(f"the files of the graph do not match: {exc!r}.") from exc
 
 
 def _read_as(kind: Any, value: Any) -> Any:

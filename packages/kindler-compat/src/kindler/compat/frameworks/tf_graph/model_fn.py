@@ -221,7 +221,7 @@ class ModelFnEstimator:
     def _required(self, checkpoint_path: str | PathLike[str] | None) -> dict[str, Array]:
         known = self._known(checkpoint_path)
         if known is None:
-            raise NotFittedError("nothing was trained yet; call train() first, or pass checkpoint_path=...")
+            raise NotFittedError("train() was not called yet; call it first, or pass checkpoint_path=...")
         return known
 
 

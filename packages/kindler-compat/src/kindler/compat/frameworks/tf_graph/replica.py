@@ -123,8 +123,8 @@ class GraphReplica(BaseReplica):
             for name in self._group("optimizer"):
                 if name not in found:
                     raise ConfigError(
-                        f"this state has no variable {name!r}; it has {sorted(found)[:8]}. They are not of"
-                        " the same graph and optimizer."
+                        f"this state has no variable {name!r}; it has {sorted(found)[:8]}. They belong to "
+                        "different graphs or optimizers."
                     )
         self._values.assign({name: np.array(a) for name, a in found.items() if name in self._by_name})
 

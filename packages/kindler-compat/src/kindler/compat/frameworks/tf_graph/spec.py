@@ -177,8 +177,9 @@ def _refuse_host_code(graph: Any, names: Sequence[str], ends: Ends) -> None:
     for op in reached.values():
         if op.type in _HOST_CODE:
             raise ConfigError(
-                f"the graph calls Python code in {op.name!r} ({op.type}, made by tf.py_func, tf.py_function"
-                " or tf.numpy_function), which cannot be sent to workers.\n"
+                f"the graph calls Python code in {op.name!r} ({op.type}, created by tf.py_func, "
+                f"tf.py_function "
+                "or tf.numpy_function), which cannot be sent to workers.\n"
                 "Hint: do this to the data before it is fed, or write it with TensorFlow's own operations."
             )
 
@@ -368,7 +369,7 @@ def _check_training(loss: Any, optimizer: Any, train_op: Any, clip_norm: Any, cl
             f" {tuple(loss.shape.as_list())}.\nHint: tf.reduce_mean(loss)."
         )
     if optimizer is not None and train_op is not None:
-        raise ConfigError("pass either optimizer= or train_op=, which has an optimizer already.")
+        raise ConfigError("pass either optimizer= or train_op=, which already has an optimizer.")
     if (optimizer is not None or train_op is not None) and loss is None:
         raise ConfigError("an optimizer needs a loss; pass loss=..., a scalar tensor.")
     if clip_norm is not None and (
@@ -378,7 +379,7 @@ def _check_training(loss: Any, optimizer: Any, train_op: Any, clip_norm: Any, cl
     clip_limits(clip_value)
     if train_op is not None and (clip_norm is not None or clip_value is not None):
         raise ConfigError(
-            "a train_op applies gradients as it is; clip them in the graph, or pass optimizer=."
+            "a train_op applies gradients as they are; clip them in the graph, or pass optimizer=."
         )
 
 
@@ -391,7 +392,7 @@ def _metrics(graph: Any, metrics: Any) -> tuple[tuple[Port, ...], tuple[Streamed
         metrics = {tensors_of(part, "metrics")[0].op.name: part for part in parts}
     taken = sorted({"loss", "num_samples"} & set(metrics))
     if taken:
-        raise ConfigError(f"metrics: {taken[0]!r} is a name that results have already; give it another one.")
+        raise ConfigError(f"metrics: {taken[0]!r} is already a name among the results; rename it.")
     means, streamed = [], []
     for name, metric in metrics.items():
         if isinstance(metric, list | tuple) and len(metric) == 2:
@@ -426,8 +427,8 @@ def _values(graph: Any, given: Any, reached: Mapping[str, Any]) -> tuple[tuple[s
         except (TypeError, ValueError) as exc:
             raise ConfigError(
                 f"tensor_with_value: {value!r} cannot be fed to {element.name!r}, which takes"
-                f" {element.dtype.base_dtype.name}.\nHint: a pair has the value for training and the one for"
-                " evaluate and predict."
+                f" {element.dtype.base_dtype.name}.\nHint: a pair holds the value for training and the one "
+                "for evaluate and predict."
             ) from exc
     for op in reached.values():
         if op.type == "PlaceholderWithDefault" and op.name.rpartition("/")[2].startswith(_LEARNING_PHASE):
@@ -443,8 +444,10 @@ def _check_fed(graph: Any, ends: Ends) -> None:
         reached = needed([graph.get_tensor_by_name(ends.loss)])
         if not any(name.partition(":")[0] in reached for name in rows):
             raise ConfigError(
-                f"the loss {ends.loss!r} depends on none of the inputs and labels ({', '.join(rows)}), so no"
-                " row would be learned from.\nHint: compute it from the tensors that are passed as inputs and"
+                f"the loss {ends.loss!r} does not depend on any of the inputs and labels "
+                f"({', '.join(rows)}), so it "
+                "would not learn from any row.\nHint: compute it from the tensors that are passed as "
+                "inputs and"
                 " labels."
             )
     judged = [ends.loss, *(port.tensor for port in ends.metrics)]
@@ -457,9 +460,9 @@ def _check_fed(graph: Any, ends: Ends) -> None:
         needs = labels & set(needed([graph.get_tensor_by_name(name)], fed=[*inputs, *constants]))
         if needs:
             raise ConfigError(
-                f"the output {name!r} depends on the labels ({', '.join(sorted(needs))}), which predict has"
-                " not.\n"
-                "Hint: outputs are what the model says of its inputs; a metric goes to metrics=."
+                f"the output {name!r} depends on the labels ({', '.join(sorted(needs))}), which predict does "
+                "not have.\n"
+                "Hint: outputs are computed from the inputs alone; pass a metric in metrics=."
             )
     _refuse_unfed(graph, outputs, [*inputs, *constants], "an output")
 
@@ -477,7 +480,7 @@ def _refuse_unfed(graph: Any, targets: Sequence[str], fed: Sequence[str], what: 
     if unfed:
         raise ConfigError(
             f"{what} needs the placeholder {unfed[0]!r}, which is not fed.\n"
-            "Hint: pass it among inputs or labels; or, where one value serves for all rows, in"
+            "Hint: pass it among inputs or labels; or, if all rows share one value, in"
             f" tensor_with_value={{{unfed[0].partition(':')[0]}: (value in training, value otherwise)}}."
         )
 

@@ -93,8 +93,8 @@ def gradients_of(train_op: Any) -> list[tuple[Any, Any]]:
         gradient = arguments.get("grad", arguments.get("delta"))
         if gradient is None:
             raise ConfigError(
-                f"train_op changes the variable {variable.name!r} by {op.type} ({op.name!r}), where no"
-                " gradient is found.\nHint: pass optimizer= instead of train_op=, so that its gradients are"
+                f"train_op changes the variable {variable.name!r} by {op.type} ({op.name!r}), in which "
+                "no gradient is found.\nHint: pass optimizer= instead of train_op=, so that its gradients are"
                 " known."
             )
         if "indices" in arguments:
@@ -129,7 +129,7 @@ def of_train_op(train_op: Any, *, updates: Sequence[Any] = ()) -> Training:
         if names & set(needed([op])):
             raise ConfigError(
                 f"train_op runs {op.name!r} on the rows of a batch after the gradients were applied.\n"
-                "Hint: run it before them, or leave it out of train_op."
+                "Hint: run it before, or leave it out of train_op."
             )
     whole = op_of(train_op)
     return Training(
@@ -183,8 +183,8 @@ def _warn_of_counters(applied: Mapping[str, Any]) -> None:
         if dtype is not None and tf.as_dtype(dtype).is_integer and op.name not in changed:
             warnings.warn(
                 f"the optimizer depends on the variable {op.name!r}, which training does not change, so a"
-                " learning rate that decays by it stays the same.\nHint: make it with"
-                " tf.train.get_or_create_global_step(), or pass it as global_step=.",
+                " learning rate that decays by it stays the same.\nHint: create it "
+                "with tf.train.get_or_create_global_step(), or pass it as global_step=.",
                 stacklevel=2,
             )
 
@@ -200,7 +200,7 @@ def _root(graph: Any) -> Iterator[None]:
                 raise
             raise ConfigError(
                 "the graph is finalized, so no optimizer can be added to it.\n"
-                "Hint: make the estimator before a MonitoredSession finalizes the graph, or pass train_op=."
+                "Hint: create the estimator before a MonitoredSession finalizes the graph, or pass train_op=."
             ) from exc
 
 
@@ -327,7 +327,7 @@ def assigned(optimizer: Any, variables: Sequence[Any], counters: Counters) -> li
             raise ConfigError(f"optimizer: no variable's name begins with {prefix!r}; there are {names}.")
     if left:
         warnings.warn(
-            "these variables are not trained, because no prefix of optimizer= is theirs:"
+            "these variables are not trained, because no prefix of optimizer= matches them:"
             f" {[variable.op.name for variable in left]}.",
             stacklevel=2,
         )
@@ -344,7 +344,7 @@ def _made(optimizer: Any, counters: Counters) -> Any:
     if isinstance(optimizer, str):
         name = optimizer.lower()
         if name not in _NAMES:
-            raise ConfigError(f"optimizer={optimizer!r}: there are {', '.join(sorted(_NAMES))}.")
+            raise ConfigError(f"optimizer={optimizer!r}: must be one of {', '.join(sorted(_NAMES))}.")
         kind, options = _NAMES[name]
         return getattr(tf.train, kind)(**options)
     made = optimizer() if isinstance(optimizer, type) else optimizer
@@ -355,6 +355,6 @@ def _made(optimizer: Any, counters: Counters) -> Any:
     raise ConfigError(
         f"optimizer must be a tf.compat.v1.train.Optimizer; received {type(made).__qualname__}.\n"
         "Hint: it may also be a name such as 'adam', a dict from prefixes of variables' names to optimizers,"
-        " or a function of counters (with step and epoch) that returns an optimizer. Keras's own optimizers"
-        " go with Estimator.from_keras."
+        " or a function of counters (with step and epoch) that returns an optimizer. Keras's own optimizers "
+        "work with Estimator.from_keras."
     )

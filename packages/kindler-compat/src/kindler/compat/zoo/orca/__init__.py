@@ -156,7 +156,7 @@ def init_orca_context(
     if session is not None:
         if cluster_mode not in (None, *_STARTED_ELSEWHERE):
             warnings.warn(
-                f"cluster_mode={cluster_mode!r} has no effect: the Spark session that runs is used.",
+                f"cluster_mode={cluster_mode!r} has no effect: the running Spark session is used.",
                 stacklevel=3,
             )
         return session if is_connect(session) else session.sparkContext

@@ -162,7 +162,7 @@ class TFEstimator:
                 if tensors or own or wants_loss:
                     inside = self._inside(sess, dataset, spec, {**own, **tensors})
             elif wants_loss:
-                raise ConfigError("the loss of single elements is not evaluated; give batch_per_thread.")
+                raise ConfigError("the loss of single elements is not evaluated; pass batch_per_thread.")
             rest = [m for m in methods if m.tag not in inside]
             if rest:
                 outputs = stacked(predict_graph(sess, dataset, [output]))
@@ -241,7 +241,7 @@ class TFEstimator:
             )
         if self._clip_norm is not None or self._clip_value is not None:
             raise ConfigError(
-                "gradients of a train_op that model_fn makes are clipped there, not by TFEstimator."
+                "gradients of a train_op that model_fn creates are clipped there, not by TFEstimator."
             )
         return {"train_op": spec.train_op}
 
@@ -275,7 +275,7 @@ class TFEstimator:
             elif variable in sess.graph.get_collection("trainable_variables"):
                 missing.append(name)
         if missing and not partial:
-            raise ConfigError(f"{path} has no values of {missing}; it is a checkpoint of another model.")
+            raise ConfigError(f"{path} has no values of {missing}; it is a checkpoint from another model.")
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class KerasModel(KerasFiles):
         elif validation_data is not None:
             raise ConfigError(
                 "validation_data must be None with a TFDataset.\n"
-                "Hint: give the rows to the dataset: from_rdd(..., val_rdd=...)."
+                "Hint: pass the rows to the dataset: from_rdd(..., val_rdd=...)."
             )
         dataset.require_training("used in KerasModel fit")
         _require_labels(dataset, "train a Keras model")
@@ -323,4 +323,4 @@ def _shown(name: str) -> str:
 
 def _refuse_kept_metrics(reset_metrics: bool) -> None:
     if not reset_metrics:
-        raise ConfigError("reset_metrics=False is not supported: figures are those of the batch alone.")
+        raise ConfigError("reset_metrics=False is not supported: metrics are those of the batch alone.")

@@ -136,7 +136,7 @@ def _array(value: Any, dtype: str, shape: tuple[int | None, ...], name: str) -> 
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(wanted)
     if wanted.kind in "iub" and not np.array_equal(cast.astype(array.dtype), array):
-        raise DataError(f"holds values that {wanted.name} does not have.", column=name)
+        raise DataError(f"holds values that {wanted.name} cannot represent.", column=name)
     return cast
 
 
@@ -315,7 +315,7 @@ def refuse_batched(dataset: Any) -> None:
         name = type(part).__name__.strip("_")
         if name in _BATCHING:
             raise ConfigError(
-                "the tf.data.Dataset is batched; TFDataset makes the batches, from batch_size or"
+                "the tf.data.Dataset is batched; TFDataset creates the batches, from batch_size or"
                 " batch_per_thread.\n"
                 "Hint: leave out .batch(...), or put .unbatch() behind it."
             )

@@ -561,7 +561,7 @@ def refuse_unfed(targets: Iterable[Any], fed: Iterable[Any], values: Mapping[Any
         raise ConfigError(
             f"no value is fed to the placeholder {', '.join(map(repr, left))}.\n"
             "Hint: tensor_with_value={placeholder: (value in training, value otherwise)} gives it"
-            " constants, or make it with tf.placeholder_with_default."
+            " constants, or create it with tf.placeholder_with_default."
         )
 
 

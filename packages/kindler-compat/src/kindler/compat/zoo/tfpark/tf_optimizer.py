@@ -297,7 +297,7 @@ def without_loss(metrics: Mapping[str, Any], loss: Any) -> dict[str, Any]:
 def _refuse_split(argument: str, share: float) -> None:
     if share:
         raise ConfigError(
-            f"{argument} is not supported.\nHint: from_rdd(..., val_rdd=...) has validation rows."
+            f"{argument} is not supported.\nHint: from_rdd(..., val_rdd=...) takes validation rows."
         )
 
 

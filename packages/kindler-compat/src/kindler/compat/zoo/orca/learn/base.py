@@ -185,8 +185,8 @@ def first_steps(data: Any, steps: int | None, batch_size: int, argument: str) ->
     if _creates(data):
         return _FirstSteps(data, steps)
     raise InvalidInputError(
-        f"{argument} needs a DataFrame, an XShards or a function that makes data; received"
-        f" {type(data).__qualname__}.\nHint: shorten the loader, or make it in a function."
+        f"{argument} needs a DataFrame, an XShards or a function that creates data; received"
+        f" {type(data).__qualname__}.\nHint: shorten the loader, or create it in a function."
     )
 
 

@@ -74,8 +74,8 @@ class Estimator(TorchEstimator):
         more = epochs - done if self._loaded or not is_spark_frame(data) else epochs
         if more < 1:
             warnings.warn(
-                f"nothing is trained: epochs={epochs} counts from when the model was new, and {done} epochs"
-                " are made.",
+                f"nothing is trained: epochs={epochs} counts from when the model was created, and {done} "
+                "epochs are done.",
                 stacklevel=3,
             )
             return self

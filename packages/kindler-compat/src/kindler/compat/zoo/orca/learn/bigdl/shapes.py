@@ -42,7 +42,7 @@ def shapes_of(given: Any, argument: str) -> Shapes | None:
         if all(isinstance(part, list | tuple) and all(isinstance(n, int) for n in part) for part in given):
             return [tuple(part) for part in given]
     raise ConfigError(
-        f"{argument} is a shape such as [28, 28], a list of shapes for several inputs, or SeqToTensor,"
+        f"{argument} must be a shape such as [28, 28], a list of shapes for several inputs, or SeqToTensor,"
         f" SeqToMultipleTensors or ArrayToTensor of zoo.feature.common; received {given!r}.\n"
         "Hint: preprocess other columns before, with Spark or XShards.transform_shard."
     )
@@ -101,7 +101,7 @@ class ShapedModel(nn.Module):
             flat = torch.cat([part.reshape(rows, -1).float() for part in given], 1)
             lengths = [math.prod(shape) for shape in shapes]
             if flat.shape[1] != sum(lengths):
-                raise DataError(f"rows have {flat.shape[1]} numbers; feature_preprocessing wants {shapes}.")
+                raise DataError(f"rows have {flat.shape[1]} numbers; feature_preprocessing needs {shapes}.")
             given = list(torch.split(flat, lengths, 1))
         for part, shape in zip(given, shapes, strict=True):
             if math.prod(part.shape[1:]) != math.prod(shape):

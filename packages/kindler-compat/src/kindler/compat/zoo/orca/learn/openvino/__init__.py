@@ -54,9 +54,9 @@ class Estimator(OrcaEstimator):
             return found.transform_shard(_Predicted(tuple(first)))
         return found
 
-    fit = _not_implemented("fit", "a model of OpenVINO cannot be trained")
-    evaluate = _not_implemented("evaluate", "a model of OpenVINO has no loss to evaluate")
-    get_model = _not_implemented("get_model", "a model of OpenVINO is in its own files")
+    fit = _not_implemented("fit", "an OpenVINO model cannot be trained")
+    evaluate = _not_implemented("evaluate", "an OpenVINO model has no loss to evaluate")
+    get_model = _not_implemented("get_model", "an OpenVINO model is in its own files")
     save = _not_implemented("save", "the model is in its own files")
 
     def load(self, model_path: str) -> None:

@@ -207,7 +207,7 @@ class Estimator(TorchEstimator):
     ) -> Any:
         """The data with the outputs, as `prediction`; axes of length 1 are taken out, as Orca does."""
         if callbacks:
-            raise InvalidInputError("predict has no callbacks.\nHint: let the model return what is wanted.")
+            raise InvalidInputError("predict has no callbacks.\nHint: let the model return what you need.")
         names = (output_cols,) if isinstance(output_cols, str) else tuple(output_cols or ()) or None
         options = PredictOptions(
             batch_size=batch_size,

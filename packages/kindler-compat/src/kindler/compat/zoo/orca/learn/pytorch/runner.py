@@ -47,7 +47,7 @@ class Runner:
 
     rank = property(attrgetter("_run.rank"))
     size = property(attrgetter("_run.size"))
-    global_step = property(attrgetter("_run.step"), doc="Steps since the model was new.")
+    global_step = property(attrgetter("_run.step"), doc="Steps since the model was created.")
     model = property(attrgetter("_run.model"))
     models = property(lambda self: [self.model])
     optimizer = property(attrgetter("_run.optimizer"))

@@ -212,7 +212,7 @@ def _check_file(filepath: str, overwrite: bool, save_format: str | None) -> None
     if save_format not in (None, named):
         raise InvalidInputError(
             f"save_format={save_format!r}: the name {filepath!r} means the format {named!r}.\n"
-            "Hint: .keras, .h5 or no suffix at all say the format."
+            "Hint: .keras, .h5 or no suffix at all set the format."
         )
     if not overwrite and os.path.exists(filepath):
         raise InvalidInputError(f"{filepath} exists.\nHint: pass overwrite=True to replace it.")
