@@ -61,10 +61,12 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
             arguments[name] = value
     for group, given in inside.items():
         if group == "checkpoint" and given.get("folder") is None:
-            if asked := [
-                name for name, value in options.items() if _PLACES.get(name, ("",))[0] == group and value
-            ]:
-                raise ConfigError(f"{' and '.join(asked)} needs model_dir, the folder for checkpoints.")
+            asked = [f"{name}=..." for name in ("checkpoint_trigger", "best_metric") if options.get(name)]
+            if asked:
+                need = "needs" if len(asked) == 1 else "need"
+                raise ConfigError(
+                    f"{' and '.join(asked)} {need} a folder for checkpoints; pass model_dir=..."
+                )
             continue
         alone = {"epochs": {"epochs"}, "device": {"name"}}.get(group)
         arguments[group] = next(iter(given.values())) if given.keys() == alone else GROUPS[group](**given)
