@@ -165,7 +165,7 @@ def test_an_onnx_model_computes_on_the_device_that_was_asked_for_or_is_refused_w
 
     monkeypatch.setattr(runtime, "InferenceSession", opened)
     with pytest.raises(
-        ConfigError, match=r"(?s)providers .*, and not CUDAExecutionProvider.*onnxruntime-gpu"
+        ConfigError, match=r"(?s)providers .* here, but not CUDAExecutionProvider.*onnxruntime-gpu"
     ):
         load(om.store, version, trusted=False, device="cuda")
     for device in ("cpu", "auto"):

@@ -349,7 +349,7 @@ def test_an_onnx_model_of_operations_of_others_needs_trust(
     if not refused:
         local.models.put(tmp_path / "net.onnx", "net")
         return
-    with pytest.raises(UntrustedError, match="the operation"):
+    with pytest.raises(UntrustedError, match="the operator"):
         local.models.put(tmp_path / "net.onnx", "net")
 
 
