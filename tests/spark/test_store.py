@@ -82,6 +82,6 @@ def test_what_spark_cannot_store_is_said_before_a_task_starts(om: Store, spark: 
     with pytest.raises(ConfigError, match="memory"):
         Store("memory://").datasets.put(spark.range(1), "x")
     om.datasets.put(spark.range(3), "x")
-    with pytest.raises(DataError, match="cannot follow"):
+    with pytest.raises(DataError, match="cannot be appended"):
         om.datasets.put(spark.range(3).selectExpr("id", "id AS b"), "x", mode="append")
     assert len(om.datasets.versions("x")) == 1
