@@ -65,7 +65,10 @@ def _of_frameworks() -> str:
         for spec in _frameworks()
     ]
     head = _row("framework", "`Estimator.`", "install", *verbs)
-    told = '\n"export" is `to_onnx` and `to_openvino`. Other frameworks can be added as [plug-ins](architecture.md).\n'
+    told = (
+        '\n"export" is `to_onnx` and `to_openvino`. Other frameworks can be added as'
+        " [plug-ins](architecture.md).\n"
+    )
     return f"## Frameworks\n\n{head}\n{_rule(7)}\n" + "\n".join(lines) + f"\n{told}"
 
 

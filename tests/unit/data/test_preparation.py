@@ -198,7 +198,7 @@ def mutters(row: Any) -> Any:
             r"column 'x', row 101: has shape \(2,\) where row 100 of the same batch has \(1,\)",
         ),
         (Prepare(transform=lambda row: {"x": float("nan")}), DataError, "column 'x', row 100: is NaN"),
-        (Prepare(transform=lambda row: {"x": "a"}), DataError, "column 'x', row 100: is text or bytes"),
+        (Prepare(transform=lambda row: {"x": "a"}), DataError, "column 'x', row 100: is still text or bytes"),
         (Prepare(collate=lambda rows: {"x": [1.0]}), ConfigError, "1 rows of 'x' for a batch of 3 rows"),
         (Prepare(transform=batched(lambda given: {"x": 1})), ConfigError, "a single value of 'x'"),
     ],

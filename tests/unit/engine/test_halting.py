@@ -37,7 +37,7 @@ def test_a_rank_that_was_asked_begins_nothing_until_it_hears_of_the_others() -> 
     assert begun.is_set()
     waiting = Halting()
     waiting.asked()
-    with pytest.raises(TrainingError, match="did not say in 0 s where to halt"):
+    with pytest.raises(TrainingError, match="did not report within 0 s where to halt"):
         waiting.go_on(1, timeout_s=0)
 
 

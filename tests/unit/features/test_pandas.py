@@ -54,7 +54,7 @@ def test_the_frame_that_is_given_stays_as_it_is() -> None:
 def test_an_unknown_or_missing_value_is_named_with_its_row() -> None:
     indexer = StringIndexer("city").fit(pd.DataFrame({"city": ["a"]}))
 
-    with pytest.raises(DataError, match=r"column 'city', row 1: 'x' was not there(.|\n)*handle_invalid"):
+    with pytest.raises(DataError, match=r"column 'city', row 1: 'x' was not seen(.|\n)*handle_invalid"):
         indexer.transform(pd.DataFrame({"city": ["a", "x"]}))
     with pytest.raises(DataError, match="row 0: is missing"):
         indexer.transform(pd.DataFrame({"city": [None]}))

@@ -111,5 +111,5 @@ def test_the_complaint_has_the_loss_the_numbers_and_the_way_out() -> None:
     assert told.startswith(f"the loss spread() of 40 rows together is {X.std():.6g}, and that of 14")
     assert told.endswith("Hint: gather.")
     _, found = tried(own_size_only)
-    with pytest.raises(ConfigError, match=r"of 40 rows, but not for 14 or 26 of them \(ValueError: 40 rows"):
+    with pytest.raises(ConfigError, match=r"for 40 rows, but not for 14 or 26 of them \(ValueError: 40 rows"):
         raise refusal(found, "the loss", why="several workers", hint="")

@@ -25,5 +25,5 @@ def test_what_was_packed_comes_back(head: bytes, buffers: list[bytes]) -> None:
 def test_a_part_of_it_is_refused(cut: int) -> None:
     whole = b"".join(pack(b"head", [b"some bytes", b"more of them"]))
 
-    with pytest.raises(ConfigError, match="not whole"):
+    with pytest.raises(ConfigError, match="incomplete"):
         unpack(whole[:-cut])
