@@ -13,7 +13,7 @@ def test_the_tables_of_the_gpu_guide_are_up_to_date() -> None:
 
 
 def test_no_framework_and_no_sync_is_left_out() -> None:
-    assert set(device_table._TITLES) == set(support._FRAMEWORKS) == set(FRAMEWORKS.names)
+    assert set(device_table._TITLES) == set(support.FRAMEWORKS_IN_WORDS) == set(FRAMEWORKS.names)
     assert set(device_table._ON_GPUS) == {spec.name for spec in SYNCS.built_in}
 
 
