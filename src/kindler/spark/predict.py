@@ -1,6 +1,6 @@
-"""A model in Spark: a lazy column or an SQL function, computed where the rows are. Only the model's
-columns cross to Python, as Arrow. For a plain Parquet scan not even those: Spark sends each row's file
-and number, and Python reads the columns itself."""
+"""A model in Spark: a lazy column or an SQL function, computed where the rows are. From Spark 4.1
+on, only the model's columns cross to Python, as Arrow; earlier versions send whole rows. For a plain Parquet
+scan, Spark 4.1 sends only each row's file and number, and Python reads the columns itself."""
 
 from __future__ import annotations
 
