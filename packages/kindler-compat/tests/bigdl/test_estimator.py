@@ -258,8 +258,8 @@ def test_several_inputs_come_from_lists_or_are_cut_from_one_vector() -> None:
     ("options", "problem"),
     [
         ({"model": np.tanh}, "model must be one of bigdl.nn.layer"),
-        ({"feature_preprocessing": "abc"}, "feature_preprocessing is a shape"),
-        ({"label_preprocessing": np.tanh}, "label_preprocessing is a shape"),
+        ({"feature_preprocessing": "abc"}, "feature_preprocessing must be a shape"),
+        ({"label_preprocessing": np.tanh}, "label_preprocessing must be a shape"),
         ({"metrics": "acuracy"}, "unknown validation method 'acuracy'"),
     ],
 )

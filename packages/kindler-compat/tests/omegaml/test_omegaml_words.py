@@ -174,17 +174,17 @@ def test_a_condition_that_the_column_cannot_have_is_said_to_be_that(om: Omega) -
     for condition, told in (
         ({"a": {"$gt": 3}}, "the column 'a' is int64, which does not support this comparison"),
         ({"a__gt": "x"}, "the column 'a' is int64, which does not support this comparison"),
-        ({"a__in": 3}, "cannot be compared"),
+        ({"a__in": 3}, "does not support this comparison"),
         ({"a__in": "12"}, "in needs a list"),
         ({"a__between": 3}, "between needs two values"),
-        ({"a": 1 << 70}, "cannot be compared"),
-        ({"c__startswith": 3}, "cannot be compared"),
+        ({"a": 1 << 70}, "does not support this comparison"),
+        ({"c__startswith": 3}, "does not support this comparison"),
     ):
         with pytest.raises(ConfigError, match=told):
             om.datasets.get("df", filter=condition)
         with pytest.raises(ConfigError, match=told):
             om.datasets.get("df", **condition)
-    with pytest.raises(ConfigError, match="cannot be compared"):
+    with pytest.raises(ConfigError, match="does not support this comparison"):
         om.datasets.get("df", filter=pc.field("a") == "x")
     holes = pd.DataFrame({"x": [1.0, None], "c": [None, "b"]})
     om.datasets.put(holes, "holes", append=False)
@@ -199,7 +199,7 @@ def test_promote_takes_a_version_to_another_bucket_or_store(om: Omega, tmp_path:
     other = Omega(tmp_path / "other")
     assert str(om.models.promote("line@best", other.models, asname="copy")) == "copy@1"
     assert other.models.get("copy").predict([[2.0]]).tolist() == pytest.approx([4.0])
-    with pytest.raises(ConfigError, match="same name"):
+    with pytest.raises(ConfigError, match="names are the same"):
         om.models.promote("line", om.models)
     assert str(om.models.promote("line", om.models, asname="again")) == "again@1"
     with pytest.raises(ConfigError, match="one of the models"):
