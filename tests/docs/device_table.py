@@ -60,7 +60,8 @@ def _lines() -> Iterator[str]:
 
 
 _ON_GPUS = {
-    "allreduce": "PyTorch: NCCL between GPUs, or the memory of the machine where workers share one; others: that memory",
+    "allreduce": "PyTorch: NCCL between GPUs, or the memory of the machine where workers share one;"
+    " others: that memory",
     "zero1": "as all-reduce; without `one_copy`",
     "fsdp": "NCCL; each worker needs a GPU of its own",
     "local_sgd": "weights are averaged through the memory of the machine",
