@@ -232,7 +232,7 @@ def test_a_model_that_never_ends_loading_does_not_keep_others_from_it(
     async def scenario(models: ModelRegistry) -> None:
         hung = [asyncio.create_task(models.find(name(text))) for text in "abc"]
         results = await asyncio.gather(*hung, return_exceptions=True)
-        assert [(r.status, "still being loaded" in r.message) for r in results if isinstance(r, Problem)] == [
+        assert [(r.status, "is still loading" in r.message) for r in results if isinstance(r, Problem)] == [
             (504, True)
         ] * 3
         assert await value_of(await models.find(name("net"))) == 1

@@ -375,7 +375,7 @@ def test_splits_are_set_over_http_and_by_command_and_checked(
     assert main(["models", "split", "net@prod", "--clear", "--store", om.store.url]) == 0
     assert capsys.readouterr().out == ""
     assert om.models.splits("net") == {}
-    with pytest.raises(ConfigError, match="names no tag"):
+    with pytest.raises(ConfigError, match="has no tag"):
         om.models.split("net@2", canary={1: 0.5})
     with pytest.raises(ConfigError, match="at most 1"):
         Split("default", "net", "prod", {1: 0.6, 2: 0.6})
