@@ -190,8 +190,14 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
 
         me = psutil.Process()
 
+        def there(process):
+            try:
+                return process.status() != psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                return False
+
         def alive():
-            return [p for p in me.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            return [p for p in me.children(recursive=True) if there(p)]
 
         def words(process):
             try:
@@ -200,8 +206,8 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
                 return ""
 
         def left(before):
-            _, there = psutil.wait_procs(alive(), timeout=10)  # what was ended may need a moment
-            return [[words(p) for p in there], dict(os.environ) == before]
+            _, others = psutil.wait_procs(alive(), timeout=10)  # what was ended may need a moment
+            return [[words(p) for p in others], dict(os.environ) == before]
 
         before, seen = dict(os.environ), []
         try:
