@@ -458,7 +458,7 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
     try:
         trained(device="cuda:77")
     except ConfigError as error:
-        assert "'cuda:77' was asked for" in str(error)  # noqa: PT017 - this file also runs without pytest
+        assert "'cuda:77' was requested" in str(error)  # noqa: PT017 - this file also runs without pytest
     else:
         raise AssertionError("it trained")
 

@@ -41,7 +41,7 @@ def test_a_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_path: Path
 
     assert (loaded.kind.device, loaded.kind.device_bytes(version.meta)) == ("cpu", 0)
     np.testing.assert_allclose(loaded.predictor(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match="'cuda' was asked for"):
+    with pytest.raises(ConfigError, match="'cuda' was requested"):
         load(om.store, version, trusted=False, device="cuda")
     om.close()
 

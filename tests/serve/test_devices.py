@@ -97,11 +97,11 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, Version]
 ) -> None:
     for options in ({"device": "cuda:2"}, {"devices": {"toy": "cuda:2"}}):
-        with pytest.raises(ConfigError, match="'cuda:2' was asked for.*are: cuda:0, cuda:1"):
+        with pytest.raises(ConfigError, match="'cuda:2' was requested.*are: cuda:0, cuda:1"):
             settled(monkeypatch, "3,4", **options)
-    with pytest.raises(ConfigError, match="'cuda' was asked for; the GPUs of this server are: none"):
+    with pytest.raises(ConfigError, match="'cuda' was requested; the GPUs of this server are: none"):
         settled(monkeypatch, "", device="cuda")
-    with pytest.raises(ConfigError, match="'cuda:1' was asked for.*are: none"):
+    with pytest.raises(ConfigError, match="'cuda:1' was requested.*are: none"):
         settled(monkeypatch, "").place(versions["stored"], {})
     assert (
         settled(monkeypatch, "").place(versions["toy"], {}) == DevicePlacement()
@@ -176,7 +176,7 @@ def test_models_compute_where_they_were_told_and_the_memory_of_each_gpu_is_count
         assert ask("line", [1.0, 1.0, 1.0]).status_code == 200
         refused = ask("strict", [1.0, 1.0, 1.0])
         assert refused.status_code == 503
-        assert "'cuda' was asked for; models of kind 'sklearn' compute on the CPU" in refused.text
+        assert "'cuda' was requested; models of kind 'sklearn' compute on the CPU" in refused.text
 
         def loaded() -> dict[str, tuple[str, int]]:
             shown = client.get("/api/v1/stats").json()["loaded"]

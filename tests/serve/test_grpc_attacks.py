@@ -183,7 +183,7 @@ def test_calls_that_are_taken_back_leave_nothing_behind(served: Served, tokens: 
 def test_a_client_gets_its_share_and_the_first_thing_always() -> None:
     shares = Shares(10, 5, "things")
     back = shares.take("a", 5)
-    with pytest.raises(Problem, match="busy with 5 things, 5 of this client"):
+    with pytest.raises(Problem, match="busy with 5 things, 5 from this client"):
         shares.take("a")
     shares.take("b", 20)  # its first
     with pytest.raises(Problem, match="busy with 25 things"):

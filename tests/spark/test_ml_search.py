@@ -1,4 +1,4 @@
-"""Searches over stages of Spark ML, judged by an evaluator."""
+"""Searches over stages of Spark ML, scored by an evaluator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pipeline_is_searched_side_by_side_and_its_best_model_is_read_again(
     assert len(again.trials) == 2
     best = again.best_estimator.transform(frame)
     assert evaluator.evaluate(best) == pytest.approx(study.best_value, rel=1e-6)
-    with pytest.raises(ConfigError, match="judged by an evaluator"):
+    with pytest.raises(ConfigError, match="scored by an evaluator"):
         search(pipeline, {stage.learningRate: choice([1.0])}, frame, frame)
     with pytest.raises(ConfigError, match="not a parameter of a stage"):
         search(pipeline, {"learningRate": choice([1.0])}, frame, frame, evaluator=evaluator)

@@ -226,6 +226,6 @@ def test_a_stored_model_computes_on_the_cpu_unless_a_gpu_was_insisted_on(tmp_pat
         loaded = load(om.store, version, trusted=True, device="auto")
         np.testing.assert_array_equal(loaded.predictor(X), expected)
         assert loaded.kind.device_bytes(version.meta) == 0
-        with pytest.raises(ConfigError, match="'cuda' was asked for; PyTorch was built without CUDA here"):
+        with pytest.raises(ConfigError, match="'cuda' was requested; PyTorch was built without CUDA here"):
             _ = load(om.store, version, trusted=True, device="cuda").predictor
     om.close()

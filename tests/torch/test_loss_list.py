@@ -80,7 +80,7 @@ def test_two_workers_sum_losses_of_their_own_divisors_as_one_process_does(named:
 @pytest.mark.parametrize(
     ("loss", "optimization", "match"),
     [
-        ([], {}, "there is no loss in it"),
+        ([], {}, "it contains no loss"),
         ({"size": "mse"}, {}, r"loss\['size'\] must be a module"),
         ([nn.MSELoss(), nn.MSELoss()], {"loss_weights": [1.0]}, "a number for each of the 2"),
         ({"size": nn.MSELoss()}, {"loss_weights": {"kind": 1.0}}, "there is no loss of that name"),

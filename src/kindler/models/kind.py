@@ -100,7 +100,7 @@ class ModelKind(Handler):
         """
         problem = None if device == "cpu" else self.gpu_problem(meta)
         if device == "cuda" and problem is not None:
-            raise ConfigError(f"device 'cuda' was asked for; {problem}")
+            raise ConfigError(f"device 'cuda' was requested; {problem}")
         self.device = "cpu" if device == "cpu" or problem is not None else "cuda"
 
     def gpu_problem(self, meta: Meta) -> str | None:

@@ -44,7 +44,7 @@ class OnnxKind(FileKind):
             problem = f"onnxruntime could not load {_CUDA}, and uses {', '.join(model.providers)}."
             if self._must:
                 raise ConfigError(
-                    f"device 'cuda' was asked for; {problem}\nHint: the dynamic linker must find the"
+                    f"device 'cuda' was requested; {problem}\nHint: the dynamic linker must find the"
                     f" versions of CUDA and cuDNN that this onnxruntime-gpu was built for."
                 )
             _log.warning("%s", problem)

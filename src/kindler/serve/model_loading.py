@@ -306,7 +306,7 @@ class Devices:
         if kind != "cuda" or int(number or 0) < len(self._gpus):
             return
         gpus = ", ".join(f"cuda:{n}" for n in range(len(self._gpus))) or "none"
-        raise ConfigError(f"device {device!r} was asked for; the GPUs of this server are: {gpus}.")
+        raise ConfigError(f"device {device!r} was requested; the GPUs of this server are: {gpus}.")
 
 
 def _batching(version: Version, settings: ServeSettings) -> bool | None:

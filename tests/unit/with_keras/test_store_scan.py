@@ -100,7 +100,7 @@ FUNCTION = {"class_name": "function", "module": "builtins", "registered_name": "
         (replaced(module="unittest.__main__"), r"unittest\.__main__\.Dense"),
         (configured(activation={**FUNCTION, "config": "load_model"}), "load_model"),
         (configured(activation={**FUNCTION, "config": "relu", "registered_name": "get"}), "relu"),
-        (configured(activation={**FUNCTION, "config": "relu", "module": "os"}), "module that is not known"),
+        (configured(activation={**FUNCTION, "config": "relu", "module": "os"}), "of an unknown module"),
         (configured(activation="deserialize"), "deserialize"),
         (
             configured(kernel_initializer={"class_name": "system", "module": "os", "config": {}}),
