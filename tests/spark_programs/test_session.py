@@ -216,7 +216,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
             message = str(error).splitlines()[0]
             seen.append(left(before))
         stages = (
-            lambda: any("SparkSubmit" in words(p) for p in alive()),
+            lambda: any("SparkSubmit" in words(p) for p in alive() if p.pid not in known),
             lambda: SparkContext._active_spark_context is not None,
         )
 
@@ -226,7 +226,7 @@ def test_a_start_that_fails_or_is_interrupted_leaves_no_java_and_the_next_one_wo
             os.kill(os.getpid(), signal.SIGINT)
 
         for stage in stages:
-            before = dict(os.environ)
+            before, known = dict(os.environ), {p.pid for p in alive()}
             watcher = threading.Thread(target=interrupt, args=(stage,), daemon=True)
             watcher.start()
             try:
