@@ -128,7 +128,7 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
         estimator().fit((X, Y), validation_data=(X, Y), validation_split=SHARE)
     for stream in (loader, lambda config, batch_size: loader):
         with pytest.raises(
-            ConfigError, match="validation_split needs rows that can be divided.*\n.*validation_data"
+            ConfigError, match="validation_split needs rows that can be split.*\n.*validation_data"
         ):
             estimator().fit(stream, validation_split=SHARE)
     for data in ((X[:2], Y[:2]), written(tmp_path)):

@@ -49,7 +49,7 @@ def _with(place: int, value: Any, dtype: Any = np.float32) -> Array:
         (_with(7, np.nan), "is NaN"),
         (_with(7, 3), r"is 3\.0, but the model's output has 3 classes: labels must be from 0 to 2"),
         (_with(7, 3, np.int64), "is 3, but the model's output has 3 classes"),
-        (_with(7, -1, np.int64), "is -1.*marked with -100, which the loss ignores"),
+        (_with(7, -1, np.int64), "is -1.*with -100, which the loss ignores"),
         (_with(7, 1e20), "3 classes"),
         (_with(7, np.inf), "3 classes"),
         (_with(7, 2**62, np.int64), "3 classes"),
