@@ -157,7 +157,7 @@ def test_data_that_does_not_fit_is_refused_with_what_does(tmp_path: Path, data: 
 def test_files_that_are_not_models_are_refused_at_once(tmp_path: Path) -> None:
     broken = tmp_path / "broken.xml"
     broken.write_text("<net>")
-    with pytest.raises(ConfigError, match=r"no file 'broken.bin' beside 'broken.xml'"):
+    with pytest.raises(ConfigError, match=r"no file 'broken.bin' next to 'broken.xml'"):
         estimator(broken)
     broken.with_suffix(".bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"OpenVINO cannot load broken.xml"):

@@ -184,6 +184,6 @@ def test_an_onnx_model_computes_on_the_device_that_was_asked_for_or_is_refused_w
 
 def test_openvino_models_refuse_a_gpu(om: Store) -> None:
     version = om.models.put(openvino_model(), "net")
-    with pytest.raises(ConfigError, match="asked for; models of kind 'openvino' compute on the CPU"):
+    with pytest.raises(ConfigError, match="requested; models of kind 'openvino' compute on the CPU"):
         load(om.store, version, trusted=False, device="cuda")
     assert load(om.store, version, trusted=False, device="auto").kind.device == "cpu"

@@ -208,7 +208,7 @@ def test_a_buffer_registered_in_forward_is_refused_unless_it_is_only_a_memory() 
 
     fit(persistent=False)
     with pytest.raises(
-        ConfigError, match=r"(?s)registered the buffer 'seen' while.*Hint: register it in __init__"
+        ConfigError, match=r"(?s)registered the buffer 'seen' during.*Hint: register it in __init__"
     ):
         fit(persistent=True)
 

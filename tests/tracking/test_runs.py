@@ -182,7 +182,7 @@ def test_a_model_that_cannot_be_stored_is_warned_of_and_the_run_has_finished(uri
     est = Estimator.from_torch(model=model, optimizer=torch.optim.SGD, loss=nn.MSELoss(), workers=1)
     logger = MLflowLogger(uri, "local")
 
-    with pytest.warns(UserWarning, match=r"is incomplete: .*Local cannot be made with init={}"):
+    with pytest.warns(UserWarning, match=r"is incomplete: .*Local with init={} cannot be built"):
         fit(est, logger, epochs=1)
 
     assert (status(uri, logger.run_id), logger.model_uri) == ("FINISHED", None)
