@@ -134,3 +134,12 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
     for data in ((X[:2], Y[:2]), written(tmp_path)):
         with pytest.raises(ConfigError, match="rows, 0 would be left to train on and"):
             estimator().fit(data, validation_split=0.99)
+
+
+def test_a_group_of_another_type_is_named_before_any_worker_starts() -> None:
+    x, y = np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32")
+    with pytest.raises(ConfigError, match=r"optimization must be a kindler.Optimization; received \{"):
+        Estimator.from_torch(model=torch.nn.Linear(2, 1), optimization={"clip_norm": 1})  # type: ignore[arg-type]
+    estimator = Estimator.from_torch(model=torch.nn.Linear(2, 1), loss=torch.nn.MSELoss())
+    with pytest.raises(ConfigError, match=r"columns must be a kindler.Columns; received \['a'\]"):
+        estimator.fit((x, y), columns=["a"])  # type: ignore[arg-type]

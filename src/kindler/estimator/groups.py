@@ -89,6 +89,10 @@ def names_groups(function: Callable[P, T]) -> Callable[P, T]:
                 where = "" if group in names else f" to {others}"
                 raise TypeError(f"{what}\nHint: pass {group}={GROUPS[group].__name__}({field}=...){where}.")
             raise TypeError(f"{what}{did_you_mean(name, [*names, *_PLACES])}")
+        for name in ("columns", "optimization"):  # the others also have a short form, or a check of their own
+            value = kwargs.get(name)
+            if value is not None and not isinstance(value, GROUPS[name]):
+                raise ConfigError(f"{name} must be a kindler.{GROUPS[name].__name__}; received {value!r}.")
         return function(*args, **kwargs)
 
     return checked
