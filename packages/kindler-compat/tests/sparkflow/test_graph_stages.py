@@ -97,5 +97,5 @@ def test_a_graph_in_files_is_no_pickle_and_predicts_as_its_estimator(tmp_path: P
     np.testing.assert_allclose(kind.predictor(read)(x), expected)
     ends = tmp_path / "model" / "ends.json"
     ends.write_text(ends.read_text().replace("w/Assign", "missing/Assign"))
-    with pytest.raises(ConfigError, match="do not belong together"):
+    with pytest.raises(ConfigError, match="the files of the graph do not match"):
         kind.read(tmp_path, meta, trusted=False)

@@ -110,7 +110,7 @@ def test_of_several_losses_the_returned_one_is_taken() -> None:
         two()
 
     assert OpenGraph.of(build_graph(two)).loss().name == "both:0"
-    with pytest.warns(UserWarning, match="made 2 losses and returned none"):
+    with pytest.warns(UserWarning, match="created 2 losses and returned none"):
         build_graph(forgotten)
 
 
