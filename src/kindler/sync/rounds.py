@@ -42,7 +42,7 @@ class Rounds(Sync):
 
     def attach(self, replica: Any, worker: Group) -> None:
         super().attach(replica, worker)
-        self._step = replica.step
+        self._worker, self._step = worker, replica.step
 
     def share_steps(self, replica: Any) -> None:
         """The framework's own loop steps alone, and only needs to know what a step without rows is."""
@@ -67,8 +67,9 @@ class Rounds(Sync):
         self._stepped(replica, rows)
 
     def catch_up(self, replica: Any) -> None:
-        if self._steps:
-            self._meet(replica)
+        """Also take part in the rounds of ranks that an interrupt found further in the epoch."""
+        while self._meet(replica, ends=True):
+            pass
 
     def figures(self) -> dict[str, Any]:
         return {"rounds": self._rounds}
@@ -78,10 +79,14 @@ class Rounds(Sync):
         if self._steps == self._every:
             self._meet(replica)
 
-    def _meet(self, replica: Any) -> None:
-        replica.write(self.collective.mean(replica.read(), float(self._rows)))
+    def _meet(self, replica: Any, *, ends: bool = False) -> bool:
+        """Continue from the mean; return whether some rank will meet the others again in this epoch."""
+        going, rows = self._worker.total([not ends, self._rows])
+        if rows:
+            replica.write(self.collective.mean(replica.read(), float(self._rows)))
+            self._rounds += 1
         self._steps = self._rows = 0
-        self._rounds += 1
+        return going > 0
 
 
 class _OwnRows:

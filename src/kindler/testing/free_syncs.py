@@ -72,6 +72,8 @@ def _train(worker: Group, facts: bytes) -> list[bytes]:
             sync.step(replica, _batch(epoch, step, cuts[step % len(cuts)], worker.rank))
             if ends_at is not None and replica.step >= ends_at:
                 break
+            if plan["stops"] and epoch == plan["epochs"] and step + 1 == plan["stops"][worker.rank]:
+                break
         sync.catch_up(replica)
         row = {"weights": replica.read()[0].tolist(), "step": replica.step, "figures": sync.figures()}
         seen["epochs"].append(row)
@@ -108,6 +110,7 @@ class FreeSyncContract:
         cuts: Sequence[Sequence[int]] = _CUTS,
         ends_at: int | None = None,
         sets: bool = False,
+        stops: Sequence[int] = (),
     ) -> list[dict[str, Any]]:
         config = Strategy(self.sync, **self.options)
         row = sync_spec(config)
@@ -119,6 +122,7 @@ class FreeSyncContract:
             "cuts": cuts,
             "ends_at": ends_at,
             "sets": sets,
+            "stops": stops,
         }
         job = Job(
             ranks=(*equal_ranks(f"{__name__}:_train", workers), *((server,) * servers_of(config))),
@@ -164,6 +168,12 @@ class FreeSyncContract:
             row = seen["epochs"][epoch - 1]
             np.testing.assert_allclose(row["weights"], alone.read()[0], rtol=1e-12)
             assert row["step"] == alone.step
+
+    @pytest.mark.parametrize("stops", [(1, 2), (2, 5), (6, 1)])
+    def test_ranks_that_an_interrupt_finds_at_different_steps_end_alike(self, stops: Sequence[int]) -> None:
+        first, second = self._run(2, epochs=2, cuts=[(8, 4)], stops=stops)
+
+        assert first["epochs"][-1]["weights"] == second["epochs"][-1]["weights"]
 
     @pytest.mark.parametrize("most", [4])
     def test_a_run_makes_no_more_steps_than_it_may(self, most: int) -> None:

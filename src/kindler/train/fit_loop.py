@@ -115,7 +115,7 @@ class FitLoop(Loop):
     def run(self) -> None:
         start, replica, length, last = self.start, self.replica, self._length, self.last_epoch
         epoch, done, steps = start.epoch, start.step_in_epoch, self._epoch_steps
-        if self.is_over or not self.goes_on(epoch if done else epoch + 1):
+        if self.is_over or not self.goes_on(epoch if done else epoch + 1, begins=True):
             return
         callbacks, weights = self.options.callbacks, self.options.class_weight
         hooks = replica.hooks(callbacks, self, size=self.worker.size, epochs=last, steps=length)
@@ -221,7 +221,7 @@ class FitLoop(Loop):
         if self.options.callbacks and worker.size > 1:
             asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
         self.end_epoch(row, stopped="a callback requested it" if asked_to_stop else None)
-        return self.is_over or not self.goes_on(epoch + 2)
+        return self.is_over or not self.goes_on(epoch + 2, begins=True)
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
         return self.train.rows_of(self._base + first, self._base + last)

@@ -109,10 +109,14 @@ class Loop:
             raise
         self._wait_for_writer()
 
-    def goes_on(self, epoch: int) -> bool:
-        """Whether to begin the next step; after an interrupt all workers end alike."""
+    def goes_on(self, epoch: int, *, begins: bool = False) -> bool:
+        """Whether to begin the next step, or with `begins` the epoch; after an interrupt all end alike.
+
+        Workers that do not meet in steps all begin the last epoch that any has begun: they meet at its end.
+        """
         in_step = self.sync.in_step
-        self.halted = not self.worker.go_on(self.replica.step + 1 if in_step else epoch, whole=in_step)
+        number, whole = self.replica.step + 1 if in_step else epoch, in_step or begins
+        self.halted = not self.worker.go_on(number, whole=whole)
         return not self.halted
 
     def begin_epoch(self, epoch: int) -> int:
@@ -151,6 +155,8 @@ class Loop:
         self.guard.look()
         self.step_log.flush()
         self.sync.catch_up(self.replica)
+        if not self.sync.in_step and self.worker.size > 1:  # an interrupt may find one at the epoch's end
+            self.halted = self.worker.total([self.halted]) != [0]
         self.replica.merge_buffers()
         self._seconds = time.perf_counter() - self._began
 

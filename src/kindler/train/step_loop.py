@@ -52,7 +52,7 @@ class StepLoop(Loop):
         self._each("on_run_begin")
         restore_callbacks(self._hooks, start.callbacks)
         epoch = start.epoch if start.step_in_epoch else start.epoch + 1
-        while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch):
+        while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch, begins=True):
             self._view.epoch = epoch
             self._epoch(epoch)
             epoch += 1

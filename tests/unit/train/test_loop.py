@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kindler.config import Checkpoints, RunSettings
+from kindler.engine.meeting import Halting
 from kindler.errors import NonFiniteLossError
 from kindler.sync.contract import Sync
 from kindler.train.loop import Loop, Start
@@ -54,3 +56,28 @@ def test_none_is_written_after_a_loss_that_was_not_looked_at_yet_and_is_not_a_nu
         run.after_step(1, asked=False)
 
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_who_begins_an_epoch_late_joins_those_that_an_interrupt_found_in_it(tmp_path: Path) -> None:
+    halting = Halting()
+    run = loop(tmp_path, SimpleNamespace(epoch=56, step=9))
+    run.sync.in_step = False
+    run.worker.go_on = partial(halting.go_on, timeout_s=1)
+    assert run.goes_on(56)
+    halting.asked()
+    halting.answer(57)  # where another worker is
+
+    assert run.goes_on(57, begins=True)  # all meet at its end
+    assert not run.goes_on(57)
+    assert not run.goes_on(58, begins=True)
+
+
+def test_all_end_an_epoch_as_interrupted_if_one_was(tmp_path: Path) -> None:
+    run = loop(tmp_path, SimpleNamespace(epoch=1, step=1, merge_buffers=lambda: None))
+    run.sync.in_step = False
+    run.worker.size, run.worker.total = 2, lambda numbers: [numbers[0] + 1]
+    assert not run.halted
+
+    run.catch_up()
+
+    assert run.halted
