@@ -45,7 +45,7 @@ class Prepare:
     """What happens to rows between the data and the model: `from_torch(prepare=Prepare(transform=crop))`.
 
     Attributes:
-        transform: A function of a row, given as a dict of its feature and label columns and, if it has a
+        transform: A function of a row. It receives a dict of feature and label columns and, if it has a
             parameter `rng`, a random generator for that row and epoch. It returns a dict of columns for the
             model, and runs in the workers, in parallel with the steps. With `kindler.batched`, a function of
             a batch of columns.
