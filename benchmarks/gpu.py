@@ -1,4 +1,4 @@
-"""How fast does PyTorch train on a GPU, against a loop by hand with pinned batches?
+"""How fast does PyTorch train on a GPU, against a hand-written loop with pinned batches?
 
 The MLP 784-256-256-10 with batches of 256 (its kernels are so short that launching them is most of a step),
 and a transformer of 12 layers, 768 wide, in bfloat16 (its kernels keep the GPU busy). AdamW, accuracy counted
@@ -36,11 +36,11 @@ def main() -> None:
     small, large = mlp_rows(), sequences()
     measured = rounds(
         {
-            "MLP by hand": lambda: by_hand(mlp, *small, MLP_BATCH),
+            "MLP, hand-written": lambda: by_hand(mlp, *small, MLP_BATCH),
             "MLP": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", cache=False)),
             "MLP, rows on the GPU": lambda: kindler(mlp, *small, MLP_BATCH),
             "MLP, graphs": lambda: kindler(mlp, *small, MLP_BATCH, device=Device("cuda", compile="graphs")),
-            "transformer by hand": lambda: by_hand(transformer, *large, SEQUENCE_BATCH, bf16=True),
+            "transformer, hand-written": lambda: by_hand(transformer, *large, SEQUENCE_BATCH, bf16=True),
             "transformer": lambda: kindler(
                 transformer, *large, SEQUENCE_BATCH, device=Device("cuda", precision="bf16")
             ),
@@ -50,14 +50,17 @@ def main() -> None:
     )
     for name, values in measured.items():
         report.figure(name, values, "steps/s")
-    hand = measured["MLP by hand"]
-    report.ratio("MLP / by hand", measured["MLP"], hand, at_least=0.95)
-    report.ratio("MLP, graphs / by hand", measured["MLP, graphs"], hand, at_least=5.0)
+    hand = measured["MLP, hand-written"]
+    report.ratio("MLP / hand-written", measured["MLP"], hand, at_least=0.95)
+    report.ratio("MLP, graphs / hand-written", measured["MLP, graphs"], hand, at_least=5.0)
     resident = measured["MLP, rows on the GPU"]
-    report.ratio("MLP, rows on the GPU / by hand", resident, hand, at_least=1.2)
+    report.ratio("MLP, rows on the GPU / hand-written", resident, hand, at_least=1.2)
     report.ratio("MLP, rows on the GPU / copied", resident, measured["MLP"])
     report.ratio(
-        "transformer / by hand", measured["transformer"], measured["transformer by hand"], at_least=0.98
+        "transformer / hand-written",
+        measured["transformer"],
+        measured["transformer, hand-written"],
+        at_least=0.98,
     )
     _first_report(report, given.repeats)
     _keras_report(report, given.repeats)
@@ -89,14 +92,14 @@ def _keras_report(report: Report, repeats: int) -> None:
 
 
 def _first_report(report: Report, repeats: int) -> None:
-    """The first step of a session, and that of a loop by hand, whose process is as new as the worker.
+    """The first step of a session, and that of a hand-written loop, whose process is as new as the worker.
 
     Both begin with the import of PyTorch and the start of CUDA.
     """
     measured = rounds(
         {
             "first step of a session": lambda: _in_process("first_step()"),
-            "first step by hand in a new process": lambda: seconds(lambda: _in_process("one_step()")),
+            "first step of a new hand-written loop": lambda: seconds(lambda: _in_process("one_step()")),
         },
         repeats=repeats,
         warm_up=False,
@@ -105,7 +108,7 @@ def _first_report(report: Report, repeats: int) -> None:
     for name, values in measured.items():
         report.figure(name, values, "s")
     beyond = [whole - own for whole, own in zip(first, by_hand_too, strict=True)]
-    report.limit("first step of a session, beyond that by hand", beyond, "s", at_most=5.0)
+    report.limit("first step of a session, minus that of a hand-written loop", beyond, "s", at_most=5.0)
 
 
 def first_step() -> float:
@@ -140,7 +143,7 @@ def first_step() -> float:
 
 
 def one_step() -> float:
-    """The loss of one step by hand."""
+    """The loss of one hand-written step."""
     import torch
 
     x, y = (torch.from_numpy(column[:MLP_BATCH]).cuda() for column in mlp_rows())
@@ -200,10 +203,14 @@ def keras_rate(way: str, backend: str) -> float:
 
 
 def _predict_report(report: Report, repeats: int) -> None:
-    measured = rounds({"predict by hand": scored_by_hand, "predict": scored}, repeats=repeats, warm_up=False)
+    measured = rounds(
+        {"predict, hand-written": scored_by_hand, "predict": scored}, repeats=repeats, warm_up=False
+    )
     for name, values in measured.items():
         report.figure(name, values, "rows/s")
-    report.ratio("predict / by hand", measured["predict"], measured["predict by hand"], at_least=0.9)
+    report.ratio(
+        "predict / hand-written", measured["predict"], measured["predict, hand-written"], at_least=0.9
+    )
 
 
 def score_rows() -> Any:

@@ -42,7 +42,7 @@ def main() -> None:
     """Measure, and print."""
     given = bench.arguments(__doc__ or "", repeats=1)
     wanted = QUICK_ANSWERS if given.quick else ANSWERS
-    report = bench.Report("serve_neighbours", "the p99 of a healthy model beside bad ones", quick=given.quick)
+    report = bench.Report("serve_neighbours", "a healthy model's p99 next to bad ones", quick=given.quick)
     with bench.workplace() as folder, _server(folder) as (port, grpc_port, process):
         for name in ("fine", *BAD):
             _load(port, f"/api/v1/model/{name}/predict")
@@ -63,10 +63,10 @@ def main() -> None:
         process.wait(60)
         ended_s = time.monotonic() - began
     report.figure("quiet, p99", [_p99(quiet)], "ms")
-    report.figure("beside bad models, p99", [_p99(noisy)], "ms")
+    report.figure("next to bad models, p99", [_p99(noisy)], "ms")
     report.figure("answers", [len(noisy)], "answers")
     report.figure("SIGTERM to the end", [ended_s], "s")
-    report.ratio("p99 beside bad models / quiet", [_p99(noisy)], [_p99(quiet)], at_most=3.0)
+    report.ratio("p99 next to bad models / alone", [_p99(noisy)], [_p99(quiet)], at_most=3.0)
     report.ratio("SIGTERM to the end / (drain + 2 s)", [ended_s], [DRAIN_S + 2], at_most=1.0)
     report.limit("wrong answers", [wrong + more_wrong], "answers", at_most=0)
     report.limit("/readyz is not 200", [float(not ready)], "times", at_most=0)

@@ -61,7 +61,7 @@ class Epochs:
             pass over all rows.
         initial_epoch: As in Keras: the epoch to start counting from; `epochs` is then the number of the last
             epoch.
-        validation_freq: Validate every so many epochs, or after the epochs with these numbers.
+        validation_freq: Validate after every n-th epoch, or after the epochs with these numbers.
         stop_when: A function of `Progress` that ends training when it returns True. It is called after every
             step and epoch.
     """

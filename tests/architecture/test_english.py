@@ -19,7 +19,7 @@ STUMBLES = re.compile(
 )
 # Pages of documentation avoid these as well.
 IN_PAGES = re.compile(
-    rf"{STUMBLES.pattern}|\b(?:judge[ds]?|goes on|went on|dealt|so many)\b",
+    rf"{STUMBLES.pattern}|\b(?:judge[ds]?|goes on|went on|dealt|so many|refuse[ds]?|of other people)\b",
     re.IGNORECASE,
 )
 # Messages of these parts avoid more; those of the others are not checked yet.
@@ -33,7 +33,10 @@ PARTS = [
     for part in ("serve", "store", "shelves", "runtime", "models", "sandbox", "cli", "tune", "tracking", "ml")
 ]
 PAGES = [
-    *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
     *(
         page

@@ -61,8 +61,8 @@ MEASURED = (
     (r"([\d.]+)x if its rows are in Parquet files", "predict", "direct / `predict_batch_udf`"),
     (r"([\d.]+)x as fast as PyTorch DDP", "train", "2 workers / DDP"),
     (r"second `fit` takes ([\d.]+) of TorchDistributor", "start", "second fit / `TorchDistributor`'s"),
-    (r"([\d.]+)x as fast as a hand-written loop", "gpu", "MLP: steps as CUDA graphs / by hand"),
-    (r"a transformer ([\d.]+)x", "gpu", "transformer in bfloat16 / by hand"),
+    (r"([\d.]+)x as fast as a hand-written loop", "gpu", "MLP: steps as CUDA graphs / hand-written loop"),
+    (r"a transformer ([\d.]+)x", "gpu", "transformer in bfloat16 / hand-written loop"),
     (r"killed worker costs ([\d.]+) s", "recovery", "PyTorch, until the next step"),
     (r"([\d.]+)x as many requests as MLServer at 64 clients", "serve", r".* \(mlserver, .*\), 64 clients"),
 )

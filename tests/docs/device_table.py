@@ -21,7 +21,7 @@ BEGIN, END = "<!-- devices: made by tests/docs/device_table.py -->", "<!-- end o
 _NONE = "no"
 _TITLES = {
     "torch": "PyTorch",
-    "torch_step": "PyTorch, with a step of your own",
+    "torch_step": "PyTorch with your own training step",
     "lightning": "LightningModules",
     "keras": f"Keras on {', '.join(BACKENDS)}",
     "tf_graph": "TensorFlow graphs",
@@ -63,7 +63,7 @@ _ON_GPUS = {
     "allreduce": "PyTorch: NCCL between GPUs, or the memory of the machine where workers share one;"
     " others: that memory",
     "zero1": "as all-reduce; without `one_copy`",
-    "fsdp": "NCCL; each worker needs a GPU of its own",
+    "fsdp": "NCCL; each worker needs its own GPU",
     "local_sgd": "weights are averaged through the memory of the machine",
     "async": "gradients travel through the memory of the machine to a server on the CPU",
 }

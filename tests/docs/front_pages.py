@@ -123,9 +123,9 @@ _SERVERS = {
     "chromium": "Chromium",
     "curl": "",  # a tool
 }
-# What no program knows: what people run by hand, and what nobody has run.
+# What no program knows: what people run manually, and what has never been run.
 _BY_HAND = (
-    ("one NVIDIA H200", "by hand, `make test-gpu`"),
+    ("one NVIDIA H200", "manually, with `make test-gpu`"),
     (
         "several machines, YARN, Kubernetes, Databricks, several GPUs",
         "not run: [Deploy](docs/deploy/index.md)",

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 # What users call the rows of the tables, those of kindler-compat included.
 FRAMEWORKS_IN_WORDS = {
     "torch": ("PyTorch", "`from_torch`"),
-    "torch_step": ("PyTorch, with a step of your own", "`from_torch(train_step=...)`"),
+    "torch_step": ("PyTorch with your own training step", "`from_torch(train_step=...)`"),
     "lightning": ("LightningModules", "`from_lightning`"),
     "keras": ("Keras 3 on TensorFlow, JAX and PyTorch; Keras 2", "`from_keras`"),
     "tf_graph": ("TensorFlow graphs and model functions", "`from_graph`, `from_model_fn`"),
@@ -132,10 +132,6 @@ def _of_syncs() -> str:
         "divides",
     )
     return f"## Strategies\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
-
-
-def _divided(sync: SyncSpec) -> str:
-    return "the optimizer and the parameters" if sync.cuts else "the optimizer" if sync.divides else "nothing"
 
 
 def _frameworks() -> list[FrameworkSpec]:

@@ -46,7 +46,7 @@ def check_core_facts(seen: dict[str, Any]) -> None:
     assert "column 'label'" in seen["hole"]
     assert "row 7 of partition 0" in seen["hole"]
     assert "workers=5 but this Spark application can run 2 tasks" in seen["too many"]
-    assert "predict(ingest='direct') needs Spark 4.1 or newer" in seen["direct"]
+    assert "predict: ingest='direct' needs Spark 4.1 or newer" in seen["direct"]
     assert "KeyError: too many kinds of rows" in seen["picky"]
     assert "raised in a task of Spark (partition " in seen["picky"]
     assert len(seen["picky"].splitlines()) < 15

@@ -132,8 +132,8 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 _NEEDS_DTYPE = (
     "binary values need a dtype that says how to read their bytes.\n"
-    "Hint: dtypes={'<column>': 'uint8'} (and shapes={'<column>': (28, 28)} for the shape of a row); or decode"
-    " them in the workers with a transform, such as kindler.data.images for PNG and JPEG."
+    "Hint: columns=Columns(dtypes={'<column>': 'uint8'}), with shapes={'<column>': (28, 28)} for the shape of"
+    " a row; or decode them in the workers with a transform, such as kindler.data.images for PNG and JPEG."
 )
 
 
@@ -275,7 +275,7 @@ class _Reader:
             raise self._error(
                 f"has {lengths[odd]} values where the rows before it have {lengths[0]};"
                 " all rows must have the same length.\nHint: pad or cut them first, or let workers pad them:"
-                ' Estimator.from_torch(..., pad="batch").',
+                ' prepare=Prepare(pad="batch") of the estimator.',
                 odd,
                 per_row,
             )
@@ -432,7 +432,8 @@ def _cannot_hold(
     per_row = values.size // len(values)
     return DataError(
         f"{values.reshape(-1)[position]} ({values.dtype.name}) does not fit {target.name}.\n"
-        f"Hint: choose another dtype, for example dtypes={{{column.name!r}: {values.dtype.name!r}}}.",
+        "Hint: choose another dtype, for example"
+        f" columns=Columns(dtypes={{{column.name!r}: {values.dtype.name!r}}}).",
         column=column.name,
         row=where(position // per_row),
     )
@@ -444,7 +445,8 @@ def _refuse_nan(values: Array, column: Column, where: Where) -> None:
     if np.isnan(values.min()):  # min() hands a NaN on, without an array of booleans
         row = int(np.argmax(np.isnan(values).reshape(len(values), -1).any(axis=1)))
         raise DataError(
-            "is NaN.\nHint: fill or drop such rows first, or pass allow_nan=True if the model handles NaN.",
+            "is NaN.\nHint: fill or drop such rows first, or pass columns=Columns(allow_nan=True) if the"
+            " model handles NaN.",
             column=column.name,
             row=where(row),
         )

@@ -45,7 +45,7 @@ class Prepare:
     """What happens to rows between the data and the model: `from_torch(prepare=Prepare(transform=crop))`.
 
     Attributes:
-        transform: A function of a row, given as a dict of its feature and label columns and, if it has a
+        transform: A function of a row. It receives a dict of feature and label columns and, if it has a
             parameter `rng`, a random generator for that row and epoch. It returns a dict of columns for the
             model, and runs in the workers, in parallel with the steps. With `kindler.batched`, a function of
             a batch of columns.
@@ -287,7 +287,7 @@ class Preparer:
         if taken:
             raise ConfigError(
                 f"there is a column {taken[0]!r} already, which is what the mask of a padded column would be"
-                " called.\nHint: rename it, or pass masks=False."
+                " called.\nHint: rename it, or pass prepare=Prepare(masks=False)."
             )
         result.features |= masks
         result.padded += masks
@@ -381,8 +381,8 @@ def _uneven(name: str, values: Any, where: Where) -> DataError:
     odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
     return DataError(
         f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
-        ' batch become one array.\nHint: pad="batch" or pad=n pads them, with a mask; a transform can cut'
-        " or resize them; and collate can build the batch itself.",
+        ' batch become one array.\nHint: Prepare(pad="batch") or Prepare(pad=n) pads them, with a mask; a'
+        " transform can cut or resize them; and collate can build the batch itself.",
         column=name,
         row=where(odd),
     )

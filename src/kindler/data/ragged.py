@@ -236,7 +236,7 @@ def fill_value(given: Any, name: str, rows: Ragged, role: str) -> Any:
         return _IGNORED
     raise ConfigError(
         f"the rows of the label {name!r} differ in length, and no padding value is known that the loss "
-        f"ignores.\nHint: pad_value={{{name!r}: ...}}."
+        f"ignores.\nHint: pass prepare=Prepare(pad_value={{{name!r}: ...}})."
     )
 
 
@@ -251,7 +251,7 @@ def padded(
         row = int(np.argmax(lengths))
         raise DataError(
             f"has {lengths[row]} values, more than pad={size}.\nHint: cut such rows in a transform, pad to"
-            ' more, or pass pad="batch".',
+            ' more, or pass prepare=Prepare(pad="batch").',
             column=column,
             row=where(row),
         )

@@ -90,7 +90,7 @@ def pretrained(
         model: A model in memory (Keras, PyTorch, scikit-learn, ONNX), a trained `kindler.Estimator`, or the
             path of a model: a `.keras` file, the folder of a SavedModel, an `.onnx` or OpenVINO `.xml` file,
             a `.pt2` program. With `shelf`, a name in it, such as "digits@prod".
-        shelf: The models of a store: `om.models`.
+        shelf: The models of a store: `store.models`.
         trusted: Whether reading the model may run code that comes with it.
         params: Parameters of the stage, such as `inputCol` and `predictionCol`.
 

@@ -1,4 +1,4 @@
-"""`om.runtime`: stored models and scripts, whose method calls become tasks of an engine; the handle of a
+"""`store.runtime`: stored models and scripts, whose method calls become tasks of an engine; the handle of a
 task, which gets the result when it ends; and groups of tasks.
 """
 
@@ -365,7 +365,7 @@ class TaskGroup:
 
 
 class Runtime:
-    """Runs stored models and functions on workers: `om.runtime`.
+    """Runs stored models and functions on workers: `store.runtime`.
 
     Immutable: `require`, `callback` and `options` return a new runtime.
 

@@ -115,7 +115,7 @@ def _check_bytes(size: int, most_bytes: int) -> None:
         raise Problem(
             413,
             f"these rows have {size} bytes or more; at most {most_bytes} are allowed. Hint: use a smaller"
-            " ?limit=, or read the store with om.datasets.",
+            " ?limit=, or read it with kindler.Store(...).datasets.",
         )
 
 

@@ -83,7 +83,7 @@ class Models(Shelf):
         Args:
             name: The name, optionally with a version.
             path: The folder, which must not exist.
-            trusted: Allow what runs code when it is loaded. Whoever loads the folder must, too, with
+            trusted: Allow what runs code when it is loaded. Loading the folder then needs it, too:
                 `model_config={"trusted": True}`.
 
         Returns:

@@ -297,7 +297,7 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
         name = frames[int(unfit[1])][1][int(unfit[2])]
         return DataError(
             f"{float(unfit[3])} (float64) does not fit float32.\n"
-            f"Hint: choose another dtype, for example dtypes={{{name!r}: 'float64'}}.",
+            f"Hint: choose another dtype, for example columns=Columns(dtypes={{{name!r}: 'float64'}}).",
             column=name,
             row=describe_row_id(int(unfit[4])),
         )

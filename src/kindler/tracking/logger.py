@@ -57,7 +57,7 @@ class MLflowLogger(DriverCallback):
         log_model: Log the trained model as an MLflow model, with its signature, when the run has finished.
         model_name: The name of the model in the run.
         registered_model: A name in MLflow's registry; the model becomes its newest version.
-        model_options: Options of `om.models.put` for this model: `{"init": {...}}` for your own PyTorch
+        model_options: Options of `store.models.put` for this model: `{"init": {...}}` for your own PyTorch
             class, `{"trusted": True}`.
 
     Attributes:

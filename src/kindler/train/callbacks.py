@@ -199,7 +199,7 @@ class ModelCheckpoint(Callback):
     """Saves the model to a file after each epoch, from the first worker only.
 
     A file is either complete or absent. On a cluster, use a path that the first worker's machine shares with
-    whoever reads the file, or a URL.
+    the reader of the file, or a URL.
 
     Args:
         path: The file; may contain the epoch and its metrics: "run/{epoch:03d}-{val_loss:.3f}.pt".

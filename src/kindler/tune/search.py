@@ -1,4 +1,4 @@
-"""The search itself: trials run side by side in threads of the driver, each of them a normal run.
+"""The search itself: trials run in parallel in threads of the driver, each of them a normal run.
 
 A run's own workers are where it says: processes of this machine, or tasks of Spark. Optuna chooses values and
 says which trials to cut short; `study.py` keeps them, `subjects.py` trains.

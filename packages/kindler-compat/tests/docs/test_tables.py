@@ -32,6 +32,6 @@ def test_only_pytorch_divides_its_optimizer_and_own_steps_only_all_reduce() -> N
     assert len(head) == 1 + 5
     dividing = {'`"zero1"`', '`"fsdp"`'}
     own = {'`"async"`', '`"local_sgd"`', *dividing}
-    assert [refused.pop(name) for name in ("PyTorch", "PyTorch, with a step of your own")] == [set(), own]
+    assert [refused.pop(name) for name in ("PyTorch", "PyTorch with your own training step")] == [set(), own]
     assert refused.pop("LightningModules") == own
     assert set(map(frozenset, refused.values())) == {frozenset(dividing)}

@@ -124,7 +124,7 @@ class FrameInput(Input):
             return self._scan(columns, ingest)
         if ingest == "direct":
             raise ConfigError(
-                f"predict(ingest='direct') needs Spark 4.1 or newer, and this is Spark {spark.version}, whose"
+                f"predict: ingest='direct' needs Spark 4.1 or newer, and this is Spark {spark.version}, whose"
                 " Python functions take whole rows.\nHint: ingest='auto'."
             )
         return None
@@ -141,7 +141,7 @@ class FrameInput(Input):
                 )
             raise ConfigError(
                 "the width of a stream's columns is unknown until rows arrive.\n"
-                "Hint: pass shapes={column: (width,)}, or fit() on such columns first."
+                "Hint: pass columns=Columns(shapes={column: (width,)}), or fit() on such columns first."
             )
         # The schema does not say how wide columns are.
         return repeated_row(collected(self.data, columns.names, rows=1), columns)
@@ -170,8 +170,8 @@ class SqlFunctionInput(Input):
             raise ConfigError(
                 "register_udf: the width of the model's columns, or what a transform returns for them, "
                 "is unknown until rows arrive.\n"
-                "Hint: pass shapes={column: (width,)}, or fit() first; an estimator with a transform scores"
-                " DataFrames with predict()."
+                "Hint: pass columns=Columns(shapes={column: (width,)}), or fit() first; an estimator with a"
+                " transform scores DataFrames with predict()."
             )
         return columns, sample
 

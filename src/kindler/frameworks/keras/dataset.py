@@ -28,7 +28,7 @@ class Arranged:
         if len(self._shapes) == 1 < len(features):
             raise ConfigError(
                 f"the model has one input, but there are {len(features)} feature columns: {self._features}.\n"
-                "Hint: stack_features=True joins the columns into one matrix."
+                "Hint: columns=Columns(stack_features=True) joins the columns into one matrix."
             )
         shapes = self._shapes if len(self._shapes) == len(features) else [None] * len(features)
         shaped = [_shaped(array, shape) for array, shape in zip(features, shapes, strict=True)]
@@ -137,7 +137,7 @@ def _shaped(array: Array, shape: tuple[int | None, ...] | None) -> Array:
         return array.reshape(len(array), *sizes)
     raise ConfigError(
         f"rows of this column have shape {array.shape[1:]}, and the model's input has {shape}.\n"
-        "Hint: shapes={column: (...)} gives a column its shape; feature_cols says which columns are inputs."
+        "Hint: columns=Columns(shapes={column: (...)}) gives a column its shape; feature_cols names inputs."
     )
 
 

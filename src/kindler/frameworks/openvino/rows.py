@@ -96,7 +96,7 @@ class RowCaller:
             wanted = ", ".join(["rows", *("any" if n is None else str(n) for n in shape[1:])])
             raise DataError(
                 f"has the shape {list(array.shape)}; {self._name} takes [{wanted}].\n"
-                "Hint: shapes={column: (...)} gives flat rows their shape.",
+                "Hint: columns=Columns(shapes={column: (...)}) gives flat rows their shape.",
                 column=self.names[place],
             )
         return array

@@ -186,7 +186,7 @@ def unfit_inputs(model: torch.nn.Module, columns: Sequence[str]) -> str | None:
     except TypeError as exc:
         hint, s = "name the columns of all its inputs in feature_cols.", ""
         if len(columns) > 1:
-            hint = "stack_features=True joins columns into one matrix; else each becomes its own tensor."
+            hint = "columns=Columns(stack_features=True) joins them into one matrix; else each is one tensor."
             s = "s"
         return (
             f"{type(model).__qualname__}.forward({', '.join(signature.parameters)}) is called with"

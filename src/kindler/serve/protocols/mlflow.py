@@ -47,7 +47,7 @@ class Mlflow(Codec):
         params = body.get("params")
         if isinstance(params, dict):
             request.params = params
-            # As with a model that `om.models.export_mlflow` wrote.
+            # As with a model that `store.models.export_mlflow` wrote.
             request.method = params.get("method", "predict")
             if request.method not in METHODS:
                 shown = str(request.method)[:80]

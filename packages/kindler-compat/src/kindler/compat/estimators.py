@@ -6,21 +6,33 @@ which are called with the class that an estimator is made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kindler import Device, Estimator, RunSettings
 from kindler.compat.frameworks.mxnet import create_config
-from kindler.compat.frameworks.tf_graph import EstimatorSpec, InputData, ModeKeys
+from kindler.compat.frameworks.tf_graph import (
+    EstimatorSpec,
+    GraphMetrics,
+    GraphOptimizer,
+    GraphTensors,
+    InputData,
+    ModeKeys,
+)
 from kindler.errors import ConfigError
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.train.options import Engine
 
 if TYPE_CHECKING:
+    import mxnet as mx
+    import tensorflow.compat.v1 as tf
+
     from kindler.compat.frameworks.tf_graph.model_fn import ModelFnEstimator
+
+_MxnetMetrics: TypeAlias = "mx.metric.EvalMetric | Sequence[mx.metric.EvalMetric]"
 
 __all__ = [
     "EstimatorSpec",
@@ -37,20 +49,20 @@ __all__ = [
 def from_graph(
     cls: type[Estimator],
     *,
-    inputs: Any,
-    outputs: Any = None,
-    labels: Any = None,
-    loss: Any = None,
-    optimizer: Any = None,
-    metrics: Any = None,
+    inputs: GraphTensors,
+    outputs: GraphTensors | None = None,
+    labels: GraphTensors | None = None,
+    loss: tf.Tensor | None = None,
+    optimizer: GraphOptimizer | None = None,
+    metrics: GraphMetrics | None = None,
     clip_norm: float | None = None,
-    clip_value: Any = None,
-    updates: Any = None,
-    sess: Any = None,
-    train_op: Any = None,
-    tensor_with_value: Any = None,
-    global_step: Any = None,
-    session_config: Any = None,
+    clip_value: float | tuple[float, float] | None = None,
+    updates: Sequence[tf.Operation] | None = None,
+    sess: tf.Session | None = None,
+    train_op: tf.Operation | None = None,
+    tensor_with_value: Mapping[tf.Tensor | str, Any] | None = None,
+    global_step: tf.Variable | None = None,
+    session_config: tf.ConfigProto | None = None,
     config: Mapping[str, Any] | None = None,
     backend: str | None = None,
     device: str | Device = "auto",
@@ -111,8 +123,8 @@ def from_graph(
 
 def from_model_fn(
     cls: type[Estimator],
-    model_fn: Callable[..., Any],
-    optimizer: Any = None,
+    model_fn: Callable[..., EstimatorSpec],
+    optimizer: GraphOptimizer | None = None,
     model_dir: str | PathLike[str] | None = None,
     params: Any = None,
     config: Any = None,
@@ -125,8 +137,8 @@ def from_model_fn(
         model_fn: Called as `model_fn(features, labels, mode)`, with `params` and `config` where it takes
             them; returns an `EstimatorSpec`. `mode` is one of `ModeKeys`.
         optimizer: What `from_graph` takes. None where the spec has a `train_op`.
-        model_dir: The folder for checkpoints, which `tf.train.Saver` reads as well. Training goes on from
-            the newest one.
+        model_dir: The folder for checkpoints, which `tf.train.Saver` reads as well. Training continues
+            from the newest one.
         params: Passed to `model_fn`.
         config: Passed to `model_fn`.
         warm_start_from: A checkpoint, or a folder of them, that the first training takes the values of
@@ -147,10 +159,10 @@ def from_model_fn(
 def from_mxnet(
     cls: type[Estimator],
     config: Mapping[str, Any] | None,
-    model_creator: Callable[..., Any],
-    loss_creator: Callable[..., Any] | None = None,
-    eval_metrics_creator: Callable[..., Any] | None = None,
-    validation_metrics_creator: Callable[..., Any] | None = None,
+    model_creator: Callable[..., mx.gluon.Block],
+    loss_creator: Callable[..., mx.gluon.loss.Loss] | None = None,
+    eval_metrics_creator: Callable[..., _MxnetMetrics] | None = None,
+    validation_metrics_creator: Callable[..., _MxnetMetrics] | None = None,
     workers: int | None = 2,
     *,
     engine: Engine = "auto",

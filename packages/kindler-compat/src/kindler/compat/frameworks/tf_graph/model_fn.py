@@ -1,4 +1,4 @@
-"""Model functions: a graph for each of training, judging and predicting, one set of values.
+"""Model functions: a graph for each of training, evaluating and predicting, one set of values.
 
 Each graph is trained and scored by an estimator of its own. Their variables have the same names, and values
 go from one to the next by name.
@@ -30,10 +30,10 @@ from kindler.frameworks.creators import call, title
 
 
 class ModelFnEstimator:
-    """Trains, judges and scores what a model function builds; made by `Estimator.from_model_fn`.
+    """Trains, evaluates and scores what a model function builds; made by `Estimator.from_model_fn`.
 
     Each call builds a graph for its mode. Values go from one to the next through checkpoints in `model_dir`,
-    which `tf.train.Saver` reads as well, or in memory where there is none.
+    which `tf.train.Saver` reads as well, or in memory without one.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class ModelFnEstimator:
         checkpoint_path: str | PathLike[str] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """Judge every row.
+        """Evaluate every row.
 
         Args:
             input_fn: As in `train`.
-            eval_methods: Names of metrics besides those of the model function's spec: "acc" (or "accuracy"),
+            eval_methods: Metrics in addition to those of the model function's spec: "acc" (or "accuracy"),
                 "top5acc", "mae", "mse", "auc", "loss".
-            checkpoint_path: The checkpoint to judge. None is the newest.
+            checkpoint_path: The checkpoint to evaluate. None is the newest.
             options: Options of `Estimator.evaluate`.
 
         Returns:
