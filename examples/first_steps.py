@@ -3,6 +3,7 @@
 import pandas as pd
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 import kindler
 
@@ -14,17 +15,18 @@ frame = spark.createDataFrame(pd.DataFrame({"features": list(images), "label": d
 train, test = frame.randomSplit([0.8, 0.2], seed=0)
 
 estimator = kindler.Estimator.from_torch(
-    model=lambda: torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)),
+    model=lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)),
     optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=5e-3),
-    loss=torch.nn.CrossEntropyLoss(),
+    loss=nn.CrossEntropyLoss(),
     metrics=["accuracy"],
     workers=2,
 )
 estimator.fit(train, epochs=8, batch_size=64, validation_data=test).plot("history.png")
 print(estimator.evaluate(test))
 
-scored = estimator.predict(test)  # lazy: `test` with an additional column, "prediction", with ten scores
-scored.selectExpr("label", "array_position(prediction, array_max(prediction)) - 1 AS predicted").show(3)
+scored = estimator.predict(test)  # lazy: `test` and a column "prediction" with ten scores
+best = "array_position(prediction, array_max(prediction)) - 1 AS predicted"
+scored.selectExpr("label", best).show(3)
 
 store = kindler.Store("models")  # a folder, or the URL of a database and an object store
 store.models.put(estimator, "digits", tag="prod")  # version 1

@@ -146,7 +146,7 @@ function history(epochs) {
   });
   return card("Training history", "",
     h("div.plots", plots),
-    h("details", h("summary", `All figures of ${rows.length} ${rows.length === 1 ? "epoch" : "epochs"}`),
+    h("details", h("summary", `All metrics of ${rows.length} ${rows.length === 1 ? "epoch" : "epochs"}`),
       table("Training history", names.map((name) => [name, "right"]),
         rows.map((row) => names.map((name) => (row[name] == null ? "" : short(row[name])))))));
 }
