@@ -50,6 +50,7 @@ class _Member:
     dead: bool = False  # and to be replaced
     died: float = 0.0
     reported: int = -1  # the turn of the last report of the one that it has replaced
+    asked: int = -1  # the turn of its last gather
 
 
 class Hub(Handler):
@@ -525,7 +526,7 @@ class Hub(Handler):
                 self.give_up(rank, {"host": member.host, "reason": reason})
 
     def _gather(self, rank: int, frame: Frame) -> None:
-        turn = frame.fields["turn"]
+        turn = self._members[rank].asked = frame.fields["turn"]
         answer = None if self._transcript is None else self._transcript.answer(turn, rank)
         if answer is not None:
             self._members[rank].peer.put([answer])
@@ -542,7 +543,8 @@ class Hub(Handler):
             if self._transcript is not None:
                 self._transcript.answered(turn, answers)
             for other, pieces in answers.items():
-                self._members[other].peer.put(pieces)
+                if self._members[other].asked == turn:  # the process that did may be dead; the next one will
+                    self._members[other].peer.put(pieces)
 
     def _remember(self, rank: int, frame: Frame, transcript: Transcript) -> None:
         turn = int(frame.fields["turn"])

@@ -162,6 +162,33 @@ def test_a_second_task_of_a_rank_waits_until_the_first_is_gone(hub: Hub) -> None
     other.close()
 
 
+def test_a_replacement_gets_the_answer_of_the_turn_that_it_asks_for(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    for turn in (0, 1):
+        for rank, channel in enumerate((first, other)):
+            if (rank, turn) != (1, 1):
+                channel.send("gather", b"%d in %d" % (rank, turn), turn=turn, wants="all")
+        if turn == 0:
+            assert told(first) == told(other) == "gathered"
+    first.close()  # it has brought its part of turn 1, and waits for the other
+    assert any(event.fields["name"] == "replaced" for event in hub.events(10))
+    again = come(hub, 0, attempt=1)
+    assert told(again) == "welcome"
+    other.send("gather", b"1 in 1", turn=1, wants="all")
+    assert decode_parts(other.receive(10)) == [b"0 in 1", b"1 in 1"]
+
+    answers = []
+    for turn in (0, 1):
+        again.send("gather", b"0 in %d" % turn, turn=turn, wants="all")
+        answers.append(decode_parts(again.receive(10)))
+    assert answers == [[b"0 in 0", b"1 in 0"], [b"0 in 1", b"1 in 1"]]
+    for channel in (again, other):
+        channel.close()
+
+
 def test_a_task_of_a_stage_that_begins_again_takes_the_place_of_one_that_runs(hub: Hub) -> None:
     first, other = come(hub, 0), come(hub, 1)
     assert told(first) == told(other) == "welcome"
