@@ -71,7 +71,7 @@ class Hub(Handler):
         self._final: set[int] = set()  # ranks whose terminal event is among the events
         self._together = job.together or not at_driver  # otherwise Spark may start the task of a rank again
         self._transcript = Transcript(job.crew) if job.replaceable and at_driver else None
-        self._standby: dict[int, tuple[Peer, Frame]] = {}
+        self._standby: dict[int, list[tuple[Peer, Frame]]] = {}  # by rank, those that wait to take its place
         self._reported: dict[int, int] = {}  # by rank, the turn of its last report
         # Whether it is the driver's, which feeds workers and takes what they put out; otherwise it is the
         # first rank's, in a stage whose tasks all run once.
@@ -190,7 +190,7 @@ class Hub(Handler):
                 return
             self._aborted.set()
             peers = [m.peer for m in self._members.values() if not m.finished]
-            peers += [peer for peer, _ in self._standby.values()]
+            peers += [peer for waiting in self._standby.values() for peer, _ in waiting]
         for peer in peers:
             peer.send("abort")
         for rank in range(self._size) if self._at_driver else ():
@@ -310,10 +310,7 @@ class Hub(Handler):
             peer.send("abort")  # nobody needs it any more
             return
         with self._lock:
-            before = self._standby.get(rank)
-            self._standby[rank] = (peer, frame)
-        if before is not None:
-            before[0].send("dismiss")
+            self._standby.setdefault(rank, []).append((peer, frame))
         if self._transcript is not None and not frame.fields.get("attempt", 1):
             # The whole stage begins again, and may need the slot of the task that still runs.
             self._await_another(rank, {"host": known.host, "reason": "Spark has restarted its stage"})
@@ -343,8 +340,9 @@ class Hub(Handler):
             self._departed.notify_all()
         rank = peer.id
         member = None if rank is None else self._members.get(rank)
-        if rank is not None and self._standby.get(rank, (None,))[0] is peer:
-            del self._standby[rank]
+        if rank in self._standby:
+            with self._lock:
+                self._standby[rank] = [waiting for waiting in self._standby[rank] if waiting[0] is not peer]
         if rank is None or member is None or member.peer is not peer:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or member.dead or self._aborted.is_set():
@@ -389,11 +387,12 @@ class Hub(Handler):
                 return
             member.dead, member.died = True, time.monotonic()
             self._motion.replaced(rank)
-            waiting = self._standby.pop(rank, None)
+            waiting = self._standby.get(rank)
+            newest = waiting.pop() if waiting else None
         member.peer.send("dismiss")  # should it come back
         self._events.put(Event(rank, "report", {"name": "replaced", "worker": rank, **fields}))
-        if waiting is not None:
-            self._join(*waiting)
+        if newest is not None:
+            self._join(*newest)
 
     def _handle(self, peer: Peer, rank: int, frame: Frame) -> None:
         member = self._members[rank]
@@ -447,7 +446,7 @@ class Hub(Handler):
                 self.abort(self._over[rank])
         else:
             self._after(rank)
-        if self._standby and self.finished:
+        if any(self._standby.values()) and self.finished:
             self.abort()
 
     def _after(self, rank: int) -> None:

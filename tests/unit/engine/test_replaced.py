@@ -162,6 +162,25 @@ def test_a_second_task_of_a_rank_waits_until_the_first_is_gone(hub: Hub) -> None
     other.close()
 
 
+def test_a_third_task_of_a_rank_ends_nobody_and_takes_its_place_first(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    second = come(hub, 0, attempt=1)
+    with pytest.raises(TimeoutError):
+        second.receive(0.1)
+    third = come(hub, 0, attempt=2)
+    with pytest.raises(TimeoutError):
+        third.receive(0.1)
+    first.close()
+    assert told(third) == "welcome"
+    third.close()
+    assert told(second) == "welcome"  # and nothing before it
+    for channel in (second, other):
+        channel.close()
+
+
 def test_a_replacement_gets_the_answer_of_the_turn_that_it_asks_for(hub: Hub) -> None:
     first, other = come(hub, 0), come(hub, 1)
     assert told(first) == told(other) == "welcome"
