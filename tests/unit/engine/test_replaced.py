@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from kindler.engine import local
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.meeting import Gathering, Transcript, decode_parts, read_arrays, weighted_arrays
+from kindler.engine.outcome import Outcome
+from kindler.engine.supervisor import Supervisor
 from kindler.engine.wire import Channel, connect
 from kindler.engine.worker import Worker
-from kindler.errors import ConfigError, WorkerLostError
+from kindler.errors import ConfigError, TrainingError, WorkerLostError
 from tests.unit.engine.test_going_on import parsed
 
 TURNS, KEPT = 6, 3
@@ -83,6 +87,46 @@ def test_a_gang_whose_ranks_were_replaced_ends_as_one_whose_ranks_lived(tmp_path
 def test_a_rank_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerLostError, match=r"lost worker 1 .*SIGKILL"):
         local.run(job(tmp_path, "1:2!", max_failures=1), listener=lambda event: None)
+
+
+def test_a_process_that_replaces_another_says_that_it_is_not_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A first one would be that of a stage which begins again, and end the one that runs."""
+    attempts, hub = [], MagicMock()
+
+    def dies(*_: object, attempt: int, **__: object) -> MagicMock:
+        attempts.append(attempt)
+        supervisor = MagicMock()
+        supervisor.__enter__.return_value.run.return_value = Outcome(0, "lost", {"reason": "died"})
+        return supervisor
+
+    monkeypatch.setattr(local, "Supervisor", dies)
+    local._LocalLaunch(job(tmp_path, "", max_failures=2), None)._supervise(0, hub)
+
+    assert attempts == [0, 1, 2]
+    hub.give_up.assert_called_once_with(0, {"host": "this machine", "reason": "died"})
+
+
+def test_a_rank_whose_connection_to_the_driver_breaks_is_lost_and_replaced(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_child(*_: object, wanted: Callable[[], bool], **__: object) -> None:
+        while wanted():
+            time.sleep(0.01)
+        raise TrainingError("nobody wants it")
+
+    monkeypatch.setattr("kindler.engine.fork_server.start_child", start_child)
+    with Supervisor(hub._job, 0, hub=hub.address, owner=os.getpid()) as supervisor:
+        supervisor.start()
+        while not hub.joined:
+            time.sleep(0.01)
+        assert hub._server is not None
+        hub._server.close(10)  # which says nothing to anybody
+        outcome = supervisor.run()
+
+    assert (outcome.kind, outcome.fields["reason"]) == ("lost", "its connection to the driver broke")
+    assert supervisor.needs_another(outcome)
 
 
 def test_ranks_that_run_together_cannot_be_replaced() -> None:
