@@ -90,6 +90,7 @@ class Hub(Handler):
         self._abort_at: float | None = None
         self._ending = False
         self._halt: HaltVote | None = None
+        self._looked = time.monotonic()
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(self._size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -227,8 +228,14 @@ class Hub(Handler):
             return self._departed.wait_for(lambda: not self._attending, timeout_s)
 
     def silent(self) -> list[tuple[int, str]]:
-        limit = time.monotonic() - self._settings.heartbeat_timeout_s
+        """The ranks of which nothing was heard for too long; to be called about every second."""
+        now = time.monotonic()
+        limit, unheard_s = now - self._settings.heartbeat_timeout_s, now - self._looked
+        self._looked = now
         with self._lock:
+            if unheard_s > limits.WAKE_S:  # this process stood still itself, and has yet to read what came
+                for member in self._members.values():
+                    member.received = min(now, member.received + unheard_s)
             alive = [(r, m) for r, m in self._members.items() if not m.finished and not m.dead]
             return [(rank, member.host) for rank, member in alive if member.received < limit]
 
