@@ -515,7 +515,7 @@ class GangRun:
         elif isinstance(error, TrainingError) and "aborted" in str(error):
             fair = "abort" in excuses
         else:
-            fair = "connecting to" in str(error) and bool(touched)
+            fair = "connecting to" in str(error) and bool(touched or excuses & {"driver", "partition"})
         if not fair or self.strain < 0.99:
             raise Violation(
                 f"nothing explains {error!r}; touched {sorted(touched)}, {sorted(excuses)}, {self.strain:g}"

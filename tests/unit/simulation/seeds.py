@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from tests.unit.simulation.brokers import substitutes
 from tests.unit.simulation.gangs import GangRun
 from tests.unit.simulation.processes import simulation
-from tests.unit.simulation.world import World
+from tests.unit.simulation.tasks import TaskEngine, TaskRun
+from tests.unit.simulation.world import World, installed
 
 _SHOWN = 150  # lines of a trace, the last ones
 
@@ -24,14 +26,14 @@ class Run(Protocol):
     def run(self) -> None: ...
 
 
-RUNS: dict[str, Callable[[int], Run]] = {"gang": GangRun}
+RUNS: dict[str, Callable[[int], Run]] = {"gang": GangRun, "tasks": TaskRun}
 
 
 @contextmanager
 def ready() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
-        with simulation():
+        with simulation(), installed(*substitutes(TaskEngine)):
             yield
     finally:
         logging.disable(logging.NOTSET)

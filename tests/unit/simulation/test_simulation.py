@@ -13,6 +13,7 @@ import pytest
 
 from kindler.engine.hub import Hub, _Member
 from kindler.frame import Frame
+from kindler.runtime.broker_worker import _Slot
 from tests.unit.simulation.network import Peer
 from tests.unit.simulation.seeds import first_failure
 from tests.unit.simulation.world import world
@@ -28,11 +29,18 @@ def test_gangs_end_with_all_results_or_with_the_error_of_what_went_wrong() -> No
     assert failure is None, failure and failure[1]
 
 
-def test_a_seed_is_the_same_world_in_every_process() -> None:
-    command = [sys.executable, "-m", "tests.unit.simulation.seeds", "gang", "7"]
+@pytest.mark.timeout(1800)
+def test_each_task_gets_one_report_and_runs_again_only_where_something_went_wrong() -> None:
+    failure = first_failure("tasks", range(SEEDS))
+    assert failure is None, failure and failure[1]
+
+
+@pytest.mark.parametrize("kind", ["gang", "tasks"])
+def test_a_seed_is_the_same_world_in_every_process(kind: str) -> None:
+    command = [sys.executable, "-m", "tests.unit.simulation.seeds", kind, "7"]
     traces = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
     assert len(traces) == 1
-    assert "the run ended with" in traces.pop()
+    assert traces.pop().count("\n") > 5
 
 
 @contextmanager
@@ -84,8 +92,38 @@ def a_stale_lease_counts() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("defect", [acknowledgements_are_lost, a_second_process_joins, a_stale_lease_counts])
-def test_a_planted_defect_is_found(defect: Any) -> None:
+@contextmanager
+def results_are_acknowledged_before_they_are_sent() -> Iterator[None]:
+    """So a worker that dies in between takes the task with it."""
+    deliver = _Slot._deliver
+
+    def delivers(self: _Slot, message: Any, task_id: str, reply: bytes) -> None:
+        self.link.open()
+        self.link.channel.basic_ack(message.delivery_tag)
+        deliver(self, message, task_id, reply)
+
+    with patch.object(_Slot, "_deliver", delivers):
+        yield
+
+
+@contextmanager
+def leases_end_unnoticed() -> Iterator[None]:
+    """A worker believes that it has a task, whose lease it did not renew."""
+    with patch.object(_Slot, "_keep", lambda self, message: None):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kind", "defect"),
+    [
+        ("gang", acknowledgements_are_lost),
+        ("gang", a_second_process_joins),
+        ("gang", a_stale_lease_counts),
+        ("tasks", results_are_acknowledged_before_they_are_sent),
+        ("tasks", leases_end_unnoticed),
+    ],
+)
+def test_a_planted_defect_is_found(kind: str, defect: Any) -> None:
     with defect():
-        failure = first_failure("gang", range(PLANTED))
+        failure = first_failure(kind, range(PLANTED))
     assert failure is not None, f"{defect.__name__} was not found in {PLANTED} seeds"
