@@ -80,6 +80,7 @@ class Hub(Handler):
         self._advertised = advertised  # the address under which others reach it, where that is another one
         self._cargo = cargo  # buffers for every worker, sent to the first supervisor, which passes them on
         self._members: dict[int, _Member] = {}
+        self._met = False  # whether all were there once; who comes later need not wait for anybody
         self._feeds: dict[int, Feeds] = {}
         self._over: dict[int, str | None] = {}  # why feeds of a rank cannot go on; None: it has returned
         self._gatherings: dict[int, Gathering] = {}
@@ -301,9 +302,10 @@ class Hub(Handler):
         peer.id = rank
         if self._aborted.is_set():
             peer.send("abort")
-        elif known is not None and known.has_job:
+        elif self._met:
             peer.send("welcome", json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode())
         elif everyone:
+            self._met = True
             self._welcome()
 
     def _wait_in_line(self, peer: Peer, frame: Frame, known: _Member) -> None:

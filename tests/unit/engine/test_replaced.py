@@ -252,6 +252,21 @@ def test_a_replacement_gets_the_answer_of_the_turn_that_it_asks_for(hub: Hub) ->
         channel.close()
 
 
+def test_a_replacement_is_welcome_even_if_its_rank_had_no_job_yet(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    other.send("pulse", ticks=0, waiting=False)
+    for channel in (first, other):
+        channel.close()
+    replaced = 0
+    while replaced < 2:
+        replaced += sum(event.fields["name"] == "replaced" for event in hub.events(10))
+    again = [come(hub, rank, attempt=1) for rank in (0, 1)]
+    assert [told(channel) for channel in again] == ["welcome"] * 2
+    for channel in again:
+        channel.close()
+
+
 def test_a_task_of_a_stage_that_begins_again_takes_the_place_of_one_that_runs(hub: Hub) -> None:
     first, other = come(hub, 0), come(hub, 1)
     assert told(first) == told(other) == "welcome"
