@@ -221,7 +221,7 @@ class Hub(Handler):
         if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
             return
         for other, member in list(self._members.items()):
-            if other < self._crew and not member.finished:
+            if other < self._crew and not member.finished and member.has_job:
                 member.peer.send("halt_at", last=vote.last)
 
     def await_departures(self, timeout_s: float) -> bool:
@@ -506,6 +506,10 @@ class Hub(Handler):
             self._members[rank].has_job = True
             if rank in self._feeds:
                 self.feeds(rank)  # connects them
+            if self._halt is not None and rank < self._crew:  # it was asked of the one that it replaces
+                self._members[rank].peer.send("halt")
+                if self._halt.last is not None:
+                    self._members[rank].peer.send("halt_at", last=self._halt.last)
             if self._ending and rank in self._job.graces:
                 self._members[rank].peer.send("ending")
         with self._lock:

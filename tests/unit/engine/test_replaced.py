@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -264,6 +265,36 @@ def test_a_replacement_is_welcome_even_if_its_rank_had_no_job_yet(hub: Hub) -> N
     again = [come(hub, rank, attempt=1) for rank in (0, 1)]
     assert [told(channel) for channel in again] == ["welcome"] * 2
     for channel in again:
+        channel.close()
+
+
+def test_a_replacement_hears_where_to_halt(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+        channel.send("report", name="here")
+    here = 0
+    while here < 2:
+        here += len(list(hub.events(10)))
+    asking = threading.Thread(target=hub.halt, args=(10,))
+    asking.start()
+    assert told(first) == told(other) == "halt"
+    other.send("halting", begun=3)
+    first.close()  # before it has said how far it is
+    again = come(hub, 0, attempt=1)
+    assert told(again) == "welcome"
+    again.send("pulse", ticks=0, waiting=False)
+    assert told(again) == "halt"
+    again.send("halting", begun=1)
+    assert [channel.receive(10).fields for channel in (again, other)] == [{"last": 3}] * 2
+    asking.join(10)
+    again.close()
+    later = come(hub, 0, attempt=2)
+    assert told(later) == "welcome"
+    later.send("pulse", ticks=0, waiting=False)
+    assert [told(later), told(later)] == ["halt", "halt_at"]
+    for channel in (later, other):
         channel.close()
 
 
