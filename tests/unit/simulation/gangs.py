@@ -313,7 +313,7 @@ class GangRun:
         def die(process: Process | None) -> None:
             if process is not None and process.alive:
                 self.touched.add(rank)
-                self._bears(0.3)
+                self._bears(0.34)
                 self.world.say(f"NOW {process.name} is killed")
                 self.world.after(0.0, process.end)
 
@@ -329,7 +329,7 @@ class GangRun:
         def die() -> None:
             if (process := self._of(self.tasks, rank)) is not None:
                 self.touched.add(rank)
-                self._bears(0.3 if self._launch.retries else 1.0)
+                self._bears(0.34 if self._launch.retries else 1.0)
                 process.end()
 
         self._later(f"the task of {rank} is killed", die)
