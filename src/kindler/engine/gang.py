@@ -292,7 +292,7 @@ class Gang:
 
     def _judged(self, received: list[Outcome]) -> list[Outcome]:
         outcomes = verdict(received, self._launch.outcomes(self._hub))
-        results = {o.rank for o in outcomes if o.kind == "result"}
+        results = {o.rank for o in outcomes if o.kind == "result"} - self.job.services
         left = {o.rank: o for o in [*received, *outcomes] if o.kind == "left"}
         if results and len(results | left.keys() | self.job.services) == self.job.size:
             return outcomes  # whatever became of the engine's own job

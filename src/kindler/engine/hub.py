@@ -50,6 +50,7 @@ class _Member:
     dead: bool = False  # and to be replaced
     died: float = 0.0
     reported: int = -1  # the turn of the last report of the one that it has replaced
+    asked: int = -1  # the turn of its last gather
 
 
 class Hub(Handler):
@@ -70,7 +71,7 @@ class Hub(Handler):
         self._final: set[int] = set()  # ranks whose terminal event is among the events
         self._together = job.together or not at_driver  # otherwise Spark may start the task of a rank again
         self._transcript = Transcript(job.crew) if job.replaceable and at_driver else None
-        self._standby: dict[int, tuple[Peer, Frame]] = {}
+        self._standby: dict[int, list[tuple[Peer, Frame]]] = {}  # by rank, those that wait to take its place
         self._reported: dict[int, int] = {}  # by rank, the turn of its last report
         # Whether it is the driver's, which feeds workers and takes what they put out; otherwise it is the
         # first rank's, in a stage whose tasks all run once.
@@ -79,6 +80,7 @@ class Hub(Handler):
         self._advertised = advertised  # the address under which others reach it, where that is another one
         self._cargo = cargo  # buffers for every worker, sent to the first supervisor, which passes them on
         self._members: dict[int, _Member] = {}
+        self._met = False  # whether all were there once; who comes later need not wait for anybody
         self._feeds: dict[int, Feeds] = {}
         self._over: dict[int, str | None] = {}  # why feeds of a rank cannot go on; None: it has returned
         self._gatherings: dict[int, Gathering] = {}
@@ -89,6 +91,7 @@ class Hub(Handler):
         self._abort_at: float | None = None
         self._ending = False
         self._halt: HaltVote | None = None
+        self._looked = time.monotonic()
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(self._size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -189,7 +192,7 @@ class Hub(Handler):
                 return
             self._aborted.set()
             peers = [m.peer for m in self._members.values() if not m.finished]
-            peers += [peer for peer, _ in self._standby.values()]
+            peers += [peer for waiting in self._standby.values() for peer, _ in waiting]
         for peer in peers:
             peer.send("abort")
         for rank in range(self._size) if self._at_driver else ():
@@ -218,7 +221,7 @@ class Hub(Handler):
         if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
             return
         for other, member in list(self._members.items()):
-            if other < self._crew and not member.finished:
+            if other < self._crew and not member.finished and member.has_job:
                 member.peer.send("halt_at", last=vote.last)
 
     def await_departures(self, timeout_s: float) -> bool:
@@ -226,8 +229,14 @@ class Hub(Handler):
             return self._departed.wait_for(lambda: not self._attending, timeout_s)
 
     def silent(self) -> list[tuple[int, str]]:
-        limit = time.monotonic() - self._settings.heartbeat_timeout_s
+        """The ranks of which nothing was heard for too long; to be called about every second."""
+        now = time.monotonic()
+        limit, unheard_s = now - self._settings.heartbeat_timeout_s, now - self._looked
+        self._looked = now
         with self._lock:
+            if unheard_s > limits.WAKE_S:  # this process stood still itself, and has yet to read what came
+                for member in self._members.values():
+                    member.received = min(now, member.received + unheard_s)
             alive = [(r, m) for r, m in self._members.items() if not m.finished and not m.dead]
             return [(rank, member.host) for rank, member in alive if member.received < limit]
 
@@ -293,9 +302,10 @@ class Hub(Handler):
         peer.id = rank
         if self._aborted.is_set():
             peer.send("abort")
-        elif known is not None and known.has_job:
+        elif self._met:
             peer.send("welcome", json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode())
         elif everyone:
+            self._met = True
             self._welcome()
 
     def _wait_in_line(self, peer: Peer, frame: Frame, known: _Member) -> None:
@@ -309,10 +319,7 @@ class Hub(Handler):
             peer.send("abort")  # nobody needs it any more
             return
         with self._lock:
-            before = self._standby.get(rank)
-            self._standby[rank] = (peer, frame)
-        if before is not None:
-            before[0].send("dismiss")
+            self._standby.setdefault(rank, []).append((peer, frame))
         if self._transcript is not None and not frame.fields.get("attempt", 1):
             # The whole stage begins again, and may need the slot of the task that still runs.
             self._await_another(rank, {"host": known.host, "reason": "Spark has restarted its stage"})
@@ -342,8 +349,9 @@ class Hub(Handler):
             self._departed.notify_all()
         rank = peer.id
         member = None if rank is None else self._members.get(rank)
-        if rank is not None and self._standby.get(rank, (None,))[0] is peer:
-            del self._standby[rank]
+        if rank in self._standby:
+            with self._lock:
+                self._standby[rank] = [waiting for waiting in self._standby[rank] if waiting[0] is not peer]
         if rank is None or member is None or member.peer is not peer:
             return  # a stranger, or a worker that died while greeting; its supervisor tells of the latter
         if member.finished or member.dead or self._aborted.is_set():
@@ -388,11 +396,12 @@ class Hub(Handler):
                 return
             member.dead, member.died = True, time.monotonic()
             self._motion.replaced(rank)
-            waiting = self._standby.pop(rank, None)
+            waiting = self._standby.get(rank)
+            newest = waiting.pop() if waiting else None
         member.peer.send("dismiss")  # should it come back
         self._events.put(Event(rank, "report", {"name": "replaced", "worker": rank, **fields}))
-        if waiting is not None:
-            self._join(*waiting)
+        if newest is not None:
+            self._join(*newest)
 
     def _handle(self, peer: Peer, rank: int, frame: Frame) -> None:
         member = self._members[rank]
@@ -446,7 +455,7 @@ class Hub(Handler):
                 self.abort(self._over[rank])
         else:
             self._after(rank)
-        if self._standby and self.finished:
+        if any(self._standby.values()) and self.finished:
             self.abort()
 
     def _after(self, rank: int) -> None:
@@ -497,6 +506,10 @@ class Hub(Handler):
             self._members[rank].has_job = True
             if rank in self._feeds:
                 self.feeds(rank)  # connects them
+            if self._halt is not None and rank < self._crew:  # it was asked of the one that it replaces
+                self._members[rank].peer.send("halt")
+                if self._halt.last is not None:
+                    self._members[rank].peer.send("halt_at", last=self._halt.last)
             if self._ending and rank in self._job.graces:
                 self._members[rank].peer.send("ending")
         with self._lock:
@@ -525,7 +538,7 @@ class Hub(Handler):
                 self.give_up(rank, {"host": member.host, "reason": reason})
 
     def _gather(self, rank: int, frame: Frame) -> None:
-        turn = frame.fields["turn"]
+        turn = self._members[rank].asked = frame.fields["turn"]
         answer = None if self._transcript is None else self._transcript.answer(turn, rank)
         if answer is not None:
             self._members[rank].peer.put([answer])
@@ -542,7 +555,8 @@ class Hub(Handler):
             if self._transcript is not None:
                 self._transcript.answered(turn, answers)
             for other, pieces in answers.items():
-                self._members[other].peer.put(pieces)
+                if self._members[other].asked == turn:  # the process that did may be dead; the next one will
+                    self._members[other].peer.put(pieces)
 
     def _remember(self, rank: int, frame: Frame, transcript: Transcript) -> None:
         turn = int(frame.fields["turn"])

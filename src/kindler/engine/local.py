@@ -14,6 +14,7 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.placement import usable_cores
 from kindler.engine.supervisor import AbortedError, Supervisor
 from kindler.errors import TrainingError
+from kindler.frame import ChannelClosed
 
 
 def slots() -> int:
@@ -53,19 +54,20 @@ class _LocalLaunch:
 
     def _supervise(self, rank: int, hub: Hub) -> None:
         job = self._job
-        replaceable = job.replaceable and rank < job.crew
-        left = job.settings.max_failures if replaceable else 0
+        attempt, last = 0, job.settings.max_failures
         while True:
             try:
-                with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=self._base) as supervisor:
+                with Supervisor(
+                    job, rank, hub=hub.address, owner=os.getpid(), base=self._base, attempt=attempt
+                ) as supervisor:
                     supervisor.start()
                     outcome = supervisor.run()
-            except AbortedError:
-                return
-            died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
-            if not died or not left:
+            except (AbortedError, ChannelClosed):
+                return  # the run is over
+            died = supervisor.needs_another(outcome)
+            if not died or attempt == last:
                 break
-            left -= 1
+            attempt += 1
         self._outcomes.append(outcome)
         if died:
             hub.give_up(rank, {"host": "this machine", "reason": "it gave no sign of life", **outcome.fields})

@@ -106,7 +106,8 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
-        self.dismissed = False  # whether another process has the place of this one, or shall have it
+        self._dismissed = False  # whether another process has the place of this one, or shall have it
+        self._cut_off = False  # whether the connection to the hub broke, which has not said that all is over
         self._frozen = False
         self._optional = False
         self._welcomed = threading.Event()
@@ -184,12 +185,16 @@ class Supervisor:
         try:
             child = self._await_start()
             return self._relay(child)
-        except AbortedError:
-            return self._ended("aborted")
-        except ChannelClosed:
-            return self._ended("aborted")  # the hub is gone: so is the run
+        except (AbortedError, ChannelClosed):
+            return self._stopped()
         except Exception as exc:  # noqa: BLE001 - the edge of the worker: it becomes an outcome
             return self.failed(exc)
+
+    def needs_another(self, outcome: Outcome) -> bool:
+        """Whether the rank goes on in another process, after this one has ended in this way."""
+        if not self._job.replaceable or self._spec.beside:
+            return False
+        return self._dismissed or outcome.kind == "lost"
 
     def failed(self, exc: Exception) -> Outcome:
         return self._ended("error", **describe(exc))
@@ -348,10 +353,15 @@ class Supervisor:
         if self._frozen:  # the others gave up because of it
             return self._lost("its process was stopped, or had ended, when the run was abandoned", code)
         if not by_itself and self._aborted.is_set():
-            return self._ended("aborted")
+            return self._stopped()
         return self._lost(_why(code), code)
 
-    def _lost(self, reason: str, code: int) -> Outcome:
+    def _stopped(self) -> Outcome:
+        if self._cut_off:
+            return self._lost("its connection to the driver broke", None)
+        return self._ended("aborted")
+
+    def _lost(self, reason: str, code: int | None) -> Outcome:
         self._catch_up()  # with its last words, which are told again
         kind = "left" if self._optional else "lost"
         return self._ended(kind, reason=reason, exit_code=code, log_tail="\n".join(self._tail))
@@ -384,10 +394,10 @@ class Supervisor:
                 elif frame.kind == "stacks":
                     self._start(self._tell_stacks, "kindler-stacks")
                 elif frame.kind in ("abort", "dismiss"):
-                    self.dismissed = frame.kind == "dismiss"
+                    self._dismissed = frame.kind == "dismiss"
                     break
         except ChannelClosed:
-            pass
+            self._cut_off = not self._aborted.is_set()
         if self._child is not None:
             self._frozen = not can_run(self._child.pid)
             self._aborted.set()

@@ -273,9 +273,12 @@ class BrokerEngine:
             self._send(pending)
         except self._broker.errors as exc:
             with self._lock:
-                self._pending.pop(task.id, None)
-            self._messages.drop(pending.message)
-            raise _unreachable(exc) from exc
+                arrived = pending.taken  # and only the broker's answer was lost
+                if not arrived:
+                    del self._pending[task.id]
+            if not arrived:
+                self._messages.drop(pending.message)
+                raise _unreachable(exc) from exc
         with self._lock:
             if self._pending and self._thread is None:
                 self._thread = threading.Thread(target=self._listen, name="kindler-replies", daemon=True)

@@ -451,7 +451,7 @@ class _SupervisorTask:
         far, base = self.hub is not None, _local_folder(rank)
         with ExitStack() as stack:
             rows: Path | None = None  # where they lie between a worker that died and the next one
-            left = self.again
+            last = attempt + self.again
             while True:
                 with Supervisor(
                     job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
@@ -466,15 +466,15 @@ class _SupervisorTask:
                     except KindlerError as exc:
                         return supervisor.failed(exc)
                     outcome = supervisor.run()
-                    if not job.replaceable or (outcome.kind != "lost" and not supervisor.dismissed):
+                    if not supervisor.needs_another(outcome):
                         return outcome
-                    if not left:
+                    if attempt == last:
                         raise _WorkerIsLost(
                             outcome.fields.get("reason", "the driver received nothing from it")
                         )
                     rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
                     self._move_rows(supervisor.scratch, rows)
-                    left -= 1
+                    attempt += 1
 
     def _rows(self, batches: Iterator[pa.RecordBatch], rank: int) -> Iterator[pa.RecordBatch]:
         if not self.staged:

@@ -70,6 +70,11 @@ def serves(worker: Worker, dying: bytes) -> list[bytes]:
     return []
 
 
+def returns(worker: Worker, dying: bytes) -> list[bytes]:
+    worker.others_ended.wait(60)
+    return [b"a result"]
+
+
 def job(dying: bytes) -> Job:
     beside = RankSpec(target=f"{__name__}:serves", role="ps", ports=1, service=True, beside=True)
     ranks = (*equal_ranks(f"{__name__}:meets", 3), beside)
@@ -92,6 +97,16 @@ def test_the_others_meet_without_a_rank_that_died_and_the_driver_hears_of_it() -
 def test_a_gang_of_which_all_died_is_lost() -> None:
     with pytest.raises(WorkerLostError, match="lost worker 0 .*SIGKILL"):
         local.run(job(b"\0\1\2"), listener=lambda event: None)
+
+
+@pytest.mark.usefixtures("no_workers_left")
+def test_the_result_of_a_service_is_none_of_the_gang() -> None:
+    service = RankSpec(target=f"{__name__}:returns", role="ps", service=True, beside=True, grace_s=30)
+    ranks = (*equal_ranks(f"{__name__}:meets", 1), service)
+    with pytest.raises(WorkerLostError, match="lost worker 0 .*SIGKILL"):
+        local.run(
+            Job(ranks=ranks, buffers=(b"\0",), settings=RunSettings(idle_s=0)), listener=lambda event: None
+        )
 
 
 def test_ranks_beside_the_others_are_services_and_come_last() -> None:

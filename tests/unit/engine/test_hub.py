@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -270,6 +271,23 @@ def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:
 
     assert hub.silent() == [(0, "quiet")]
     quiet.close()
+
+
+def test_nobody_is_silent_while_the_driver_itself_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("kindler.engine.hub.time", SimpleNamespace(monotonic=lambda: now[0]))
+    settings = RunSettings(heartbeat_s=2, heartbeat_timeout_s=10)
+    with Hub(Job(ranks=equal_ranks("", 1), secret=SECRET, settings=settings)) as hub:
+        quiet = join(hub, 0, "quiet")
+        assert quiet.receive(60).kind == "welcome"
+        assert hub.silent() == []
+        now[0] += 60  # nobody looks meanwhile: this process was stopped
+        assert hub.silent() == []
+        for _ in range(11):
+            now[0] += 1
+            seen = hub.silent()
+        assert seen == [(0, "quiet")]
+        quiet.close()
 
 
 def test_a_stranger_is_not_let_in(hub: Hub) -> None:

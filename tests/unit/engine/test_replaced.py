@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,9 +20,11 @@ from kindler.engine import local
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.meeting import Gathering, Transcript, decode_parts, read_arrays, weighted_arrays
+from kindler.engine.outcome import Outcome
+from kindler.engine.supervisor import Supervisor
 from kindler.engine.wire import Channel, connect
 from kindler.engine.worker import Worker
-from kindler.errors import ConfigError, WorkerLostError
+from kindler.errors import ConfigError, TrainingError, WorkerLostError
 from tests.unit.engine.test_going_on import parsed
 
 TURNS, KEPT = 6, 3
@@ -83,6 +88,46 @@ def test_a_gang_whose_ranks_were_replaced_ends_as_one_whose_ranks_lived(tmp_path
 def test_a_rank_that_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerLostError, match=r"lost worker 1 .*SIGKILL"):
         local.run(job(tmp_path, "1:2!", max_failures=1), listener=lambda event: None)
+
+
+def test_a_process_that_replaces_another_says_that_it_is_not_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A first one would be that of a stage which begins again, and end the one that runs."""
+    attempts, hub = [], MagicMock()
+
+    def dies(*_: object, attempt: int, **__: object) -> MagicMock:
+        attempts.append(attempt)
+        supervisor = MagicMock()
+        supervisor.__enter__.return_value.run.return_value = Outcome(0, "lost", {"reason": "died"})
+        return supervisor
+
+    monkeypatch.setattr(local, "Supervisor", dies)
+    local._LocalLaunch(job(tmp_path, "", max_failures=2), None)._supervise(0, hub)
+
+    assert attempts == [0, 1, 2]
+    hub.give_up.assert_called_once_with(0, {"host": "this machine", "reason": "died"})
+
+
+def test_a_rank_whose_connection_to_the_driver_breaks_is_lost_and_replaced(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_child(*_: object, wanted: Callable[[], bool], **__: object) -> None:
+        while wanted():
+            time.sleep(0.01)
+        raise TrainingError("nobody wants it")
+
+    monkeypatch.setattr("kindler.engine.fork_server.start_child", start_child)
+    with Supervisor(hub._job, 0, hub=hub.address, owner=os.getpid()) as supervisor:
+        supervisor.start()
+        while not hub.joined:
+            time.sleep(0.01)
+        assert hub._server is not None
+        hub._server.close(10)  # which says nothing to anybody
+        outcome = supervisor.run()
+
+    assert (outcome.kind, outcome.fields["reason"]) == ("lost", "its connection to the driver broke")
+    assert supervisor.needs_another(outcome)
 
 
 def test_ranks_that_run_together_cannot_be_replaced() -> None:
@@ -160,6 +205,97 @@ def test_a_second_task_of_a_rank_waits_until_the_first_is_gone(hub: Hub) -> None
     assert (event.rank, event.fields["host"]) == (0, "host-0-0")
     second.close()
     other.close()
+
+
+def test_a_third_task_of_a_rank_ends_nobody_and_takes_its_place_first(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    second = come(hub, 0, attempt=1)
+    with pytest.raises(TimeoutError):
+        second.receive(0.1)
+    third = come(hub, 0, attempt=2)
+    with pytest.raises(TimeoutError):
+        third.receive(0.1)
+    first.close()
+    assert told(third) == "welcome"
+    third.close()
+    assert told(second) == "welcome"  # and nothing before it
+    for channel in (second, other):
+        channel.close()
+
+
+def test_a_replacement_gets_the_answer_of_the_turn_that_it_asks_for(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+    for turn in (0, 1):
+        for rank, channel in enumerate((first, other)):
+            if (rank, turn) != (1, 1):
+                channel.send("gather", b"%d in %d" % (rank, turn), turn=turn, wants="all")
+        if turn == 0:
+            assert told(first) == told(other) == "gathered"
+    first.close()  # it has brought its part of turn 1, and waits for the other
+    assert any(event.fields["name"] == "replaced" for event in hub.events(10))
+    again = come(hub, 0, attempt=1)
+    assert told(again) == "welcome"
+    other.send("gather", b"1 in 1", turn=1, wants="all")
+    assert decode_parts(other.receive(10)) == [b"0 in 1", b"1 in 1"]
+
+    answers = []
+    for turn in (0, 1):
+        again.send("gather", b"0 in %d" % turn, turn=turn, wants="all")
+        answers.append(decode_parts(again.receive(10)))
+    assert answers == [[b"0 in 0", b"1 in 0"], [b"0 in 1", b"1 in 1"]]
+    for channel in (again, other):
+        channel.close()
+
+
+def test_a_replacement_is_welcome_even_if_its_rank_had_no_job_yet(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    other.send("pulse", ticks=0, waiting=False)
+    for channel in (first, other):
+        channel.close()
+    replaced = 0
+    while replaced < 2:
+        replaced += sum(event.fields["name"] == "replaced" for event in hub.events(10))
+    again = [come(hub, rank, attempt=1) for rank in (0, 1)]
+    assert [told(channel) for channel in again] == ["welcome"] * 2
+    for channel in again:
+        channel.close()
+
+
+def test_a_replacement_hears_where_to_halt(hub: Hub) -> None:
+    first, other = come(hub, 0), come(hub, 1)
+    assert told(first) == told(other) == "welcome"
+    for channel in (first, other):
+        channel.send("pulse", ticks=0, waiting=False)
+        channel.send("report", name="here")
+    here = 0
+    while here < 2:
+        here += len(list(hub.events(10)))
+    asking = threading.Thread(target=hub.halt, args=(10,))
+    asking.start()
+    assert told(first) == told(other) == "halt"
+    other.send("halting", begun=3)
+    first.close()  # before it has said how far it is
+    again = come(hub, 0, attempt=1)
+    assert told(again) == "welcome"
+    again.send("pulse", ticks=0, waiting=False)
+    assert told(again) == "halt"
+    again.send("halting", begun=1)
+    assert [channel.receive(10).fields for channel in (again, other)] == [{"last": 3}] * 2
+    asking.join(10)
+    again.close()
+    later = come(hub, 0, attempt=2)
+    assert told(later) == "welcome"
+    later.send("pulse", ticks=0, waiting=False)
+    assert [told(later), told(later)] == ["halt", "halt_at"]
+    for channel in (later, other):
+        channel.close()
 
 
 def test_a_task_of_a_stage_that_begins_again_takes_the_place_of_one_that_runs(hub: Hub) -> None:
