@@ -88,6 +88,10 @@ class Summaries:
             self._merge_steps(fields)
         elif fields["name"] == "epoch":
             self._add_epoch(fields["row"], fields.get("step"))
+            if self._sink is not None and (goodput := fields.get("goodput")) is not None:
+                parts = {"share": goodput.share, **goodput.seconds}
+                for name, value in parts.items():
+                    self._sink.add("train", f"goodput/{name}", value, fields["step"], self._clock())
         else:
             return
         if self._sink is not None:
