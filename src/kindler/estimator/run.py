@@ -41,7 +41,7 @@ from kindler.strategies import AllReduce
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
 from kindler.train.checkpoints import CheckpointFolder, StoredCheckpoint
-from kindler.train.goodput import Part, RunClock
+from kindler.train.goodput import RunClock
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
 from kindler.train.run import ENTRY, SERVER_ENTRY
@@ -82,7 +82,7 @@ class RunResults:
     mode: str | None = None  # how the framework ran the steps, if it had a choice
     step: int = 0
     halted: bool = False  # whether the user interrupted the run, which ended after `step`
-    spent: Mapping[Part, float] = field(default_factory=dict)  # seconds of the first worker
+    spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the first worker
 
 
 def run(

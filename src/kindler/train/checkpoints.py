@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kindler.errors import ConfigError
 from kindler.files import Folder, folder_at, split
-from kindler.train.goodput import Part
 from kindler.train.metric_names import Direction, improves
 from kindler.train.metric_names import parse as parse_metric
 
@@ -71,7 +70,7 @@ class Header:
     seed: int = 0
     shuffle: bool = True
     seconds: float = 0.0  # duration of the unfinished epoch so far
-    spent: Mapping[Part, float] = field(default_factory=dict)  # by the run so far, for its goodput
+    spent: Mapping[str, float] = field(default_factory=dict)  # by the run so far, for its goodput
     rows: tuple[Mapping[str, Any], ...] = ()
     stopped: str | None = None  # why the run ended before its last epoch
     callbacks: tuple[Mapping[str, Any], ...] = ()  # class name and state of each

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kindler.train.progress import clock_time
 
@@ -43,7 +43,7 @@ class Goodput:
         goodput 75% of 12.0 s (start 2.2 s, sync 0.8 s)
     """
 
-    seconds: Mapping[Part, float]
+    seconds: Mapping[str, float]
 
     @property
     def wall_s(self) -> float:
@@ -55,6 +55,10 @@ class Goodput:
         """The share of the wall time that was new training steps, from 0 to 1."""
         wall_s = self.wall_s
         return self.seconds.get("steps", 0.0) / wall_s if wall_s else 0.0
+
+    def scalars(self) -> dict[str, float]:
+        """The share and the seconds of each part, by their names in TensorBoard and MLflow."""
+        return {f"goodput/{name}": value for name, value in {"share": self.share, **self.seconds}.items()}
 
     def __repr__(self) -> str:
         rest = [
@@ -74,11 +78,11 @@ class Stopwatch:
     """A worker's time by part. Each `lap` names what the time since the one before was."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.seconds: dict[Part, float] = {}
+        self.seconds: dict[str, float] = {}
         self._clock = clock
         self._began = self._last = clock()
-        self._meters: dict[Part, Callable[[], float]] = {}
-        self._read: dict[Part, float] = {}
+        self._meters: dict[str, Callable[[], float]] = {}
+        self._read: dict[str, float] = {}
 
     def watch(self, part: Part, meter: Callable[[], float]) -> None:
         """From now on, what `meter` grows by in a lap belongs to `part` instead of the lap's own."""
@@ -102,13 +106,13 @@ class Stopwatch:
         yield
         self.lap(part)
 
-    def resume(self, seconds: Mapping[Part, float]) -> None:
+    def resume(self, seconds: Mapping[str, float]) -> None:
         """Continue from where the run had spent `seconds`, at a checkpoint; getting here was recovery."""
         self._last = self._clock()
         self.seconds = dict(seconds)
         self._add("recovery", self._last - self._began)
 
-    def _add(self, part: Part, seconds: float) -> None:
+    def _add(self, part: str, seconds: float) -> None:
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
@@ -125,7 +129,7 @@ class RunClock:
         self._ingest_since: float | None = None  # when Spark was first heard computing rows
         self._start_s: float | None = None  # until the first gang was complete
         self._launched = self._lost = False
-        self._spent: Mapping[Part, float] = {}  # by the first worker, as reported last, which was
+        self._spent: Mapping[str, float] = {}  # by the first worker, as reported last, which was
         self._reported: float | None = None  # then
 
     @contextmanager
@@ -160,18 +164,17 @@ class RunClock:
     def _lose(self) -> None:
         self._lost, self._reported = True, None
 
-    def goodput(self, spent: Mapping[Part, float]) -> Goodput:
+    def goodput(self, spent: Mapping[str, float]) -> Goodput:
         """The goodput so far; the first worker's stopwatch shows `spent`."""
         now, after_s = self._clock(), 0.0
         if self._reported is not None:  # the rest since then is the end of the run
             after_s = max(0.0, now - self._reported - sum(spent.values()) + sum(self._spent.values()))
         before_s = max(0.0, now - self._began - self._ingest_s - after_s - sum(spent.values()))
         start_s = min(before_s, self._start_s or 0.0) if self._lost else before_s
-        own: dict[Part, float] = {
+        own: dict[str, float] = {
             "start": start_s,
             "ingest": self._ingest_s,
             "recovery": before_s - start_s,
             "other": after_s,
         }
-        parts: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
-        return Goodput({part: spent.get(part, 0.0) + own.get(part, 0.0) for part in parts})
+        return Goodput({part: spent.get(part, 0.0) + own.get(part, 0.0) for part in get_args(Part)})

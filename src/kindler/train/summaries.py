@@ -89,9 +89,8 @@ class Summaries:
         elif fields["name"] == "epoch":
             self._add_epoch(fields["row"], fields.get("step"))
             if self._sink is not None and (goodput := fields.get("goodput")) is not None:
-                parts = {"share": goodput.share, **goodput.seconds}
-                for name, value in parts.items():
-                    self._sink.add("train", f"goodput/{name}", value, fields["step"], self._clock())
+                for tag, value in goodput.scalars().items():
+                    self._sink.add("train", tag, value, fields["step"], self._clock())
         else:
             return
         if self._sink is not None:
