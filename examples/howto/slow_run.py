@@ -20,21 +20,6 @@ from kindler import Prepare
 ROWS, LENGTH = 32_000, 64
 
 
-class Shares(kindler.callbacks.DriverCallback):
-    """How the first worker spent its time: the shares of the progress line, as numbers."""
-
-    data = sync = 0.0
-
-    def on_progress(self, fields):
-        """Called several times a second; all numbers are of this epoch so far."""
-        if fields["step"]:
-            waited = fields.get("transform_s", fields.get("data_s"))  # data_s in a run without a transform
-            self.data, self.sync = (part / fields["seconds"] for part in (waited, fields["sync_s"]))
-
-    def __str__(self):
-        return f"transform {self.data:.0%}, compute {1 - self.data - self.sync:.0%}, sync {self.sync:.0%}"
-
-
 class Profile(kindler.callbacks.Callback):
     """Records some steps of the first worker with PyTorch's profiler."""
 
@@ -69,7 +54,15 @@ def whole_batch(columns):
     return {"spectrum": spectrum.astype("float32")}
 
 
-def run(transform, callbacks, steps):
+def speed(history):
+    """Rows per second, and the shares of the time after the start."""
+    seconds = history.goodput.seconds
+    training = {part: seconds[part] for part in ("ingest", "steps", "sync")}
+    shares = ", ".join(f"{part} {spent / sum(training.values()):.0%}" for part, spent in training.items())
+    return f"{history[-1]['rows_per_s']:7,.0f} rows/s, {shares}"
+
+
+def run(transform, steps, callbacks=()):
     draw = np.random.default_rng(0)
     signal = draw.normal(size=(ROWS, LENGTH)).astype("float32")
     torch.manual_seed(0)
@@ -94,11 +87,10 @@ def run(transform, callbacks, steps):
 
 
 def main(folder):
-    slow, fast = Shares(), Shares()
-    first = run(row_by_row, [slow], steps=50)
-    print(f"row by row:  {first[-1]['rows_per_s']:7,.0f} rows/s, {slow}")
-    second = run(whole_batch, [fast, Profile(folder / "profile.txt")], steps=500)
-    print(f"whole batch: {second[-1]['rows_per_s']:7,.0f} rows/s, {fast}")
+    first = run(row_by_row, steps=50)
+    print("row by row: ", speed(first))
+    second = run(whole_batch, steps=500, callbacks=[Profile(folder / "profile.txt")])
+    print("whole batch:", speed(second))
     operations = re.findall(r"aten::\w+", (folder / "profile.txt").read_text())
     print("most time in:", ", ".join(operations[:3]))
 

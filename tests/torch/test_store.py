@@ -185,6 +185,7 @@ def test_an_estimator_comes_back_with_its_history_and_its_columns(om: Store) -> 
 
     again = om.models.get("est@prod", workers=1, engine="local")
     assert list(again.history) == list(estimator.history)
+    assert again.history.goodput == estimator.history.goodput is not None
     assert again.signature == estimator.signature
     assert again.signature["layout"]["a"] == ["float32", [3]]
     np.testing.assert_array_equal(again.predict(data)["prediction"], estimator.predict(data)["prediction"])

@@ -186,6 +186,7 @@ def test_an_estimator_is_loaded_from_one_file_and_trains_on_with_its_optimizer(t
     again = Estimator.load(tmp_path / "line.estimator", trusted=True)
 
     assert list(again.history) == list(est.history)
+    assert again.history.goodput == est.history.goodput is not None
     assert again.predict(X) == pytest.approx(est.predict(X))
     again.fit(DATA, epochs=1, **OPTIONS)
     whole.fit(DATA, epochs=3, **OPTIONS)

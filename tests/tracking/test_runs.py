@@ -71,6 +71,8 @@ def test_a_torch_run_has_its_params_metrics_history_and_a_model_that_predicts_al
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     told_history = mlflow.artifacts.load_dict(f"runs:/{logger.run_id}/history.json")
     assert [row["loss"] for row in told_history["epochs"]] == history["loss"]
+    assert metric(uri, logger.run_id, "goodput/share") == [(3, history.goodput.share)]
+    assert metric(uri, logger.run_id, "goodput/steps") == [(3, history.goodput.seconds["steps"])]
     expected = est.get_model()(torch.from_numpy(X)).detach().numpy()
     for name in (logger.model_uri, f"runs:/{logger.run_id}/model", "models:/small/1"):
         model = mlflow.pyfunc.load_model(name)

@@ -48,6 +48,7 @@ from kindler.frameworks.state_format import ScoringModel
 from kindler.html import card
 from kindler.strategies import Strategy
 from kindler.train.callbacks import DriverCallbackList, run_params, split_callbacks
+from kindler.train.goodput import RunClock
 from kindler.train.history import History
 from kindler.train.lightning_callbacks import translated
 from kindler.train.metric_names import BOOKKEEPING
@@ -59,6 +60,7 @@ from kindler.train.options import (
     PredictOptions,
     RunConfig,
 )
+from kindler.train.progress import show_line
 from kindler.train.summaries import EventFiles, Summaries
 from kindler.types import Callbacks, Data, ScoringData
 
@@ -173,6 +175,7 @@ class Estimator(Saving):
             WorkerLostError: A worker died. With `checkpoint`, the run has by then been restarted as often as
                 `RunSettings.max_failures` allows.
         """
+        clock = RunClock()
         driver_callbacks, on_workers = split_callbacks(translated(callbacks))
         length = epochs if isinstance(epochs, Epochs) else Epochs(epochs)
         read, freq = columns or Columns(), length.validation_freq
@@ -206,10 +209,15 @@ class Estimator(Saving):
         if validation_split is not None:
             refuse(*split_complaints(validation_split, held_out))
             rows, held_out = rows.split(validation_split, self._run_config.seed)
-        return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks))
+        return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks), clock)
 
     def _fit(
-        self, data: Input, validation: Input | None, options: FitOptions, on_driver: DriverCallbackList
+        self,
+        data: Input,
+        validation: Input | None,
+        options: FitOptions,
+        on_driver: DriverCallbackList,
+        clock: RunClock,
     ) -> History:
         model, config = self._model, self._run_config
         refuse(*fit_complaints(model, self._prepare, options, data, validation))
@@ -234,6 +242,7 @@ class Estimator(Saving):
                 config=config,
                 log_steps=sink is not None,
                 watched=on_driver.wants_progress,
+                clock=clock,
             )
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
@@ -242,14 +251,16 @@ class Estimator(Saving):
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf
             earlier = [row for row in self.history if row["epoch"] < first]
-            self.history = History([*earlier, *results.rows], results.mode)
+            goodput = clock.goodput(results.spent)
+            self.history = History([*earlier, *results.rows], results.mode, goodput)
+            show_line(str(goodput), verbose=options.verbose)
             if results.halted:
                 resume = "; fit(resume=True) finishes this run" if options.checkpoint is not None else ""
                 raise KeyboardInterrupt(
                     f"training was interrupted after step {results.step:,}. The model keeps what it has "
                     f"learned so far, and the next fit continues from there{resume}."
                 )
-        return History(results.rows, results.mode)
+        return History(results.rows, results.mode, goodput)
 
     @bare_interrupts
     @names_groups
@@ -584,6 +595,7 @@ class Estimator(Saving):
         validation: Input | None = None,
         log_steps: bool = False,
         watched: bool = False,
+        clock: RunClock | None = None,
     ) -> RunResults:
         observers = self._observers(options)
         with ExitStack() as entered:
@@ -599,6 +611,7 @@ class Estimator(Saving):
                 log_steps=log_steps or bool(observers),
                 watched=watched,
                 listeners=[*listeners, *(observer.hear for observer in observers)],
+                clock=clock or RunClock(),
             )
             for observer in observers:
                 observer.finish(results.rows)

@@ -11,7 +11,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from kindler.strategies import AllReduce
 from kindler.sync.registry import servers_of, sync_spec
 from kindler.temporary import Folder
 from kindler.train.checkpoints import CheckpointFolder, StoredCheckpoint
+from kindler.train.goodput import RunClock
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
 from kindler.train.run import ENTRY, SERVER_ENTRY
@@ -81,6 +82,7 @@ class RunResults:
     mode: str | None = None  # how the framework ran the steps, if it had a choice
     step: int = 0
     halted: bool = False  # whether the user interrupted the run, which ended after `step`
+    spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the first worker
 
 
 def run(
@@ -94,15 +96,17 @@ def run(
     log_steps: bool,
     watched: bool,
     listeners: Sequence[Listener],
+    clock: RunClock,
 ) -> RunResults:
     inputs = {"data": data} if validation is None else {"data": data, "validation": validation}
     spark = None
     if choose_engine(config.engine, *inputs.values()) == "spark":
         spark = session_for(*inputs.values())
     with Folder("kindler-driver-") as folder:
-        sources = {
-            name: _prepared(model, options, item, name, spark, folder) for name, item in inputs.items()
-        }
+        with clock.ingest():
+            sources = {
+                name: _prepared(model, options, item, name, spark, folder) for name, item in inputs.items()
+            }
         task = Task(
             framework=model.framework,
             options=options,
@@ -131,11 +135,13 @@ def run(
                 if event.kind == "log":
                     progress.log(event.rank, event.fields["line"])
                     return
+                fields = clock.hear(event.fields)
                 for listener in (progress.report, *listeners, count.hear):
-                    listener(event.fields)
+                    listener(fields)
                 _announce(event.fields, say)
 
             def launch(checkpoints: Sequence[StoredCheckpoint]) -> list[Outcome]:
+                clock.launch()
                 count.resolve()
                 if spark is not None:
                     from kindler.spark.executors import check_executors
@@ -161,7 +167,7 @@ def run(
             report = json.loads(report_json)
             if not task.trains:
                 progress.result(report["rows"][0])
-    return RunResults(report["rows"], report["layout"], trained, report["mode"], report["step"], halted)
+    return RunResults(state=trained, halted=halted, **report)
 
 
 def _limit(

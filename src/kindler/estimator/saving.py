@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -36,6 +36,7 @@ from kindler.train.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from kindler.train.goodput import Goodput
 from kindler.train.history import History
 from kindler.train.options import RunConfig
 from kindler.types import ScoringData
@@ -129,7 +130,7 @@ class Saving(Constructors):
         copied = self._create(model, **{**self._arguments(), **changes})
         if state:
             copied._live.state = state
-        return copied._restore_columns(self.signature, list(self.history))
+        return copied._restore_record(self._record)
 
     def _arguments(self) -> dict[str, Any]:
         """What this estimator was made with, besides its model."""
@@ -147,7 +148,7 @@ class Saving(Constructors):
         """Take over the trained state, columns and history of another estimator of the same model."""
         if other._live.state:
             self._live.state = other._live.state
-            self._restore_columns(other.signature, list(other.history))
+            self._restore_record(other._record)
 
     @leaves_no_trace
     def to_onnx(self, path: str | PathLike[str], example: ScoringData | None = None) -> None:
@@ -228,7 +229,7 @@ class Saving(Constructors):
         if preparation:
             arguments["prepare"] = cloudpickle.loads(preparation)
         estimator = cls._create(model, **arguments)
-        estimator._restore_columns(facts["signature"], facts["history"])
+        estimator._restore_record(facts)
         estimator._live.state = state
         return estimator
 
@@ -288,8 +289,7 @@ class Saving(Constructors):
             "framework": self._model.framework,
             **{name: getattr(self._run_config, name) for name in _IN_FILE},
             "preload": list(self._model.extra_preload),
-            "signature": self.signature,
-            "history": list(self.history),
+            **self._record,
         }
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             archive.writestr(_FACTS, json.dumps(facts))
@@ -314,11 +314,22 @@ class Saving(Constructors):
             "layout": self._layout,
         }
 
-    def _restore_columns(self, signature: Mapping[str, Any], history: Sequence[dict[str, Any]] = ()) -> Self:
-        """Take over the `signature` and `history` of another estimator of the same model."""
+    @property
+    def _record(self) -> dict[str, Any]:
+        """What is known of the training, besides its result, as JSON."""
+        goodput = self.history.goodput
+        return {
+            "signature": self.signature,
+            "history": list(self.history),
+            "goodput": None if goodput is None else dict(goodput.seconds),
+        }
+
+    def _restore_record(self, record: Mapping[str, Any]) -> Self:
+        """Take over the `_record` of another estimator of the same model."""
+        signature, seconds = record["signature"], record.get("goodput")
         self._layout = dict(signature["layout"])
         self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
-        self.history = History(history)
+        self.history = History(record["history"], goodput=None if seconds is None else Goodput(seconds))
         return self
 
     def _warn_if_untrained(self, call: str) -> None:

@@ -173,7 +173,7 @@ def write_recipe(estimator: Estimator, folder: Path) -> bool:
         "model": (model.framework, model.packed, model.extra_preload),
         "options": estimator._arguments(),
         "state": estimator._live.state,
-        "columns": (estimator.signature, list(estimator.history)),
+        "record": estimator._record,
     }
     try:
         (folder / _RECIPE).write_bytes(cloudpickle.dumps(recipe))
@@ -194,7 +194,9 @@ def read_recipe(folder: Path) -> Estimator | None:
     estimator = Estimator(FrameworkModel.unpacked(*recipe["model"]), **options)
     if recipe["state"]:
         estimator._live.state = recipe["state"]
-    return estimator._restore_columns(*recipe["columns"])
+    if "columns" in recipe:  # written by 0.2
+        recipe["record"] = dict(zip(("signature", "history"), recipe["columns"], strict=True))
+    return estimator._restore_record(recipe["record"])
 
 
 def _write_folder(spark: Any, folder: Path, path: str) -> None:

@@ -134,8 +134,7 @@ class EstimatorKind(ModelKind):
         meta = {
             "model_kind": inner.kind,
             "model_meta": inner.write(model, inside, trusted=trusted, **options),
-            "signature": obj.signature,
-            "history": list(obj.history),
+            **obj._record,
             "inputs": obj._inputs,
         }
         if obj._live.is_untrained:
@@ -166,7 +165,7 @@ class EstimatorKind(ModelKind):
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        return inner.estimator(model=model, **options)._restore_columns(meta["signature"], meta["history"])
+        return inner.estimator(model=model, **options)._restore_record(meta)
 
     def settle(self, device: str, meta: Meta) -> None:
         self._inside = _inner(meta)

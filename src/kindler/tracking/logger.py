@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -269,8 +269,12 @@ class _TrackedRun:
         self._client.log_batch(self.id, metrics=metrics)
         self._epoch = epoch
 
-    def log_history(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._client.log_dict(self.id, {"epochs": [dict(row) for row in rows]}, "history.json")
+    def log_history(self, history: Any) -> None:
+        """Log the epochs as a file, and the goodput as metrics."""
+        self._client.log_dict(self.id, {"epochs": [dict(row) for row in history]}, "history.json")
+        values, now = history.goodput.scalars(), int(time.time() * 1000)
+        metrics = [self._entities.Metric(_key(name), s, now, self._epoch) for name, s in values.items()]
+        self._client.log_batch(self.id, metrics=metrics)
 
     def log_model(self, name: str, write: Callable[..., Path], registered: str | None) -> str:
         """Log the model that `write` writes to a folder, with fields of its `MLmodel`; returns its URI."""

@@ -70,6 +70,7 @@ class Header:
     seed: int = 0
     shuffle: bool = True
     seconds: float = 0.0  # duration of the unfinished epoch so far
+    spent: Mapping[str, float] = field(default_factory=dict)  # by the run so far, for its goodput
     rows: tuple[Mapping[str, Any], ...] = ()
     stopped: str | None = None  # why the run ended before its last epoch
     callbacks: tuple[Mapping[str, Any], ...] = ()  # class name and state of each

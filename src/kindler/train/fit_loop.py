@@ -72,9 +72,9 @@ class _Steps:
 class _EpochSteps(_Steps):
     """The steps of the current epoch: `length` of them, from `first` in the stream of all passes."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: FitLoop) -> None:
         super().__init__(loop.worker, loop.train, loop.replica.look_at)
-        self._progress = loop.progress
+        self._loop = loop
         self._lock = threading.Lock()  # Keras asks from a thread of its own, and now and then from two
         self._named: dict[int, tuple[Callable[[int], int | str] | None, int]] = {}
         self.first = self.length = 0
@@ -91,7 +91,7 @@ class _EpochSteps(_Steps):
         with self._lock:
             began, number = time.perf_counter(), self.first + place
             batch = self._data.batch(number)
-            self._progress.took_data(time.perf_counter() - began)
+            self._loop.has_read(number, began)
             self._named[number] = (batch.where, batch.rows)
             if len(self._named) > _REMEMBERED:
                 self._named.pop(next(iter(self._named)))
@@ -109,6 +109,7 @@ class FitLoop(Loop):
         self._runs_ahead = self.replica.runs_ahead
         self._epoch_steps = _EpochSteps(self)
         self._done = self._base = 0
+        self._idle_since = 0.0  # when the last step ended
         self._opening = False
         self._mean = 0.0
 
@@ -141,7 +142,7 @@ class FitLoop(Loop):
         self._done = self.begin_epoch(epoch + 1)
         self._epoch_steps.first = self._base + self._done
         self.replica.epoch_rows = self._rows_of(0, self._done)[0]
-        self._opening = True
+        self._opening, self._idle_since = True, time.perf_counter()
         self._mean = self.replica.tallies.figures().get("loss", 0.0) if self._done else 0.0
 
     def step_begins(self) -> None:
@@ -172,7 +173,13 @@ class FitLoop(Loop):
         if steps < self._length and not ends:
             ends = not self.goes_on(replica.epoch)
             self.after_step(steps, asked=self.halted)
+        self._idle_since = time.perf_counter()
         return ends
+
+    def has_read(self, number: int, began: float) -> None:
+        """Count the time that the next step has waited for its batch; TensorFlow reads others in advance."""
+        if number == self._base + self._done:
+            self.progress.took_data(time.perf_counter() - max(began, self._idle_since))
 
     def _look_at_loss(self, steps: int, logs: Any, *, own: int) -> None:
         """Apply `nan_loss`; the loss that Keras reports is the mean of the epoch so far."""
@@ -208,7 +215,8 @@ class FitLoop(Loop):
             logs.update(_agreed(worker, {name: v for name, v in logs.items() if name not in merged}))
             logs.update({name: value for name, value in merged.items() if name in logs})
         if self.validation is not None and self.options.validates(epoch + 1) and not self.halted:
-            evaluated = evaluate(worker, self.task, replica, self.validation, hooks)
+            with self.stopwatch.timing("validation"):
+                evaluated = evaluate(worker, self.task, replica, self.validation, hooks)
             logs.update({f"val_{name}": value for name, value in evaluated.items()})
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kindler.errors import ConfigError, MissingExtraError
 from kindler.html import table
+from kindler.train.goodput import Goodput
 from kindler.train.metric_names import BOOKKEEPING
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class History(Sequence[dict[str, Any]]):
     Attributes:
         mode: How the last run computed its steps, where `compile` left a choice: "graphs", or "eager: " and
             the reason.
+        goodput: The share of the wall time of the last run that was new training steps, and what the rest
+            was; None if there was no run.
 
     Examples:
         >>> history = History([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}])
@@ -34,9 +37,12 @@ class History(Sequence[dict[str, Any]]):
         ([0.5, 0.25], 2, 2)
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]] = (), mode: str | None = None) -> None:
+    def __init__(
+        self, rows: Sequence[dict[str, Any]] = (), mode: str | None = None, goodput: Goodput | None = None
+    ) -> None:
         self._rows = list(rows)
         self.mode = mode
+        self.goodput = goodput
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...

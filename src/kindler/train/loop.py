@@ -16,6 +16,7 @@ from kindler.data.batches import Rows
 from kindler.group import Group
 from kindler.sync.contract import Sync
 from kindler.train.checkpoints import CheckpointFolder, Header, callback_states, pack
+from kindler.train.goodput import Part, Stopwatch
 from kindler.train.loss_guard import LossGuard
 from kindler.train.options import Task
 from kindler.train.triggers import Progress, end_of_epoch
@@ -64,6 +65,7 @@ class Loop:
         train: Rows,
         validation: Rows | None,
         start: Start,
+        stopwatch: Stopwatch,
     ) -> None:
         options, folder = task.training, task.folder
         self.worker, self.task, self.replica, self.sync = worker, task, replica, sync
@@ -86,6 +88,13 @@ class Loop:
             worker, show=task.show, waited_s=lambda: sync.waited_s, prepares=train.prepares
         )
         self.step_log = StepReporter(worker, active=task.log_steps)
+        self.stopwatch = stopwatch
+        stopwatch.watch("ingest", lambda: self.progress.data_s)
+        stopwatch.watch("sync", lambda: sync.waited_s)
+        self._before_epoch: Part = "start"
+        if start.run and start.run == task.run_id:
+            stopwatch.resume(start.spent)
+            self._before_epoch = "recovery"
         self._first_step = 0
         self._began = self._seconds = 0.0
         self.writes_checkpoints = folder is not None
@@ -107,7 +116,8 @@ class Loop:
             with suppress(Exception):
                 self._wait_for_writer()
             raise
-        self._wait_for_writer()
+        with self.stopwatch.timing("checkpoint"):
+            self._wait_for_writer()
 
     def goes_on(self, epoch: int, *, begins: bool = False) -> bool:
         """Whether to begin the next step, or with `begins` the epoch; after an interrupt all end alike.
@@ -122,6 +132,8 @@ class Loop:
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume the one the run starts in; return the steps it has made."""
         start, replica = self.start, self.replica
+        self.stopwatch.lap(self._before_epoch)
+        self._before_epoch = "other"
         resumes = start.step_in_epoch > 0 and epoch == start.epoch
         done = start.step_in_epoch if resumes else 0
         self._began = time.perf_counter() - (start.seconds if resumes else 0.0)
@@ -147,8 +159,10 @@ class Loop:
             return
         if asked or self.options.writes_checkpoint(Progress(epoch=replica.epoch, step=replica.step)):
             self.guard.look()
+            self.stopwatch.lap("steps")
             local_states = self.worker.to_first(replica.local_state())
             self._save(local_states, step_in_epoch=done, seconds=time.perf_counter() - self._began)
+            self.stopwatch.lap("checkpoint")
 
     def catch_up(self) -> None:
         """After an epoch's steps: leave all workers with the same model, before it is evaluated."""
@@ -159,6 +173,7 @@ class Loop:
             self.halted = self.worker.total([self.halted]) != [0]
         self.replica.merge_buffers()
         self._seconds = time.perf_counter() - self._began
+        self.stopwatch.lap("steps")
 
     def row(self, epoch: int, rows: int, logs: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -185,15 +200,19 @@ class Loop:
             progress = end_of_epoch(replica.epoch, replica.step, row)
             triggered = self._ends(progress)
             self.is_over = stopped is not None or triggered or row["epoch"] >= self.last_epoch
-            if self.writes_checkpoints and (asked or self.options.writes_checkpoint(progress)):
-                self._save((), last=self.is_over, stopped=stopped)
-            replica.wait_for_copy()
+            with self.stopwatch.timing("checkpoint"):
+                if self.writes_checkpoints and (asked or self.options.writes_checkpoint(progress)):
+                    self._save((), last=self.is_over, stopped=stopped)
+                replica.wait_for_copy()
             self.sync.next_epoch(replica, row)
         if worker.leads:
-            worker.report("epoch", row=row, step=replica.step, whole=not self.halted)
+            self.stopwatch.lap("other")
+            spent = self.stopwatch.seconds
+            worker.report("epoch", row=row, step=replica.step, whole=not self.halted, spent=spent)
         if worker.replaceable and not self.halted:  # let a replacement for this process continue from here
-            self._wait_for_writer()  # the replica freezes into memory that the writer still reads
-            worker.keep(b"".join(pack(self._header(replica, stopped=stopped), replica.freeze()())))
+            with self.stopwatch.timing("checkpoint"):
+                self._wait_for_writer()  # the replica freezes into memory that the writer still reads
+                worker.keep(b"".join(pack(self._header(replica, stopped=stopped), replica.freeze()())))
 
     def _ends(self, progress: Progress) -> bool:
         most, trigger = self.sync.ends_at, self.options.stop_when
@@ -230,6 +249,7 @@ class Loop:
             steps_per_epoch=options.steps_per_epoch,
             seed=task.config.seed,
             shuffle=options.shuffle,
+            spent=dict(self.stopwatch.seconds),
             rows=tuple(dict(row) for row in self.rows),
             callbacks=callback_states(self.stateful),
             **fields,
@@ -257,7 +277,8 @@ class ProgressReporter:
         self._worker, self._active, self._waited_s = worker, show and worker.rank == 0, waited_s
         self._data_key = "transform_s" if prepares else "data_s"
         self._fixed: dict[str, Any] = {}
-        self._began = self._reported = self._waited_before = self._data_s = 0.0
+        self._began = self._reported = self._waited_before = self._data_before = 0.0
+        self.data_s = 0.0
         self._rows = 0
 
     def begin(
@@ -266,13 +287,13 @@ class ProgressReporter:
         """Begin an epoch, or resume it at `step`; reported at once unless `quiet`."""
         self._began = self._reported = time.perf_counter()
         self._waited_before = self._waited_s()
-        self._data_s, self._rows = 0.0, 0
+        self._data_before, self._rows = self.data_s, 0
         self._fixed = {"epoch": epoch, "steps": steps} | ({} if epochs is None else {"epochs": epochs})
         if self._active and not quiet:
             self._report(step, None, {})
 
     def took_data(self, seconds: float) -> None:
-        self._data_s += seconds
+        self.data_s += seconds
 
     def step(self, step: int, rows: int, metrics: Callable[[], tuple[float, Mapping[str, float]]]) -> None:
         """Count step number `step` of this epoch; `metrics` is called only if they are reported."""
@@ -290,7 +311,7 @@ class ProgressReporter:
             metrics=dict(metrics),
             rows=self._rows,
             seconds=self._reported - self._began,
-            **{self._data_key: self._data_s},
+            **{self._data_key: self.data_s - self._data_before},
             sync_s=self._waited_s() - self._waited_before,
         )
 

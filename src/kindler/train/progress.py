@@ -44,8 +44,7 @@ class ProgressBar:
         self._began: float | None = None
         self._epoch_s: float | None = None
         self._ingest = _IngestLine(stream, clock)
-        thread = threading.current_thread()
-        self._thread = "" if thread is threading.main_thread() else f"{thread.name}: "
+        self._thread = _thread()
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -157,6 +156,22 @@ class ProgressBar:
             self._bar = None
 
 
+def show_line(line: str, *, verbose: int) -> None:
+    """Show a line below the bars."""
+    if not verbose:
+        return
+    if _in_notebook():
+        _display(f"{_thread()}{line}")
+    else:
+        sys.stderr.write(f"{_thread()}{line}\n")
+        sys.stderr.flush()
+
+
+def _thread() -> str:
+    thread = threading.current_thread()
+    return "" if thread is threading.main_thread() else f"{thread.name}: "
+
+
 class _NotebookBar:
     """One output of a cell that changes in place; has the interface of tqdm's bars."""
 
@@ -180,12 +195,16 @@ class _NotebookBar:
         count = f"{self.n:,}/{self.total:,}" if self.total is not None else f"{self.n:,}"
         text = f"{self._desc}: {count} {self._unit}" + (f", {self._postfix}" if self._postfix else "")
         bar = f'<progress value="{self.n}" max="{self.total}"></progress> ' if self.total else ""
-        shown = {"text/html": f"{bar}<code>{html.escape(text)}</code>", "text/plain": text}
-        if self._handle is None:
-            display: Any = sys.modules["IPython"].display.display
-            self._handle = display(shown, raw=True, display_id=True)
-        else:
-            self._handle.update(shown, raw=True)
+        self._handle = _display(text, bar, self._handle)
+
+
+def _display(text: str, bar: str = "", handle: Any = None) -> Any:
+    """Show a line in a notebook's cell, in the place of `handle` if there is one; return its own."""
+    shown = {"text/html": f"{bar}<code>{html.escape(text)}</code>", "text/plain": text}
+    if handle is None:
+        return sys.modules["IPython"].display.display(shown, raw=True, display_id=True)
+    handle.update(shown, raw=True)
+    return handle
 
 
 def _in_notebook() -> bool:
@@ -313,9 +332,9 @@ def _running(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) 
     epoch_left, run_left = remaining(fields, first_step, epoch_s)
     times = []
     if epoch_left is not None:
-        times.append(f"{_clock_time(fields['seconds'])}, {_clock_time(epoch_left)} left")
+        times.append(f"{clock_time(fields['seconds'])}, {clock_time(epoch_left)} left")
         if run_left is not None and fields["epochs"] > fields["epoch"]:
-            times[0] += f" ({_clock_time(run_left)} of the run)"
+            times[0] += f" ({clock_time(run_left)} of the run)"
     loss = {} if fields.get("loss") is None else {"loss": fields["loss"]}
     rate = fields["rows"] / fields["seconds"] if fields.get("rows") and fields.get("seconds") else None
     return times + _metrics({**loss, **(fields.get("metrics") or {})}, rate, fields)
@@ -323,7 +342,7 @@ def _running(fields: Mapping[str, Any], first_step: int, epoch_s: float | None) 
 
 def _done(row: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
     """The parts of the line of a finished epoch; `last` is its last progress report, possibly empty."""
-    return [_clock_time(row.get("seconds", 0.0)), *_metrics(row, row.get("rows_per_s"), last)]
+    return [clock_time(row.get("seconds", 0.0)), *_metrics(row, row.get("rows_per_s"), last)]
 
 
 def _metrics(values: Mapping[str, Any], rows_per_s: float | None, report: Mapping[str, Any]) -> list[str]:
@@ -331,7 +350,7 @@ def _metrics(values: Mapping[str, Any], rows_per_s: float | None, report: Mappin
     return figures(values) + [part for part in (rate, shares(report)) if part]
 
 
-def _clock_time(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

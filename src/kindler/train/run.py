@@ -26,6 +26,7 @@ from kindler.sync.contract import Sync
 from kindler.sync.registry import SYNCS, servers_of
 from kindler.train import fit_loop, step_loop
 from kindler.train.checkpoints import CheckpointWarning, Header, parse
+from kindler.train.goodput import Stopwatch
 from kindler.train.loop import Loop, Start
 from kindler.train.options import Task
 from kindler.train.rows import open_rows
@@ -39,13 +40,16 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
 
     `states` is the model's state (empty for a new one), then checkpoints to continue from, best first.
     """
+    stopwatch = Stopwatch()
     task: Task = cloudpickle.loads(task_bytes)
     follows = FRAMEWORKS.spec(task.framework).loop == "fit"
     placed = worker.place(task.config.device, share=task.config.share_gpus)
     with explained(), _process_group(worker, task, placed), ExitStack() as opened:
 
         def open_data(source: Any, what: str, *, trains: bool) -> Rows:
+            stopwatch.lap("start")
             rows = open_rows(worker, task, source, what, trains=trains, numbered=follows)
+            stopwatch.lap("ingest")
             return opened.enter_context(closing(rows))
 
         if follows:
@@ -79,7 +83,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
                 if worker.replaceable and (kept := worker.opened()):
                     start = begin(replica, task, [b"", kept], data, rank=worker.rank)
                 kind: type[Loop] = fit_loop.FitLoop if follows else step_loop.StepLoop
-                loop = kind(worker, task, replica, sync, data, validation, start)
+                loop = kind(worker, task, replica, sync, data, validation, start, stopwatch)
                 with loop.writing():
                     loop.run()
                 whole = sync.whole(replica)  # on all workers: they may have to meet for it
@@ -89,7 +93,14 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
             rows, state = [evaluate(worker, task, replica, data)], b""
         if not worker.leads:
             return [b"", b""]
-        report = {"rows": rows, "layout": data.layout, "mode": replica.mode, "step": replica.step}
+        stopwatch.lap("other")
+        report = {
+            "rows": rows,
+            "layout": data.layout,
+            "mode": replica.mode,
+            "step": replica.step,
+            "spent": stopwatch.seconds,
+        }
         return [json.dumps(report).encode(), state]
 
 

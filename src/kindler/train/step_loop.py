@@ -82,10 +82,11 @@ class StepLoop(Loop):
             self.end_epoch(row, stopped=None)
             return
         if self.validation is not None and self.options.validates(epoch):
-            self._each("on_validation_begin")
-            logs = _evaluated(self.worker, replica, self.validation, report=self.step_log.active)
-            named = {f"val_{name}": value for name, value in logs.items()}
-            self._each("on_validation_end", named)
+            with self.stopwatch.timing("validation"):
+                self._each("on_validation_begin")
+                logs = _evaluated(self.worker, replica, self.validation, report=self.step_log.active)
+                named = {f"val_{name}": value for name, value in logs.items()}
+                self._each("on_validation_end", named)
             row |= named
         replica.end_epoch(row)
         self._gather_for_hooks()

@@ -88,6 +88,9 @@ class Summaries:
             self._merge_steps(fields)
         elif fields["name"] == "epoch":
             self._add_epoch(fields["row"], fields.get("step"))
+            if self._sink is not None and (goodput := fields.get("goodput")) is not None:
+                for tag, value in goodput.scalars().items():
+                    self._sink.add("train", tag, value, fields["step"], self._clock())
         else:
             return
         if self._sink is not None:

@@ -98,7 +98,7 @@ class EstimatorSubject:
                 f"metric={self.metric!r}: no epoch has it; the history has {history.names}."
                 + ("\nHint: pass validation_data." if self.metric.startswith("val_") else "")
             )
-        facts = {"signature": estimator.signature, "history": list(history)}
+        facts = {**estimator._record, "history": list(history)}
         return float(rows[-1][self.metric]), estimator, facts
 
     def save(self, trained: Estimator, path: Path) -> None:
@@ -106,7 +106,7 @@ class EstimatorSubject:
 
     def load(self, path: Path, values: Mapping[str, Any], facts: Mapping[str, Any]) -> Estimator:
         estimator = self.make(values)
-        return estimator.load_checkpoint(path)._restore_columns(facts["signature"], facts["history"])
+        return estimator.load_checkpoint(path)._restore_record(facts)
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kindler.config import Checkpoints, RunSettings
+from kindler.config import Checkpoints
 from kindler.engine.meeting import Halting
 from kindler.errors import NonFiniteLossError
-from kindler.sync.contract import Sync
+from kindler.train.goodput import Stopwatch
 from kindler.train.loop import Loop, Start
 from kindler.train.options import FitOptions, Task
 
@@ -23,7 +23,10 @@ def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None) 
     task = Task(framework="torch", options=training, data=None, run_id="r")  # type: ignore[arg-type]
     worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
     rows: Any = SimpleNamespace(counts=[8], marks=[], steps=8, expected=8, prepares=False)
-    return Loop(worker, task, replica, Sync(RunSettings()), rows, None, Start(epoch=0, step=0))
+    sync: Any = SimpleNamespace(
+        in_step=True, ends_at=None, waited_s=0.0, whole=lambda whole: whole, next_epoch=lambda *_: None
+    )
+    return Loop(worker, task, replica, sync, rows, None, Start(epoch=0, step=0), Stopwatch())
 
 
 def test_the_driver_hears_of_an_epochs_checkpoint_once_it_is_written(tmp_path: Path) -> None:
@@ -75,6 +78,7 @@ def test_who_begins_an_epoch_late_joins_those_that_an_interrupt_found_in_it(tmp_
 def test_all_end_an_epoch_as_interrupted_if_one_was(tmp_path: Path) -> None:
     run = loop(tmp_path, SimpleNamespace(epoch=1, step=1, merge_buffers=lambda: None))
     run.sync.in_step = False
+    run.sync.catch_up = lambda replica: None
     run.worker.size, run.worker.total = 2, lambda numbers: [numbers[0] + 1]
     assert not run.halted
 

@@ -26,7 +26,8 @@ def test_a_transform_is_stored_as_code_and_served_bytes(tmp_path: Path) -> None:
     table, _ = pictures(6)
     est = classifier(workers=1)
     signature = {**est.signature, "feature_cols": "png", "label_cols": "label"}
-    est._restore_columns({**signature, "layout": {"png": ["bytes", []], "label": ["int64", []]}})
+    layout = {"png": ["bytes", []], "label": ["int64", []]}
+    est._restore_record({"signature": {**signature, "layout": layout}, "history": []})
     expected = est.predict(table, verbose=0).column("prediction").to_pylist()
     om = Store(tmp_path / "store")
     version = om.models.put(est, "images")
@@ -62,7 +63,8 @@ def test_two_functions_of_one_module_are_stored_with_its_code(tmp_path: Path) ->
         workers=1,
     )
     layout = {"x": ["float32", [2]]}
-    est._restore_columns({**est.signature, "feature_cols": "x", "layout": layout}, [{"epoch": 1}])
+    signature = {**est.signature, "feature_cols": "x", "layout": layout}
+    est._restore_record({"signature": signature, "history": [{"epoch": 1}]})
     om = Store(tmp_path / "store")
     om.models.put(est, "net")
 
