@@ -70,4 +70,9 @@ TARGETS = {
 EQUIVALENT = {
     "Authorizer.authorize: if self._clock() - self._read_at > _FRESH_S: -> if (self._clock() - self._read_at"
     " >= _FRESH_S):": "the first of two looks, which only spares a lock",
+    "Keys.add: name = secrets.token_hex(4) -> name = secrets.token_hex(5)": "ids may have any length",
+    "Keys.add: name = secrets.token_hex(4) -> name = secrets.token_hex(3)": "ids may have any length",
+    "Keys.find: return _read(rows[0]) if rows else None -> return _read(rows[-1]) if rows else None": (
+        "there is one row at most: the id is the primary key"
+    ),
 }
