@@ -18,6 +18,10 @@ class Target:
         return self.path.rpartition("src/")[2].removesuffix(".py").replace("/", ".")
 
 
+def _methods(cls: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{cls}.{name}" for name in names.split())
+
+
 TARGETS = {
     "row order": Target(
         "src/kindler/data/row_order.py",
@@ -26,7 +30,11 @@ TARGETS = {
     "steps of rows": Target(
         "src/kindler/data/batches.py",
         (f"{DATA}/test_batches.py",),
-        only=("Batches",),
+        only=_methods(
+            "Batches",
+            "stretch batch own_steps may_idle rows_of rows_of_all _stream_at _steps _order _own_before"
+            " _own_sizes _bounds _own_until _until _bound",
+        ),
     ),
     "steps of streams": Target(
         "src/kindler/train/loaders.py",
@@ -37,28 +45,19 @@ TARGETS = {
     "triggers of checkpoints": Target(
         "src/kindler/train/options.py",
         (f"{TRAIN}/test_triggers.py", f"{TRAIN}/test_options.py"),
-        only=(
-            "FitOptions.endless",
-            "FitOptions.epochs_to_train",
-            "FitOptions._last_epoch",
-            "FitOptions.validates",
-            "FitOptions.writes_checkpoint",
-        ),
+        only=_methods("FitOptions", "endless epochs_to_train _last_epoch validates writes_checkpoint"),
     ),
     "end of a run": Target(
         "src/kindler/train/loop.py",
         (f"{TRAIN}/test_triggers.py", f"{TRAIN}/test_loop.py"),
-        only=("over_already", "Loop._ends", "Loop.end_epoch"),
+        only=("over_already", *_methods("Loop", "_ends end_epoch")),
     ),
     "metric names": Target("src/kindler/train/metric_names.py", (f"{TRAIN}/test_metric_names.py",)),
     "outcome": Target("src/kindler/engine/outcome.py", ("tests/unit/engine/test_outcome.py",)),
     "staleness": Target(
         "src/kindler/sync/parameter_server.py",
         ("tests/unit/sync/test_parameter_server.py",),
-        only=(
-            "Outstanding",
-            *(f"ParameterServer.{name}" for name in ("_pull", "_applied", "_epoch", "_end_epoch")),
-        ),
+        only=("Outstanding", *_methods("ParameterServer", "_pull _applied _epoch _end_epoch")),
     ),
     "names in the store": Target("src/kindler/store/names.py", ("tests/unit/store/test_names.py",)),
     "catalog": Target("src/kindler/store/catalog.py", ("tests/unit/store/test_catalog.py",)),

@@ -139,7 +139,7 @@ def test_counts_of_rows_come_back_in_the_order_of_the_parts(catalog: Catalog) ->
     assert version.meta == {"rows": [7, None, 100]}
     assert catalog.find(address(), Selector("x")).meta == {"rows": [7, None, 100]}  # type: ignore[union-attr]
     assert catalog.versions(address())[0].meta == {"rows": [7, None, 100]}
-    assert paths(version) == ["part-100", "part-7", "part-99"]
+    assert paths(version) == paths(catalog.versions(address())[0]) == ["part-100", "part-7", "part-99"]
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,13 @@ def test_counts_of_rows_come_back_in_the_order_of_the_parts(catalog: Catalog) ->
 def test_a_version_is_found_by_number_tag_and_distance(
     catalog: Catalog, ref: int | str | None, back: int, number: int | None
 ) -> None:
-    for name in "abcd":
-        put(catalog, name, tags=["prod"] if name == "b" else [])
+    made = {
+        version.number: version
+        for version in (put(catalog, name, tags=["prod"] if name == "b" else []) for name in "abcd")
+    }
     catalog.drop(address(), 3)
-    found = catalog.find(address(), Selector("x", ref, back))
 
-    assert (None if found is None else found.number) == number
+    assert catalog.find(address(), Selector("x", ref, back)) == (None if number is None else made[number])
 
 
 def test_the_history_has_the_newest_versions_oldest_first(catalog: Catalog) -> None:
@@ -215,10 +216,12 @@ def test_a_page_is_full_however_many_names_before_it_are_skipped(
 ) -> None:
     monkeypatch.setattr("kindler.store.catalog._PAGE", 1)
     shown = [f"b{i}" for i in range(5)]
-    named(catalog, *(f"_{i:02}" for i in range(30)), *shown, *(f"c/_{i:02}" for i in range(9)))
+    named(catalog, *(f"_{i:02}" for i in range(30)), *shown, *(f"b2/_{i:02}" for i in range(9)))
 
     assert catalog.names("default", "models", hidden=False, limit=limit) == shown[:limit]
     assert catalog.names("default", "models", "b*", hidden=False, limit=limit) == shown[:limit]
+    assert catalog.names("default", "models", hidden=False, limit=limit, after="_28") == shown[:limit]
+    assert catalog.names("default", "models", hidden=False, limit=limit, after="b1") == shown[2:][:limit]
 
 
 def test_names_after_a_prefix_are_not_read() -> None:
@@ -292,6 +295,7 @@ def test_blobs_are_needed_while_a_version_has_them(catalog: Catalog, monkeypatch
     with catalog.unneeded(hashes) as unneeded:
         assert unneeded == [sha("x"), sha("y")]
     assert catalog.users(sha("b"), 5) == ["default/models/x@1", "live/models/y@1"]
+    assert catalog.users(sha("a"), 5) == ["default/models/x@1"]
     assert len(catalog.users(sha("b"), 1)) == 1
     assert catalog.users(sha("x"), 5) == []
     known = sorted(hashes[1:-1])
