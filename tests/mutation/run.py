@@ -121,7 +121,7 @@ def survivors(target: Target, *, jobs: int = 1, most: int = sys.maxsize) -> tupl
                     importlib.import_module(name)
         gc.collect()
         gc.freeze()
-        made = [m for m in mutants(target) if m.change not in EQUIVALENT]
+        made = [m for m in mutants(target) if not m.change.startswith(tuple(EQUIVALENT))]
         made = made[:: -(-len(made) // most)]
         (folder / "0").rename(folder / "original")
         codes = _codes(target, [m.source for m in made], limit_s=limit_s, jobs=jobs, folder=folder)

@@ -100,6 +100,6 @@ def test_every_target_has_mutants_and_tests_that_are_there(name: str) -> None:
 
 
 def test_every_equivalent_mutant_still_exists() -> None:
-    existing = {mutant.change for target in TARGETS.values() for mutant in mutants(target)}
+    changes = [mutant.change for target in TARGETS.values() for mutant in mutants(target)]
 
-    assert EQUIVALENT.keys() - existing == set()
+    assert [known for known in EQUIVALENT if not any(change.startswith(known) for change in changes)] == []
