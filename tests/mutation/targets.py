@@ -77,6 +77,16 @@ TARGETS = {
 
 # How the change of such mutants begins, and why no test can tell them from the code.
 EQUIVALENT = {
+    "AgreedSteps.close: self._through = None -> pass": "what is closed twice stays closed",
+    "AgreedSteps._pass: last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -1 ->"
+    " last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -2": "no step has that",
+    "AgreedSteps._pass: made += 1 -> made += 2": "only none or some count",
+    "AgreedSteps._pass: parts.close() -> pass": "the garbage collector closes it",
+    "AgreedSteps._global_rows: own = np.zeros(_WINDOW + 1, np.int64) -> own = np.zeros(_WINDOW + 2,": (
+        "one zero more travels"
+    ),
+    "NumberedSteps.__init__: uneven = self._own is None or source.whole or self._own < (self.steps or 0) ->"
+    " uneven = self._own is None or source.whole or self._own < (self.steps or 1)": "steps are known by then",
     'RowRandom.__init__: "buffer_pos": 4, -> "buffer_pos": 5,': "an empty buffer, however far behind its end",
     "Authorizer.authorize: if self._clock() - self._read_at > _FRESH_S: -> if (self._clock() - self._read_at"
     " >= ": "the first of two looks, which only spares a lock",

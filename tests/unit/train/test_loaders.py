@@ -118,6 +118,7 @@ def test_numbered_steps_are_those_of_the_worker_with_the_most_batches() -> None:
         steps = opened(worker, lambda rank: batches(*rows[rank]), NumberedSteps)
         given = [steps.batch(step) for step in range(6)]
         assert steps.batch(5) is given[5], "asked for again, it is the same"
+        assert [batch.global_rows for batch in given] == [batch.rows for batch in given]
         shapes = {batch.features[0].shape[1:] for batch in given}
         return steps.steps, steps.may_idle, [b.rows for b in given], shapes, steps.rows_of_all(0, 3)
 
@@ -247,6 +248,56 @@ def test_a_worker_idles_while_it_trains_beside_one_with_more_batches(
         return bool(opened(worker, lambda rank: batches(*rows[rank]), NumberedSteps, **options).may_idle)
 
     assert on_all(size, work)[-1] is idles
+
+
+class Drawn:
+    """Three batches of a number each, which are drawn while they are read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((np.random.random((1, 1)), np.zeros(1)) for _ in range(3))
+
+
+class SizedDrawn(Drawn):
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("made", [Drawn, SizedDrawn])
+def test_a_step_is_drawn_as_in_its_own_pass_whatever_was_asked_for_before(made: type[Drawn]) -> None:
+    def work(worker: Worker) -> Any:
+        def numbers(*asked: int) -> list[float]:
+            steps = opened(worker, lambda rank: made(), NumberedSteps, steps_per_epoch=3)
+            return [float(steps.batch(step).features[0][0, 0]) for step in asked]
+
+        return numbers(*range(9)), numbers(3, 4), numbers(6, 7, 8, 9), numbers(9)
+
+    ((whole, second, third, fourth),) = on_all(1, work)
+
+    assert len(set(whole)) == 9
+    assert (second, third[:3], third[3:]) == (whole[3:5], whole[6:], fourth)
+
+
+def test_an_evaluation_reads_its_data_once() -> None:
+    def work(worker: Worker) -> Any:
+        read: list[int] = []
+
+        class Counted(Unsized):
+            def __iter__(self) -> Iterator[Any]:
+                read.append(1)
+                yield from super().__iter__()
+
+        steps = opened(worker, lambda rank: Counted(batches(1, 2)), trains=False)
+        return [b.rows for b in steps.stretch(0)], len(read)
+
+    assert on_all(1, work) == [([1, 2], 1)]
+
+
+def test_a_worker_alone_never_idles_and_does_not_know_its_steps_if_nobody_counts_them() -> None:
+    def work(worker: Worker) -> Any:
+        steps = opened(worker, lambda rank: Unsized(batches(1, 2)), NumberedSteps, steps_per_epoch=3)
+        return steps.may_idle, steps.steps, list(steps.own_steps())
+
+    assert on_all(1, work) == [(False, None, [])]
 
 
 def test_a_batch_without_rows_is_an_error_where_nobody_idles() -> None:
