@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs wheels readme check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs mutation wheels readme check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -196,6 +196,9 @@ costs: ## run every test, print the CPU seconds of the parts and of the slowest 
 	rm -rf build/costs
 	$(MAKE) --no-print-directory test PYTEST='$(PYTEST) -p tests.costs'; \
 		status=$$?; $(BIN)/python -m tests.costs; exit $$status
+
+mutation: $(VENV)/.dev ## make small errors in the code that decides, and list those that no unit test notices
+	$(BIN)/python -m tests.mutation.run
 
 check: $(VENV)/.dev ## lint, format, types, layers, docs
 	$(MAKE) $(IN_TURN) $(CHECKS)

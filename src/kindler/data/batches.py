@@ -261,8 +261,7 @@ class Batches(Rows):
 
     def _order(self, epoch: int) -> Array | None:
         """Places of this worker's rows, in the order of a pass; None if they have it already."""
-        in_lanes = self._by_lane is not None or len(self._rounds.own) > 1
-        if self._numbers is not None or not (self._shuffle or in_lanes):
+        if self._numbers is not None or (self._by_lane is None and not self._shuffle):
             return None
         turns = self._rounds.order(epoch)
         return turns if self._by_lane is None else self._by_lane[turns]

@@ -96,11 +96,10 @@ def parse_selector(text: object, version: int | str | None = None) -> Selector:
     >>> parse_selector("net@prod^")
     Selector(name='net', ref='prod', back=1)
     """
-    match = _SELECTOR.fullmatch(text) if isinstance(text, str) else None
+    match = _SELECTOR.fullmatch(text if isinstance(text, str) else check_name(text))
     if match is None:
-        check_name(text)  # raises if it is not a string
         raise ConfigError(
-            f"{text!r} is not a selector.\nHint: use name, name@3, name@tag, name^ (the one"
+            f"{_short(str(text))} is not a selector.\nHint: use name, name@3, name@tag, name^ (the one"
             " before), or name@tag^."
         )
     name = check_name(match["name"])

@@ -214,7 +214,7 @@ class Peeking:
                 self._next.append(next(self._parts))
             except StopIteration:
                 self._ended = True
-        return self._ended and not self._next
+        return not self._next
 
     def peek(self) -> Part | None:
         return None if self.ended else self._next[0]

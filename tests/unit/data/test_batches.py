@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kindler.data.batches import Batch, Batches, BatchOptions
 from kindler.data.columns import Array, Column, ColumnPlan
-from kindler.data.row_order import RowAssignment
+from kindler.data.row_order import Rounds, RowAssignment
 from kindler.data.spool import Spool
 from kindler.errors import ConfigError
 
@@ -263,6 +263,32 @@ def test_a_step_of_the_stream_can_be_asked_for_by_its_number() -> None:
 
     for step in (0, 1, 2, 3, 6, 2, 2):
         assert batches.batch(step).labels[0].tolist() == stream[step]
+
+
+def test_the_order_of_a_pass_is_computed_once_for_steps_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    order = Rounds.order
+
+    def noted(self: Rounds, epoch: int) -> Array:
+        computed.append(epoch)
+        return order(self, epoch)
+
+    monkeypatch.setattr(Rounds, "order", noted)
+    batches = made(spool(20), batch_size=4)
+    for step in (*range(10), 9, 10):
+        batches.batch(step)
+
+    assert computed == [1, 2, 2, 3]
+    batches.close()
+
+
+def test_only_rows_in_the_order_of_their_numbers_leave_a_worker_without_some_in_a_step() -> None:
+    numbered = Spool(rows=4, arrays=spool(4).arrays, numbers=np.arange(4))
+    options: dict[str, Any] = {"counts": [4, 4], "rank": 0, "batch_size": 2}
+    shuffled, in_order = made(numbered, **options), made(numbered, shuffle=False, **options)
+
+    assert (shuffled.may_idle, [*shuffled.own_steps()]) == (False, [0, 1, 2, 3])
+    assert (in_order.may_idle, [*in_order.own_steps()]) == (True, [0, 1])
 
 
 def test_steps_before_a_span_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

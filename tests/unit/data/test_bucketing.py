@@ -54,6 +54,7 @@ def test_batches_hold_rows_of_similar_length_and_batches_are_not_sorted() -> Non
 def test_workers_share_the_steps_of_one(size: int) -> None:
     (alone,), _, bounds = made(1)
     ranks, _, _ = made(size)
+    assert [one.may_miss(bounds) for one in (alone, *ranks)] == [False] + [True] * size
     for low, high in zip(bounds[:-1:40], bounds[1::40], strict=True):
         together: list[int] = []
         for rank in ranks:

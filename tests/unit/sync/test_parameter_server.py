@@ -19,7 +19,7 @@ from kindler.errors import SyncError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Variables
 from kindler.sync.asynchronous import ServerLink
-from kindler.sync.host_group import GatherCollective
+from kindler.sync.host_group import FlatLayout, GatherCollective
 from kindler.sync.parameter_server import Op, Outstanding, ParameterServer, send
 from kindler.sync.shared_memory import Waiting
 from kindler.testing.thread_workers import ThreadWorker, together
@@ -33,6 +33,7 @@ class Counted(BaseReplica):
     def __init__(self) -> None:
         super().__init__(None)
         self._arrays = [np.zeros(3, np.float32), np.zeros((2, 2))]
+        self.ended: list[tuple[int, dict[str, float]]] = []
 
     def variables(self, *groups: str) -> Variables:
         return {"parameters": {name: a.copy() for name, a in zip("ab", self._arrays, strict=True)}}
@@ -45,6 +46,12 @@ class Counted(BaseReplica):
             raise ArithmeticError("not a number")
         self._arrays = [a - g for a, g in zip(self._arrays, gradients, strict=True)]
         self.step += 1
+
+    def end_epoch(self, logs: Mapping[str, float] | None = None) -> None:
+        self.ended.append((self.epoch, dict(logs or {})))
+
+    def rates(self) -> list[float]:
+        return [1.0 / (1 + len(self.ended))]
 
 
 class Ended(Exception):
@@ -71,7 +78,9 @@ class Served:
         if self._over.is_set():
             raise Ended("the test is over")
 
-    def link(self, rank: int = 0, *, memory: bool = False, start: bool = False) -> ServerLink:
+    def link(
+        self, rank: int = 0, *, memory: bool = False, start: bool = False, ends_at: int | None = None
+    ) -> ServerLink:
         worker = SimpleNamespace(
             rank=rank,
             size=2,
@@ -87,7 +96,7 @@ class Served:
             waiting=Waiting(),
             timeout_s=30.0,
             memory=memory,
-            ends_at=None,
+            ends_at=ends_at,
             owned=None,
         )
         if start:
@@ -137,9 +146,11 @@ def test_pushes_are_applied_once_each_and_answered_with_the_weights(served: Serv
         assert [array.tolist() for array in link.weights] == [[-3.0] * 3, [[-3.0] * 2] * 2]
         assert link.version == 2
     figures = one.ask(Op.EPOCH, {"epoch": 1})
-    assert (figures["updates"], figures["staleness_max"]) == (2, 1)
+    assert (figures["updates"], figures["staleness_median"], figures["staleness_max"]) == (2, 0.5, 1)
+    assert figures["sync_bytes"] == 7 * FlatLayout(one.weights).nbytes
     assert other.ask(Op.EPOCH, {"epoch": 1}) == figures
-    assert one.ask(Op.EPOCH, {"epoch": 2})["updates"] == 0
+    nothing = {"updates": 0, "staleness_median": 0.0, "staleness_max": 0, "sync_bytes": 0}
+    assert {**one.ask(Op.EPOCH, {"epoch": 2}), **nothing} == one.ask(Op.EPOCH, {"epoch": 2})
     one.close()
     other.close()
 
@@ -172,10 +183,11 @@ def test_strangers_and_garbage_change_nothing_and_the_server_goes_on(served: Ser
     link.close()
 
 
-def test_gradients_of_a_version_that_never_was_are_refused(served: Served) -> None:
+@pytest.mark.parametrize("version", [1, -1])
+def test_gradients_of_a_version_that_never_was_are_refused(served: Served, version: int) -> None:
     link = served.link(start=True)
     link.pull()
-    link.version = 7
+    link.version = version
 
     with pytest.raises(SyncError, match="lost the parameter server while pushing gradients"):
         push(link, 1.0)
@@ -205,6 +217,32 @@ def test_who_has_taken_weights_and_gone_holds_up_nobody() -> None:
     assert push(link, 1.0)
     link.close()
     served.close()
+
+
+def test_gradients_that_come_after_the_last_step_are_not_applied(served: Served) -> None:
+    one, late = served.link(start=True, ends_at=2), served.link(1, ends_at=2)
+    late.pull()
+    one.pull()
+
+    assert [push(one, 1.0), push(one, 1.0), push(late, 8.0)] == [True, True, False]
+    assert late.weights[0].tolist() == [-2.0] * 3
+    assert one.ask(Op.EPOCH, {"epoch": 1})["updates"] == 2
+    one.close()
+    late.close()
+
+
+def test_the_first_worker_to_end_an_epoch_moves_the_schedule_for_all(served: Served) -> None:
+    one, other = served.link(start=True), served.link(1)
+    ends = [
+        link.ask(Op.ENDED_EPOCH, {"epoch": epoch, "logs": {"loss": epoch / 2}})["rates"]
+        for epoch in (1, 2)
+        for link in (one, other)
+    ]
+
+    assert ends == [[1 / 2], [1 / 2], [1 / 3], [1 / 3]]
+    assert served.server._replica.ended == [(1, {"loss": 0.5}), (2, {"loss": 1.0})]  # type: ignore[attr-defined]
+    one.close()
+    other.close()
 
 
 def test_header_sends_what_it_announces() -> None:
@@ -242,6 +280,41 @@ def test_no_order_of_events_breaks_the_bound_or_leaves_everybody_waiting(bound: 
 
     assert max(done) <= bound
     assert len(done) > 500
+
+
+def test_one_more_may_take_weights_than_updates_may_come_between() -> None:
+    out, unbounded = Outstanding(2), Outstanding(None)
+    for who in "abc":
+        assert out.may_take()
+        out.take(who, 0)
+        unbounded.take(who, 0)
+
+    assert not out.may_take()
+    out.drop("b")
+    assert out.may_take()
+    assert unbounded.may_take()
+    assert unbounded.may_apply("c", 100)
+
+
+def test_gradients_wait_for_older_ones_that_would_become_too_stale() -> None:
+    out = Outstanding(1)
+    out.take("old", 0)
+    out.take("new", 0)
+
+    assert [out.may_apply(who, 0) for who in ("old", "new")] == [True, True]
+    assert [out.may_apply(who, 1) for who in ("old", "new")] == [True, False]
+    out.drop("old")
+    assert out.may_apply("new", 1)
+    assert [out.may_apply("a stranger", version) for version in (0, 1)] == [True, False]
+
+
+def test_who_takes_weights_again_comes_after_those_who_took_them_before() -> None:
+    out = Outstanding(1)
+    out.take("one", 0)
+    out.take("other", 0)
+    out.take("one", 1)
+
+    assert [out.may_apply(who, 1) for who in ("other", "one")] == [True, False]
 
 
 def test_the_collective_over_the_meeting_point_adds_and_means(tmp_path: Any) -> None:

@@ -13,14 +13,26 @@ from kindler.config import Checkpoints
 from kindler.engine.meeting import Halting
 from kindler.errors import NonFiniteLossError
 from kindler.train.goodput import Stopwatch
-from kindler.train.loop import Loop, Start
+from kindler.train.loop import Loop, Start, over_already
 from kindler.train.options import FitOptions, Task
+from kindler.train.triggers import Progress
 
 
-def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None) -> Loop:
+def task_of(training: FitOptions) -> Task:
+    return Task(framework="torch", options=training, data=None, run_id="r")  # type: ignore[arg-type]
+
+
+def at(epoch: int, step: int) -> Any:
+    """A replica that stands there."""
+    return SimpleNamespace(
+        epoch=epoch, step=step, freeze=lambda: lambda: [b"state"], wait_for_copy=lambda: None
+    )
+
+
+def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None, **options: Any) -> Loop:
     checkpoint = Checkpoints(folder, every=1, keep=1)
-    training = FitOptions(batch_size=1, epochs=2, shuffle=False, checkpoint=checkpoint)
-    task = Task(framework="torch", options=training, data=None, run_id="r")  # type: ignore[arg-type]
+    asked = {"batch_size": 1, "epochs": 2, "shuffle": False, "checkpoint": checkpoint, **options}
+    task = task_of(FitOptions(**asked))
     worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
     rows: Any = SimpleNamespace(counts=[8], marks=[], steps=8, expected=8, prepares=False)
     sync: Any = SimpleNamespace(
@@ -36,9 +48,7 @@ def test_the_driver_hears_of_an_epochs_checkpoint_once_it_is_written(tmp_path: P
         if name == "saved":
             heard.append({"name": name, "files": len(list(tmp_path.glob("*.kindler"))), **fields})
 
-    replica: Any = SimpleNamespace(
-        epoch=1, step=8, freeze=lambda: lambda: [b"state"], wait_for_copy=lambda: None
-    )
+    replica = at(1, 8)
     run = loop(tmp_path, replica, report)
     with run.writing():
         for epoch in (1, 2):
@@ -85,3 +95,107 @@ def test_all_end_an_epoch_as_interrupted_if_one_was(tmp_path: Path) -> None:
     run.catch_up()
 
     assert run.halted
+
+
+@pytest.mark.parametrize(
+    ("epoch", "options", "stopped", "over"),
+    [
+        (1, {}, None, False),
+        (2, {}, None, True),
+        (1, {}, "a callback", True),
+        (1, {"stop_when": lambda progress: progress.loss < 0.6}, None, True),
+        (1, {"stop_when": lambda progress: progress.loss < 0.4}, None, False),
+    ],
+    ids=["first", "last", "stopped", "triggered", "not triggered"],
+)
+def test_a_run_is_over_after_its_last_epoch_or_when_a_callback_or_a_trigger_says_so(
+    tmp_path: Path, epoch: int, options: dict[str, Any], stopped: str | None, over: bool
+) -> None:
+    run, told = loop(tmp_path, at(epoch, 8), **options), list[Any]()
+    run.sync.next_epoch = lambda replica, row: told.append(row)  # type: ignore[method-assign]
+    with run.writing():
+        run.end_epoch({"epoch": epoch, "loss": 0.5}, stopped=stopped)
+
+    assert (run.is_over, told) == (over, run.rows), "schedules of the sync follow every epoch"
+    assert len(list(tmp_path.glob("*.kindler"))) == 1
+
+
+@pytest.mark.parametrize(("step", "over"), [(7, False), (8, True), (9, True)])
+def test_a_run_is_over_once_it_has_made_its_steps(tmp_path: Path, step: int, over: bool) -> None:
+    run = loop(tmp_path, at(1, step))
+    run.sync.ends_at = 8
+
+    assert run.ends_within_epoch() is over
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_checkpoint_is_written_when_a_trigger_or_a_callback_asks_for_it(
+    tmp_path: Path, asked: bool
+) -> None:
+    run = loop(tmp_path, at(1, 8), checkpoint=Checkpoints(tmp_path, every=lambda progress: False))
+    with run.writing():
+        run.end_epoch({"epoch": 1}, stopped=None, asked=asked)
+
+    assert len(list(tmp_path.glob("*.kindler"))) == int(asked)
+
+
+@pytest.mark.parametrize(("steps", "epoch"), [(3, 2), (0, 1)])
+def test_an_interrupted_epoch_is_recorded_if_it_has_steps_and_never_saved(
+    tmp_path: Path, steps: int, epoch: int
+) -> None:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    run = loop(tmp_path, at(2, 8 + steps), lambda name, **fields: heard.append((name, fields)))
+    run.halted, row = True, {"epoch": 2, "steps": steps}
+    run.end_epoch(row, stopped=None)
+
+    assert (run.is_over, run.replica.epoch, run.rows) == (True, epoch, [row] if steps else [])
+    told = [(name, {**fields, "spent": None}) for name, fields in heard]
+    assert told == ([("epoch", {"row": row, "step": 11, "whole": False, "spent": None})] if steps else [])
+    assert list(tmp_path.glob("*.kindler")) == []
+
+
+@pytest.mark.parametrize(("replaceable", "halted"), [(True, False), (True, True), (False, False)])
+def test_a_replacement_begins_at_the_last_whole_epoch(
+    tmp_path: Path, replaceable: bool, halted: bool
+) -> None:
+    kept: list[bytes] = []
+    run = loop(tmp_path, at(1, 8))
+    run.worker.replaceable, run.worker.keep = replaceable, kept.append
+    run.halted = halted
+    with run.writing():
+        run.end_epoch({"epoch": 1, "steps": 8}, stopped=None)
+
+    assert [b"state" in state for state in kept] == [True] * (replaceable and not halted)
+
+
+def is_over(training: FitOptions, **start: Any) -> bool:
+    return over_already(task_of(training), Start(**{"epoch": 0, "step": 0, **start}))
+
+
+def test_steps_of_a_resumed_run_count_from_where_it_first_began() -> None:
+    five = FitOptions(max_steps=5)
+
+    assert [is_over(five, step=step, first_step=10) for step in (10, 14, 15, 16)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_trigger_is_asked_again_before_a_run_continues() -> None:
+    seen: list[Progress] = []
+    triggered = FitOptions(stop_when=lambda progress: seen.append(progress) or True)
+    rows = ({"loss": 1.0}, {"loss": 0.75}, {"loss": 0.5})
+
+    assert not is_over(triggered), "a new model has made no step"
+    assert is_over(triggered, epoch=2, step=7, step_in_epoch=3, rows=rows)
+    assert is_over(triggered, epoch=2, step=8, rows=rows)
+    assert is_over(triggered, epoch=2, step=8), "trained by another run: its next epoch begins"
+    assert seen == [
+        Progress(epoch=2, step=7),
+        Progress(epoch=2, step=8, epoch_ended=True, loss=0.5),
+        Progress(epoch=3, step=8),
+    ]
+    assert not is_over(FitOptions(stop_when=lambda progress: False), epoch=2, step=8)
+    assert not is_over(FitOptions(epochs=1), epoch=2, step=8)
