@@ -80,7 +80,11 @@ EQUIVALENT = {
     "AgreedSteps.close: self._through = None -> pass": "what is closed twice stays closed",
     "AgreedSteps._pass: last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -1 ->"
     " last = int(totals.nonzero()[0][-1]) if over and is_epoch and totals.any() else -2": "no step has that",
-    "AgreedSteps._pass: made += 1 -> made += 2": "only none or some count",
+    "AgreedSteps._pass: made += 1 -> made": "only none or some count",
+    "AgreedSteps._pass: window = min(2 * window, _WINDOW) # the first step does not wait for many -> window"
+    " = min(3": "how many steps are agreed on at a time",
+    "NumberedSteps.__init__: self._number = self._place = self._given = 0": "the first step sets them",
+    "NumberedSteps.own_steps: return range(self._own or 0) -> return range(self._own or -1)": "none",
     "AgreedSteps._pass: parts.close() -> pass": "the garbage collector closes it",
     "AgreedSteps._global_rows: own = np.zeros(_WINDOW + 1, np.int64) -> own = np.zeros(_WINDOW + 2,": (
         "one zero more travels"

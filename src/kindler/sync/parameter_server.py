@@ -343,9 +343,9 @@ class ParameterServer:
 
     def _send_weights(self, connection: _Connection, version: int, op: Op = Op.OK) -> None:
         shared = connection.segment is not None
-        send(connection.sock, op, connection.outgoing, version=version, shared=shared)
-        with self._changed:
+        with self._changed:  # first: whoever has the weights may ask for the figures
             self._bytes += connection.outgoing.nbytes
+        send(connection.sock, op, connection.outgoing, version=version, shared=shared)
 
     def _push(self, connection: _Connection, header: Header) -> None:
         self._receive(connection, header)

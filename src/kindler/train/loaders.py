@@ -204,16 +204,12 @@ class Peeking:
     def __init__(self, parts: Generator[Part | None, None, None]) -> None:
         self._parts = parts
         self._next: list[Part | None] = []
-        self._ended = False
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing more; may read a part."""
-        if not self._next and not self._ended:
-            try:
-                self._next.append(next(self._parts))
-            except StopIteration:
-                self._ended = True
+        if not self._next:
+            self._next += itertools.islice(self._parts, 1)
         return not self._next
 
     def peek(self) -> Part | None:
@@ -229,7 +225,7 @@ class Peeking:
 
     def close(self) -> None:
         self._parts.close()
-        self._next, self._ended = [], True
+        self._next.clear()
 
 
 class AgreedSteps(_StreamRows):

@@ -187,6 +187,18 @@ def test_counts_of_lanes_are_joined_in_the_order_of_the_ranks() -> None:
     assert joined_counts([[], []], 4, 2) == [0, 0]
 
 
+def test_a_workers_places_in_an_epoch_do_not_depend_on_which_was_asked_for_before() -> None:
+    places, asked = np.arange(61), Rounds([5] * 12, rank=1, size=3, seed=3)
+    fresh = [
+        Rounds([5] * 12, rank=1, size=3, seed=3).own_before(places, epoch).tolist() for epoch in range(4)
+    ]
+
+    assert [asked.own_before(places, epoch).tolist() for epoch in (2, 1, 1, 3)] == [
+        fresh[i] for i in (2, 1, 1, 3)
+    ]
+    assert len(set(map(tuple, fresh))) > 1
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 def test_neighbours_belong_to_different_workers_while_all_lanes_have_rows(size: int) -> None:
     ranks = [Rounds([5] * 12, rank=rank, size=size, seed=3) for rank in range(size)]

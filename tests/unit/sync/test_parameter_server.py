@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,29 @@ def test_gradients_that_come_after_the_last_step_are_not_applied(served: Served)
     assert one.ask(Op.EPOCH, {"epoch": 1})["updates"] == 2
     one.close()
     late.close()
+
+
+def test_without_staleness_a_worker_gets_weights_when_nobody_computes_with_them() -> None:
+    served = Served(max_staleness=0)
+    one, other = served.link(start=True), served.link(1)
+    one.pull()
+    pulling = threading.Thread(target=other.pull)
+    pulling.start()
+    deadline = time.monotonic() + 30
+    while not served.server._pulls and time.monotonic() < deadline:
+        pulling.join(0.01)
+    waited = pulling.is_alive()
+    one.push()
+    pulling.join()
+    other.push()
+
+    assert waited
+    assert one.receive()
+    assert (other.version, one.version) == (1, 2)
+    assert one.ask(Op.EPOCH, {"epoch": 1})["staleness_max"] == 0
+    for link in (one, other):
+        link.close()
+    served.close()
 
 
 def test_the_first_worker_to_end_an_epoch_moves_the_schedule_for_all(served: Served) -> None:

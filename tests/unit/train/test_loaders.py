@@ -118,7 +118,9 @@ def test_numbered_steps_are_those_of_the_worker_with_the_most_batches() -> None:
         steps = opened(worker, lambda rank: batches(*rows[rank]), NumberedSteps)
         given = [steps.batch(step) for step in range(6)]
         assert steps.batch(5) is given[5], "asked for again, it is the same"
-        assert [batch.global_rows for batch in given] == [batch.rows for batch in given]
+        own = [batch.rows for batch in given]
+        assert [batch.global_rows for batch in given] == [len(batch.features[0]) for batch in given] == own
+        assert steps.rows_of(0, 3) == (sum(own[:3]), 2 * sum(own[:3]))
         shapes = {batch.features[0].shape[1:] for batch in given}
         return steps.steps, steps.may_idle, [b.rows for b in given], shapes, steps.rows_of_all(0, 3)
 
@@ -269,11 +271,15 @@ def test_a_step_is_drawn_as_in_its_own_pass_whatever_was_asked_for_before(made: 
             steps = opened(worker, lambda rank: made(), NumberedSteps, steps_per_epoch=3)
             return [float(steps.batch(step).features[0][0, 0]) for step in asked]
 
-        return numbers(*range(9)), numbers(3, 4), numbers(6, 7, 8, 9), numbers(9)
+        agreed = opened(worker, lambda rank: made())
+        passes = [float(b.features[0][0, 0]) for epoch in (1, 2, 3) for b in agreed.stretch(epoch)]
+        assert numbers(1) == passes[:1]
+        return passes, numbers(*range(9)), numbers(3, 4), numbers(6, 7, 8, 9), numbers(9)
 
-    ((whole, second, third, fourth),) = on_all(1, work)
+    ((passes, whole, second, third, fourth),) = on_all(1, work)
 
     assert len(set(whole)) == 9
+    assert whole == passes
     assert (second, third[:3], third[3:]) == (whole[3:5], whole[6:], fourth)
 
 
@@ -319,6 +325,23 @@ def test_epochs_of_streams_of_unknown_length_go_on_through_passes_of_each_worker
         (None, True, [4, 5, 4, 5, 4, 5, 4, 5]),
         (None, True, [1, 2, 3, 1, 2, 3, 1, 2]),
     ]
+
+
+def test_a_worker_whose_stream_is_empty_has_steps_without_rows() -> None:
+    def work(worker: Worker) -> Any:
+        parts = batches(*(() if worker.rank else (1, 2)))
+        steps = opened(worker, lambda rank: Unsized(parts), NumberedSteps, steps_per_epoch=2)
+        return [steps.batch(step).rows for step in range(4)]
+
+    assert on_all(2, work) == [[1, 2, 1, 2], [0, 0, 0, 0]]
+
+
+def test_an_epoch_that_is_resumed_has_the_steps_that_are_left() -> None:
+    def work(worker: Worker) -> Any:
+        steps = opened(worker, lambda rank: batches(1, 2, 3), steps_per_epoch=4)
+        return len(list(steps.stretch(1, done=1, steps=4))), len(list(steps.stretch(2, steps=4)))
+
+    assert on_all(1, work) == [(3, 4)]
 
 
 def test_rows_of_another_shape_are_named_with_what_the_first_batch_has() -> None:
