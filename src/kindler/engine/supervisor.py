@@ -106,10 +106,10 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
-        self._dismissed = False  # whether another process has the place of this one, or shall have it
-        self._cut_off = False  # whether the connection to the hub broke, which has not said that all is over
+        self.dismissed = False  # whether another process has the place of this one, or shall have it
         self._frozen = False
         self._optional = False
+        self._cut_off = False  # whether the connection to the hub broke, which has not said that all is over
         self._welcomed = threading.Event()
         self._welcome: dict[str, Any] = {}
         self._ports: HeldPorts | None = None
@@ -194,7 +194,7 @@ class Supervisor:
         """Whether the rank goes on in another process, after this one has ended in this way."""
         if not self._job.replaceable or self._spec.beside:
             return False
-        return self._dismissed or outcome.kind == "lost"
+        return self.dismissed or outcome.kind == "lost"
 
     def failed(self, exc: Exception) -> Outcome:
         return self._ended("error", **describe(exc))
@@ -394,7 +394,7 @@ class Supervisor:
                 elif frame.kind == "stacks":
                     self._start(self._tell_stacks, "kindler-stacks")
                 elif frame.kind in ("abort", "dismiss"):
-                    self._dismissed = frame.kind == "dismiss"
+                    self.dismissed = frame.kind == "dismiss"
                     break
         except ChannelClosed:
             self._cut_off = not self._aborted.is_set()

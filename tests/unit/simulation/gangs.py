@@ -393,8 +393,9 @@ class GangRun:
 
         def pause() -> None:
             if (process := self._of(self.workers, rank)) is not None:
-                if seconds > _SHORT_S:
+                if stopped or seconds > _SHORT_S:  # who ends the run meanwhile finds it stopped
                     self.touched.add(rank)
+                if seconds > _SHORT_S:
                     self._bears(0.5 if seconds < 20 else 1.0)
                 else:
                     self.strain += 0.5

@@ -130,7 +130,7 @@ class TaskRun:
             except KindlerError as exc:
                 self.reports[name].append(Report.failed(exc))
             self.world.sleep(self.world.random.random() * 2)
-        for name in self.cancelled:
+        for name in sorted(self.cancelled):
             self.world.say(f"the client cancels {name}")
             engine.cancel(name)
             self.world.sleep(self.world.random.random() * 5)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +21,7 @@ from tests.unit.simulation.seeds import first_failure
 from tests.unit.simulation.world import world
 from tests.whole import WHOLE
 
+ROOT = Path(__file__).parents[3]
 SEEDS = 10_000 if WHOLE else 2_000
 PLANTED = 1_000  # seeds, in which a planted defect must show
 
@@ -38,7 +41,8 @@ def test_each_task_gets_one_report_and_runs_again_only_where_something_went_wron
 @pytest.mark.parametrize("kind", ["gang", "tasks"])
 def test_a_seed_is_the_same_world_in_every_process(kind: str) -> None:
     command = [sys.executable, "-m", "tests.unit.simulation.seeds", kind, "7"]
-    traces = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    run = partial(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=True)
+    traces = {run().stdout for _ in range(2)}
     assert len(traces) == 1
     assert traces.pop().count("\n") > 5
 
