@@ -22,6 +22,7 @@ from kindler.engine import fork_server
 from kindler.engine.feeds import is_feed
 from kindler.engine.job import Job
 from kindler.engine.links import Carrier
+from kindler.engine.notices import SIGTERM, NoticeSource
 from kindler.engine.outcome import Outcome
 from kindler.engine.placement import HeldPorts
 from kindler.engine.stall import beat_interval, readable
@@ -33,7 +34,7 @@ from kindler.temporary import Folder
 
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
-_PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
+_PASSED_UP = ("gather", "report", "open", "keep", "halting", "notice", "bulk", "part")
 _PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
@@ -60,6 +61,7 @@ def worker_fields(
         "threads": job.threads,
         "cores": job.cores,
         "replaceable": job.replaceable and not job.ranks[rank].beside,
+        "movable": job.movable,
         "heartbeat_s": beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
         "sync_timeout_s": settings.sync_timeout_s,
         "sys_path": job.sys_path,
@@ -106,6 +108,8 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
+        self.given_notice = False  # set by the handler of a signal, and told on a thread
+        self._warned = False
         self.dismissed = False  # whether another process has the place of this one, or shall have it
         self._frozen = False
         self._optional = False
@@ -143,6 +147,8 @@ class Supervisor:
         self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
         self._start(self._beat, "kindler-beat-hub")
+        if self._job.movable and (self._far or settings.notice is not None):
+            self._start(self._watch_for_notice, "kindler-notice")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -427,6 +433,32 @@ class Supervisor:
                 self._up.send("beat")
         except ChannelClosed:
             pass  # `_listen_up` notices too
+
+    def _watch_for_notice(self) -> None:
+        place = self._job.settings.notice
+        source = None if place is None else NoticeSource(place)
+        reason, key = SIGTERM, ""
+        while not self.given_notice:
+            if self._aborted.wait(limits.NOTICE_POLL_S):
+                return
+            if source is not None and (key := self._new_notice(source)):
+                reason = str(place)
+                break
+        try:
+            self._up.send("notice", reason=reason, key=key)
+        except ChannelClosed:
+            pass  # `_listen_up` notices too
+
+    def _new_notice(self, source: NoticeSource) -> str:
+        try:
+            notice = source.notice()
+        except OSError as exc:
+            notice = None
+            if not self._warned:
+                self._warned = True
+                self.report("warning", message=f"the notice of {self._host} cannot be read: {exc}.")
+        key = f"{self._host} {notice}"
+        return "" if notice is None or key in self._job.noticed else key
 
     def _tell_stacks(self) -> None:
         try:

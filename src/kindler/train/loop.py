@@ -48,6 +48,13 @@ def over_already(task: Task, start: Start) -> bool:
     return trigger(Progress(epoch=start.epoch + 1, step=start.step))
 
 
+class _Moved(Exception):
+    """The run goes on in other processes, from a checkpoint in the folder or in this."""
+
+    def __init__(self, checkpoint: bytes) -> None:
+        self.checkpoint = checkpoint
+
+
 class Loop:
     """A run from start to end, epoch by epoch; `run` of a subclass makes the steps.
 
@@ -86,8 +93,9 @@ class Loop:
             worker, show=task.show, waited_s=lambda: sync.waited_s, prepares=train.prepares
         )
         self.step_log = StepReporter(worker, active=task.log_steps)
-        self._first_step = 0
+        self._first_step, self._saved_step = 0, start.step
         self._began = self._seconds = 0.0
+        self._warned_slow = False
         self.writes_checkpoints = folder is not None
         self._checkpoints: CheckpointFolder | None = None
         if (asked := options.checkpoint) is not None and (
@@ -97,6 +105,18 @@ class Loop:
 
     def run(self) -> None:
         raise NotImplementedError
+
+    def run_until_moved(self) -> bytes | None:
+        """Run to the end, or until a worker is given notice; None at the end.
+
+        Otherwise the checkpoint that other processes go on from: empty if it is in the folder, or no step was
+        made.
+        """
+        try:
+            self.run()
+        except _Moved as moved:
+            return moved.checkpoint
+        return None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -109,11 +129,34 @@ class Loop:
             raise
         self._wait_for_writer()
 
-    def goes_on(self, epoch: int) -> bool:
-        """Whether to begin the next step; after an interrupt all workers end alike."""
+    def goes_on(self, epoch: int, *, done: int = 0) -> bool:
+        """Whether to begin the step after `done` of the epoch; after an interrupt all workers end alike.
+
+        If the run moves to other processes, this raises instead of returning False.
+        """
         in_step = self.sync.in_step
         self.halted = not self.worker.go_on(self.replica.step + 1 if in_step else epoch, whole=in_step)
+        if self.halted and self.worker.moves:
+            raise _Moved(self._leave(done))
         return not self.halted
+
+    def _leave(self, done: int) -> bytes:
+        """Save the run after step `done` of the epoch, or between two; return what is not in the folder."""
+        self.guard.look()
+        self.step_log.flush()
+        if self.replica.step == self._saved_step:
+            self._wait_for_writer()  # its error must not be missed
+            return b""
+        local_states = self.worker.to_first(self.replica.local_state()) if done else ()
+        fields = {"step_in_epoch": done, "seconds": time.perf_counter() - self._began} if done else {}
+        if self.writes_checkpoints:
+            self._save(local_states, **fields)
+            self._wait_for_writer()
+            return b""
+        replica = self.sync.whole(self.replica)
+        if not self.worker.leads:
+            return b""
+        return b"".join(pack(self._header(replica, **fields), replica.freeze()(), local_states))
 
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume the one the run starts in; return the steps it has made."""
@@ -195,15 +238,25 @@ class Loop:
 
     def _save(self, local_states: Sequence[bytes], *, last: bool = False, **fields: Any) -> None:
         replica = self.sync.whole(self.replica)  # workers may have to meet for it
+        self._saved_step = replica.step
         if self._checkpoints is None or not self.worker.leads:
             return
         header = self._header(replica, **fields)
         self._wait_for_writer()  # the replica freezes into memory that the writer still reads
-        then = partial(self._report_saved, header, last)
+        then = partial(self._report_saved, header, last, began=time.perf_counter())
         self._checkpoints.save(header, replica.freeze(), local_states, then=then)
 
-    def _report_saved(self, header: Header, last: bool) -> None:
-        """Tell the driver that it may restart workers from here."""
+    def _report_saved(self, header: Header, last: bool, *, began: float) -> None:
+        """Tell the driver that it may restart workers from here, or that it takes too long to write."""
+        seconds, notice_s = time.perf_counter() - began, self.task.config.settings.notice_s
+        if seconds > notice_s and self.sync.in_step and not self._warned_slow:
+            self._warned_slow = True
+            self.worker.report(
+                "warning",
+                message=f"a checkpoint takes {seconds:.1f} s to write, and a worker that is given notice has"
+                f" {notice_s:g} s (RunSettings(notice_s=...)): the run would continue from an earlier one.\n"
+                "Hint: write to a faster folder, or divide the state with strategy='fsdp'.",
+            )
         if header.ends_epoch and not self.worker.replaceable:
             self.worker.report("saved", epoch=header.epoch, ends=last)
 
