@@ -184,14 +184,15 @@ def test_the_notice_of_a_machine_is_heard_once_though_it_stays(
 
 
 class Announces(Falls):
-    """Writes the notice of the machine, and makes no other step before the run has heard of it."""
+    """Writes the notice of the machine, and makes slow steps until the run has heard of it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "announce", rank=0)
 
-    def announce(self) -> None:
-        Path(self.folder, "notice").touch()
-        threading.Event().wait(2.5)
+    def on_step_end(self, run: Any) -> None:
+        if run.rank == 0 and run.step >= FALL and attempts(Path(self.folder)) == [2]:
+            Path(self.folder, "notice").touch()
+            threading.Event().wait(2.0)
 
 
 class Large(nn.Module):
@@ -260,7 +261,7 @@ def test_a_notice_of_five_seconds_is_enough_for_a_state_of_100_mb(
 
 
 class TerminatesDriver(Falls):
-    """Ends the driver with SIGTERM in one step, which takes until the driver has asked all workers to stop."""
+    """Sends the driver SIGTERM in one step, which takes until all workers are asked to stop."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "terminate_driver")

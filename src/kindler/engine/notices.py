@@ -99,17 +99,9 @@ class NoticeSource:
         self._place = place
         self._opener = build_opener(ProxyHandler({}))  # the metadata of a machine is beside it
 
-    def notice(self) -> str | None:
-        """What tells the notice that is there from others; None if there is none.
-
-        Raises OSError if the URL cannot be reached.
-        """
-        if "://" in self._place:
-            return is_notice(self._fetched({}))
-        try:
-            return f"{self._place} {Path(self._place).stat().st_mtime_ns}"
-        except OSError:
-            return None
+    def has_notice(self) -> bool:
+        """Raises OSError if the URL cannot be reached."""
+        return is_notice(self._fetched({})) if "://" in self._place else Path(self._place).exists()
 
     def _fetched(self, headers: dict[str, str]) -> str:
         request = Request(self._place, headers={**_HEADERS, **headers})
@@ -130,20 +122,22 @@ class NoticeSource:
             return str(answer.read(_MOST_BYTES).decode(errors="replace")).strip()
 
 
-def is_notice(answer: str) -> str | None:
-    """The answer of a metadata service if it is a notice, else None.
+def is_notice(answer: str) -> bool:
+    """Whether the answer of a metadata service is a notice.
 
     >>> is_notice('{"action": "terminate", "time": "2030-01-01T00:00:00Z"}')  # AWS
-    '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}'
+    True
     >>> is_notice("FALSE")  # Google Cloud
+    False
     >>> is_notice('{"DocumentIncarnation": 1, "Events": [{"EventType": "Freeze"}]}')  # Azure
+    False
     """
     if not answer or answer.upper() in ("FALSE", "NONE"):
-        return None
+        return False
     try:
         said: Any = json.loads(answer)
     except ValueError:
-        return answer
+        return True
     if isinstance(said, dict) and "Events" in said:
-        return answer if any(event.get("EventType") in _ENDS for event in said["Events"]) else None
-    return answer
+        return any(event.get("EventType") in _ENDS for event in said["Events"])
+    return True

@@ -108,8 +108,7 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
-        self.given_notice = False  # set by the handler of a signal, and told on a thread
-        self._warned = False
+        self._given_notice = False
         self.dismissed = False  # whether another process has the place of this one, or shall have it
         self._frozen = False
         self._optional = False
@@ -181,6 +180,10 @@ class Supervisor:
             self._up.send("report", name=name, worker=self._rank, **fields)
         except ChannelClosed:
             pass  # `_listen_up` notices, and `check` says so
+
+    def give_notice(self) -> None:
+        """Tell the hub, in a while, that this process got SIGTERM; for the handler of the signal."""
+        self._given_notice = True
 
     def start(self) -> None:
         """Request the process; returns at once, `run` waits for it."""
@@ -436,29 +439,27 @@ class Supervisor:
 
     def _watch_for_notice(self) -> None:
         place = self._job.settings.notice
-        source = None if place is None else NoticeSource(place)
-        reason, key = SIGTERM, ""
-        while not self.given_notice:
-            if self._aborted.wait(limits.NOTICE_POLL_S):
+        key = f"{self._host} {place}"
+        source = None if place is None or key in self._job.noticed else NoticeSource(place)
+        has_answered = True
+        while not self._aborted.wait(limits.NOTICE_POLL_S):
+            if self._given_notice:
+                self._pass_notice_on(SIGTERM, "")
                 return
-            if source is not None and (key := self._new_notice(source)):
-                reason = str(place)
-                break
+            try:
+                if source is not None and source.has_notice():
+                    self._pass_notice_on(str(place), key)
+                    return
+            except OSError as exc:
+                if has_answered:
+                    self.report("warning", message=f"{place} cannot be read on {self._host}: {exc}.")
+                has_answered = False
+
+    def _pass_notice_on(self, reason: str, key: str) -> None:
         try:
             self._up.send("notice", reason=reason, key=key)
         except ChannelClosed:
             pass  # `_listen_up` notices too
-
-    def _new_notice(self, source: NoticeSource) -> str:
-        try:
-            notice = source.notice()
-        except OSError as exc:
-            notice = None
-            if not self._warned:
-                self._warned = True
-                self.report("warning", message=f"the notice of {self._host} cannot be read: {exc}.")
-        key = f"{self._host} {notice}"
-        return "" if notice is None or key in self._job.noticed else key
 
     def _tell_stacks(self) -> None:
         try:
