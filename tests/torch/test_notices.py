@@ -255,6 +255,14 @@ def test_a_state_of_100_mb_moves_without_a_step_made_twice(
         assert max(file.stat().st_size for file in (tmp_path / "run").iterdir()) > 100e6
 
 
+def test_a_checkpoint_that_takes_longer_than_the_notice_is_said_once(tmp_path: Path) -> None:
+    est = shaky(workers=1, settings=RunSettings(notice_s=1e-9))
+
+    with pytest.warns(UserWarning, match="a checkpoint takes .* s to write, .* has 1e-09 s") as seen:
+        fit(est, folder=tmp_path / "run", epochs=1)
+    assert len([each for each in seen if "takes" in str(each.message)]) == 1
+
+
 class TerminatesDriver(Falls):
     """Sends the driver SIGTERM in one step, which takes until all workers are asked to stop."""
 

@@ -148,7 +148,9 @@ class Loop:
             self._wait_for_writer()  # its error must not be missed
             return b""
         local_states = self.worker.to_first(self.replica.local_state()) if done else ()
-        fields = {"step_in_epoch": done, "seconds": time.perf_counter() - self._began} if done else {}
+        fields: dict[str, Any] = {"step_in_epoch": done}
+        if done:
+            fields["seconds"] = time.perf_counter() - self._began
         if self.writes_checkpoints:
             self._save(local_states, **fields)
             self._wait_for_writer()
@@ -182,7 +184,7 @@ class Loop:
         """Write a checkpoint after step `done` of the epoch, but not its last, if one is due or `asked`."""
         replica = self.replica
         # Where workers do not meet in steps, no moment within an epoch is the same on all of them.
-        if not self.writes_checkpoints or not self.sync.in_step:
+        if not self.writes_checkpoints or not self.sync.in_step or replica.step == self._saved_step:
             return
         if asked or self.options.writes_checkpoint(Progress(epoch=replica.epoch, step=replica.step)):
             self.guard.look()

@@ -1,4 +1,4 @@
-"""A run that loses a Spark worker with notice: `python decommission.py MASTER WORK_FOLDER` prints how it ends.
+"""A run that loses a Spark worker with notice: `python decommission.py MASTER FOLDER` prints how it ends.
 
 One run is left alone. In another a worker of Spark gets SIGPWR, on which Spark decommissions its executor,
 while a third executor has nothing to do.
