@@ -210,7 +210,8 @@ class Hub(Handler):
 
         `key` tells a notice from others, so that one that stays is heard once.
         """
-        self.announce("notice", worker=rank, host=host, reason=reason, key=key)
+        address = None if rank is None else self._members[rank].address
+        self.announce("notice", worker=rank, host=host, address=address, reason=reason, key=key)
         if self._ask_to_halt(moves=True) is None:
             with self._lock:
                 has_begun = all(m.has_job or m.finished for m in self._members.values())

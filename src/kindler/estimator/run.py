@@ -134,6 +134,7 @@ def run(
                     return
                 if event.fields["name"] == "notice":
                     notices.append(event.fields)
+                    _leave_machine(event.fields, spark)
                 for listener in (progress.report, *listeners, count.hear):
                     listener(event.fields)
                 _announce(event.fields, say)
@@ -176,6 +177,14 @@ def run(
             if not task.trains:
                 progress.result(report["rows"][0])
     return RunResults(report["rows"], report["layout"], trained, report["mode"], report["step"], halted)
+
+
+def _leave_machine(notice: Mapping[str, Any], spark: SparkSession | None) -> None:
+    """Tell Spark of a machine's notice, unless it is Spark that told of it."""
+    if spark is not None and notice["key"] and notice["address"] is not None:
+        from kindler.spark.executors import leave
+
+        leave(spark, notice["address"])
 
 
 def _first_result(outcomes: Sequence[Outcome]) -> tuple[dict[str, Any], bytes]:

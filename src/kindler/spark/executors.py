@@ -40,6 +40,7 @@ from kindler.spark.session import LOOPBACK, is_on_this_machine
 from kindler.spark.versions import (
     active_context,
     concurrent_tasks,
+    decommission,
     decommissioned,
     executor_summaries,
     explained,
@@ -240,6 +241,17 @@ class DecommissionWatch(threading.Thread):
                 self._known.add(name)
                 host = str(executor.hostPort()).rpartition(":")[0]
                 self._tell(host, f"Spark decommissions {name}", key=name)
+
+
+def leave(spark: SparkSession, address: str) -> None:
+    """Let Spark take back the executors of a machine, if this application lets it decommission any."""
+    if not has_executors(spark) or _conf(spark, "spark.decommission.enabled") != "true":
+        return
+    with suppress(Py4JError, OSError):
+        hosts = {str(each.hostPort()).rpartition(":")[0].strip("[]") for each in executor_summaries(spark)}
+        for host in hosts:
+            if host == address or socket.gethostbyname(host) == address:
+                decommission(spark, host)
 
 
 def cores_per_host(spark: SparkSession) -> int | None:
