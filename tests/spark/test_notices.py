@@ -43,12 +43,13 @@ class TerminatesTasks(Callback):
         threading.Event().wait(1.0)
 
     def _tasks(self) -> list[psutil.Process]:
-        ports = {each.laddr.port for each in psutil.Process(self.driver).net_connections("tcp")}
-        daemons = [each for each in psutil.process_iter() if "daemon" in " ".join(each.cmdline())]
+        driver = psutil.Process(self.driver)
+        ports = {link.laddr.port for link in driver.net_connections("tcp")}
         return [
-            each
-            for each in daemons
-            if any(link.raddr and link.raddr.port in ports for link in each.net_connections("tcp"))
+            process
+            for process in driver.children(recursive=True)
+            if process.name().startswith("python")  # and not Java
+            and any(link.raddr and link.raddr.port in ports for link in process.net_connections("tcp"))
         ]
 
 

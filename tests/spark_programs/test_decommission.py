@@ -1,4 +1,4 @@
-"""A run on a real cluster one of whose executors is decommissioned goes on elsewhere, and repeats no step."""
+"""Runs on a real cluster that takes executors away with notice go on elsewhere, and repeat no step."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def test_the_run_is_saved_and_goes_on_to_the_same_end(told: dict[str, Any]) -> N
     assert any("was given notice (Spark decommissions executor " in line for line in noticed["said"])
 
 
-def test_no_row_is_trained_twice_in_an_epoch(told: dict[str, Any]) -> None:
-    times = Counter((noted["epoch"], row) for noted in told["noticed"]["noted"] for row in noted["ids"])
+@pytest.mark.parametrize("run", ["noticed", "filed"])
+def test_no_row_is_trained_twice_in_an_epoch(told: dict[str, Any], run: str) -> None:
+    times = Counter((noted["epoch"], row) for noted in told[run]["noted"] for row in noted["ids"])
 
     assert set(times.values()) == {1}
     assert len(times) == 3 * ROWS
@@ -47,3 +48,9 @@ def test_no_worker_goes_on_where_spark_takes_the_executor_away(told: dict[str, A
 
     assert last
     assert told["gpu"] not in {noted["gpus"][0] for noted in last}
+
+
+def test_spark_replaces_the_executors_of_a_machine_whose_notice_is_in_a_file(told: dict[str, Any]) -> None:
+    assert told["filed"]["attempts"] == [2, 2]
+    assert any("/notice): the run was saved after step" in line for line in told["filed"]["said"])
+    assert {*told["before"]} & {*told["after"]} == {"driver"}
