@@ -198,7 +198,7 @@ class RunSettings:
     rendezvous: Literal["auto", "driver", "workers"] = "auto"
     port_range: tuple[int, int] | None = None
     notice_s: float = 25.0
-    notice: str | None = None
+    notice: str | PathLike[str] | None = None
     nan_loss: NanLoss = "raise"
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class RunSettings:
             raise ConfigError(
                 f"RunSettings(rendezvous={self.rendezvous!r}): must be 'auto', 'driver' or 'workers'."
             )
-        if self.notice is not None and not (isinstance(self.notice, str) and self.notice):
+        if self.notice is not None and not (isinstance(self.notice, str | PathLike) and str(self.notice)):
             raise ConfigError(f"RunSettings(notice={self.notice!r}): must be a path or a URL.")
         if self.nan_loss not in get_args(NanLoss):
             raise ConfigError(f"RunSettings(nan_loss={self.nan_loss!r}): must be 'raise', 'warn' or 'skip'.")

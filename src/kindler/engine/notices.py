@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -95,8 +96,8 @@ def telling(tell: Callable[[], None]) -> Iterator[None]:
 class NoticeSource:
     """The file or URL in which the notice to a machine appears."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, place: str | PathLike[str]) -> None:
+        self._place = os.fspath(place)
         self._opener = build_opener(ProxyHandler({}))  # the metadata of a machine is beside it
 
     def has_notice(self) -> bool:

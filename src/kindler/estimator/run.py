@@ -515,11 +515,13 @@ class RunMoves(Exception):
         self, notices: Sequence[Mapping[str, Any]], *, step: int | None, checkpoint: bytes = b""
     ) -> None:
         self.checkpoint = checkpoint
-        first = notices[0] if notices else {"worker": None, "host": "a machine", "reason": "SIGTERM"}
-        who = first["host"] if first["worker"] is None else f"worker {first['worker']} on {first['host']}"
+        told = "a worker was given notice"  # out of the driver's reach
+        for notice in notices[:1]:
+            worker = "" if notice["worker"] is None else f"worker {notice['worker']} on "
+            told = f"{worker}{notice['host']} was given notice ({notice['reason']})"
         then = (
             f"the run was saved after step {step:,} and goes on with new workers."
             if step
             else "the run starts again with new workers, as it had made no step."
         )
-        super().__init__(f"{who} was given notice ({first['reason']}): {then}")
+        super().__init__(f"{told}: {then}")

@@ -249,9 +249,8 @@ def leave(spark: SparkSession, address: str) -> None:
         return
     with suppress(Py4JError, OSError):
         hosts = {str(each.hostPort()).rpartition(":")[0].strip("[]") for each in executor_summaries(spark)}
-        for host in hosts:
-            if host == address or socket.gethostbyname(host) == address:
-                decommission(spark, host)
+        for host in {address} & hosts or {each for each in hosts if socket.gethostbyname(each) == address}:
+            decommission(spark, host)
 
 
 def cores_per_host(spark: SparkSession) -> int | None:
