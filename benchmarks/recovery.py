@@ -1,8 +1,8 @@
-"""How long does a run stand still when a worker is lost?
+"""How long does a run stand still when a worker is lost, with notice and without?
 
-Two local workers, a checkpoint every 10 steps; one worker ends itself with SIGKILL in the second epoch.
-From then to the end of the next step that counts: noticing the loss, ending the other worker, the pause
-before the retry, new processes, opening the data, loading the checkpoint, one step.
+Two local workers, a checkpoint every 10 steps; one worker sends itself a signal in the second epoch.
+From then to the end of the next step that counts: noticing it, ending the other worker, the pause before the
+retry after a loss, new processes, opening the data, loading the checkpoint, one step.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ _witness = False
 
 def main() -> None:
     given = arguments(__doc__, repeats=3)
-    report = Report("recovery", "seconds from SIGKILL to the next trained step", quick=given.quick)
+    report = Report("recovery", "seconds from a signal to the next step in new workers", quick=given.quick)
     with workplace() as folder:
         measured = rounds(
             {
                 "torch": lambda: lost(folder, on_torch),
+                "torch, SIGTERM": lambda: lost(folder, on_torch, signal.SIGTERM),
                 "keras on tensorflow": lambda: lost(folder, on_keras),
             },
             repeats=given.repeats,
@@ -39,7 +40,7 @@ def main() -> None:
     report.finish(rows=ROWS, batch_size=BATCH)
 
 
-def lost(folder: Path, make: Any) -> float:
+def lost(folder: Path, make: Any, number: int = signal.SIGKILL) -> float:
     """Seconds between the two marks that the workers leave."""
     import numpy as np
 
@@ -47,6 +48,7 @@ def lost(folder: Path, make: Any) -> float:
 
     place = folder / f"run-{time.monotonic_ns()}"
     place.mkdir()
+    (place / "signal").write_text(str(number))
     random = np.random.default_rng(0)
     data = {"x": random.random((ROWS, WIDTH), np.float32), "y": random.integers(0, CLASSES, ROWS)}
     options = {
@@ -67,14 +69,14 @@ def lost(folder: Path, make: Any) -> float:
 
 
 def mark(folder: str, rank: int, epoch: int, step: int) -> None:
-    """After a step: rank 1 dies once in the second epoch; the new rank 0's first step leaves its time."""
+    """After a step: rank 1 gets its signal once, in epoch 2; the new rank 0's first step leaves its time."""
     global _witness
     killed, again = Path(folder, "killed"), Path(folder, "again")
     if not killed.exists():
         _witness = True  # this process was there before, and what it still does does not count
         if rank == 1 and epoch == 2 and step >= 15:
             killed.write_text(repr(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), int(Path(folder, "signal").read_text()))
     elif rank == 0 and not _witness and not again.exists():
         again.write_text(repr(time.time()))
 

@@ -170,6 +170,10 @@ class RunSettings:
             cannot reach it, as with a remote Spark Connect client.
         port_range: The first and last TCP port that Kindler may listen on, on the driver and on workers,
             where a firewall or a container allows only some; None is any free port.
+        notice_s: Seconds between the notice that a worker or its machine will be taken away (SIGTERM, or
+            `notice`) and its end. A run whose state takes longer to write warns before the first step.
+        notice: A file or URL in which the notice to a machine appears, looked at once a second on each
+            machine of the run: what the cloud's agent writes, or the metadata service answers.
         nan_loss: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error
             names step, worker and rows; a skipped step leaves weights and optimizer unchanged on all
             workers. For PyTorch and Keras models and LightningModules.
@@ -193,6 +197,8 @@ class RunSettings:
     shared_memory: bool = True
     rendezvous: Literal["auto", "driver", "workers"] = "auto"
     port_range: tuple[int, int] | None = None
+    notice_s: float = 25.0
+    notice: str | PathLike[str] | None = None
     nan_loss: NanLoss = "raise"
 
     def __post_init__(self) -> None:
@@ -214,6 +220,8 @@ class RunSettings:
             raise ConfigError(
                 f"RunSettings(rendezvous={self.rendezvous!r}): must be 'auto', 'driver' or 'workers'."
             )
+        if self.notice is not None and not (isinstance(self.notice, str | PathLike) and str(self.notice)):
+            raise ConfigError(f"RunSettings(notice={self.notice!r}): must be a path or a URL.")
         if self.nan_loss not in get_args(NanLoss):
             raise ConfigError(f"RunSettings(nan_loss={self.nan_loss!r}): must be 'raise', 'warn' or 'skip'.")
         if self.port_range is not None and not _is_port_range(self.port_range):

@@ -43,6 +43,7 @@ class Group:
         outlives: Whether ranks continue without each other (`become_optional`).
         replaceable: Whether another process takes the place of a rank that dies; see `opened`.
         waiting: Whether this rank waits for others; exchanges set it.
+        moves: Whether other processes go on from where `go_on` has returned False.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Group:
     outlives: bool = False
     replaceable: bool = False
     waiting: bool = False
+    moves: bool = False
 
     def gather(self, data: bytes, ranks: Collection[int]) -> dict[int, bytes]:
         """Return the bytes of these ranks, possibly none; all ranks call it together."""
@@ -169,7 +171,7 @@ class Group:
         raise NotImplementedError
 
     def go_on(self, number: int, *, whole: bool = True) -> bool:
-        """Whether to begin the step of this number; False after the user interrupted the run.
+        """Whether to begin the step of this number; False after an interrupt, or if the run `moves`.
 
         Args:
             number: The step's, or the epoch's if ranks do not meet in steps. Numbers grow.

@@ -34,6 +34,8 @@ RESULT_S = 120.0  # the driver to take a result
 EXIT_S = 10.0  # the news of an exit, when nobody has asked for it
 ROOT_CAUSE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
 HALT_S = 10.0  # ranks to say which step they are in
+NOTICE_POLL_S = 1.0  # between two looks at where the notice to a machine appears
+NOTICE_ANSWER_S = 1.0  # a machine's metadata service to answer
 LONGEST_RETRY_S = 30.0  # before the workers of a run that lost some are started again
 
 # Reports of workers, and what the driver shows of them.

@@ -90,6 +90,20 @@ def test_a_run_whose_worker_was_killed_in_mid_epoch_ends_as_the_one_that_was_not
     assert problems.largest_difference(est.get_model().get_weights(), whole[1]) == 0
 
 
+@unless_whole("torch", "tensorflow")
+@pytest.mark.parametrize("batch", [3, 4], ids=["in mid-epoch", "after an epoch"])
+def test_a_run_whose_worker_gets_sigterm_goes_on_where_it_was(
+    tmp_path: Path, whole: Any, caplog: pytest.LogCaptureFixture, batch: int
+) -> None:
+    est = estimator()
+
+    history = fit(est, tmp_path / "run", watchers.Falls(tmp_path, "terminate", epoch=1, batch=batch))
+
+    assert "was given notice (SIGTERM): the run was saved after step" in caplog.text
+    assert figures(history) == whole[0]
+    assert problems.largest_difference(est.get_model().get_weights(), whole[1]) == 0
+
+
 @pytest.fixture(scope="module")
 def aborted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that failed in the middle of its third epoch, when counters had counted."""

@@ -68,7 +68,7 @@ class Tells(KERAS.callbacks.Callback):
 
 
 class Falls(KERAS.callbacks.Callback):
-    """Fails once, on rank 1 (or the only one) after a step of an epoch: raises, or is killed."""
+    """Fails once, on rank 1 (or the only one) after a step of an epoch: raises, or gets a signal."""
 
     def __init__(self, folder: Path, how: str, *, epoch: int = 1, batch: int = 2) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Falls(KERAS.callbacks.Callback):
         Path(self.marker).touch()
         if self.how == "raise":
             raise ValueError("boom")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGTERM if self.how == "terminate" else signal.SIGKILL)
 
 
 class StopsOnRankOne(KERAS.callbacks.Callback):

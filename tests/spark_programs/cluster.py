@@ -69,7 +69,7 @@ def worker(master: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         "worker.Worker",
         [*place, *size, master],
         folder / "worker.log",
-        SPARK_WORKER_OPTS=_made_up_gpu(folder),
+        SPARK_WORKER_OPTS=f"-Dspark.decommission.enabled=true {_made_up_gpu(folder)}",  # by SIGPWR
     ) as process:
         yield process
 

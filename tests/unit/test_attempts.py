@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from kindler import Checkpoints, RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLostError
-from kindler.estimator.run import ExecutorsAreBack, WorkerCount, attempts
-from kindler.train.checkpoints import Header, write_checkpoint
+from kindler.estimator.run import ExecutorsAreBack, RunMoves, WorkerCount, attempts
+from kindler.train.checkpoints import Header, pack, write_checkpoint
 from kindler.train.options import FitOptions, RunConfig, Task
 
 RUN = "run-1"
@@ -81,6 +82,51 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It resumes from")
     assert "epoch-00002" in said[1]
+
+
+NOTICES = [{"worker": 1, "host": "a", "reason": "SIGTERM", "key": ""}]
+
+
+def test_a_notice_is_no_failure_and_goes_on_from_what_the_folder_has(tmp_path: Path) -> None:
+    said: list[str] = []
+    began_with: list[list[int]] = []
+    results = [Outcome(0, "result")]
+
+    def launch(checkpoints: Any) -> list[Outcome]:
+        began_with.append([stored.header.step for stored in checkpoints])
+        if len(began_with) > 3:
+            return results
+        kept(tmp_path, len(began_with))
+        raise RunMoves(NOTICES, step=7 * len(began_with))
+
+    assert attempts(task(tmp_path), launch, said.append) is results
+    assert began_with == [[], [7], [14], [21]], "more often than max_failures"
+    assert said[0] == (
+        "worker 1 on a was given notice (SIGTERM): the run was saved after step 7 and goes on with new"
+        " workers."
+    )
+
+
+def test_without_a_folder_a_run_that_moves_goes_on_from_what_its_workers_returned(tmp_path: Path) -> None:
+    said: list[str] = []
+    began_with: list[list[int]] = []
+    results = [Outcome(0, "result")]
+    file = b"".join(pack(Header(framework="torch", epoch=1, step=5, step_in_epoch=5), [b"state"]))
+    moves = [
+        RunMoves(NOTICES, step=5, checkpoint=file),
+        RunMoves([{**NOTICES[0], "worker": None}], step=None),  # before the next step
+    ]
+
+    def launch(checkpoints: Any) -> list[Outcome]:
+        began_with.append([stored.header.step for stored in checkpoints])
+        if moves:
+            raise moves.pop(0)
+        return results
+
+    without = replace(task(tmp_path), options=FitOptions(epochs=3, batch_size=8))
+    assert attempts(without, launch, said.append) is results
+    assert began_with == [[], [5], [5]]
+    assert said[1].startswith("a was given notice (SIGTERM): the run starts again with new workers")
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:

@@ -298,10 +298,16 @@ class Gang:
             return outcomes  # whatever became of the engine's own job
         if left and not results and self._reason is None:
             raise lost_error(left[min(left)])
+        if self._hub is not None and self._hub.ended_unbegun:
+            raise NotBegun
         if self._reason is not None:
             raise TrainingError(f"the gang was aborted: {self._reason}.")
         started = self._hub is not None and self._hub.joined > 0
         raise self._launch.incomplete(outcomes, started=started) from None
+
+
+class NotBegun(Exception):
+    """A worker was given notice before the first step; nothing was lost."""
 
 
 class Halted(KeyboardInterrupt):

@@ -92,6 +92,8 @@ class Hub(Handler):
         self._ending = False
         self._halt: HaltVote | None = None
         self._looked = time.monotonic()
+        # Whether the gang was ended for a notice that came before its first step.
+        self.ended_unbegun = False
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(self._size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -203,6 +205,28 @@ class Hub(Handler):
 
         None if they cannot be asked or do not all answer in time; 0 if none has begun a step.
         """
+        vote = self._ask_to_halt(moves=False)
+        return None if vote is None else vote.wait(timeout_s)
+
+    def notice(self, host: str, reason: str, *, rank: int | None = None, key: str = "") -> None:
+        """A process or a machine will be taken away: end all workers as `halt` does, for others to go on.
+
+        `key` tells a notice from others, so that one that stays is heard once.
+        """
+        address = None if rank is None else self._members[rank].address
+        self.announce("notice", worker=rank, host=host, address=address, reason=reason, key=key)
+        if self._ask_to_halt(moves=True) is None:
+            with self._lock:
+                has_begun = all(m.has_job or m.finished for m in self._members.values())
+            if len(self._members) < self._size or not has_begun:
+                self._end_unbegun()
+
+    def _end_unbegun(self) -> None:
+        if self._at_driver and not self._aborted.is_set():  # elsewhere nobody hears why
+            self.ended_unbegun = True
+            self.abort("a worker was given notice before the first step")
+
+    def _ask_to_halt(self, *, moves: bool) -> HaltVote | None:
         with self._lock:
             crew = {rank: member for rank, member in self._members.items() if rank < self._crew}
             working = {rank: member for rank, member in crew.items() if not member.finished}
@@ -210,19 +234,21 @@ class Hub(Handler):
             if self._aborted.is_set() or len(self._members) < self._size or not working or not ready:
                 return None
             first = self._halt is None
-            vote = self._halt = self._halt or HaltVote(working)
+            vote = self._halt = self._halt or HaltVote(working, moves=moves)
         for member in working.values() if first else ():
             member.peer.send("halt")
-        return vote.wait(timeout_s)
+        return vote
 
     def _halted(self, rank: int, begun: int | None = None) -> None:
         """Count a rank's vote (None: it has ended); once all votes are in, tell the ranks where to stop."""
         vote = self._halt
         if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
             return
+        if vote.moves and not vote.last:
+            self._end_unbegun()
         for other, member in list(self._members.items()):
             if other < self._crew and not member.finished and member.has_job:
-                member.peer.send("halt_at", last=vote.last)
+                member.peer.send("halt_at", last=vote.last, moves=vote.moves)
 
     def await_departures(self, timeout_s: float) -> bool:
         with self._departed:
@@ -422,6 +448,9 @@ class Hub(Handler):
             return
         if frame.kind == "halting":
             self._halted(rank, int(frame.fields["begun"]))
+            return
+        if frame.kind == "notice":
+            self.notice(member.host, rank=rank, **frame.fields)
             return
         if frame.kind in ("open", "keep") and self._transcript is not None:
             self._remember(rank, frame, self._transcript)

@@ -63,6 +63,9 @@ class Job:
     # Whether a rank whose process dies is replaced by a new process, which goes on where it had last called
     # `worker.keep`; the others wait for it. Not with `together`, and not for services.
     replaceable: bool = False
+    # Whether the ranks end together after a step when one is given notice, so that others can go on there.
+    movable: bool = False
+    noticed: tuple[str, ...] = ()  # the notices that were heard before, and need not be told again
 
     def __post_init__(self) -> None:
         if self.replaceable and self.together:

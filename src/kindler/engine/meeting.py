@@ -153,9 +153,13 @@ class Halting:
 
 
 class HaltVote:
-    """The driver's side: `last` is the largest number begun, once all ranks have voted."""
+    """The driver's side: `last` is the largest number begun, once all ranks have voted.
 
-    def __init__(self, ranks: Collection[int]) -> None:
+    `moves` is whether other processes go on from there.
+    """
+
+    def __init__(self, ranks: Collection[int], *, moves: bool = False) -> None:
+        self.moves = moves
         self._missing = set(ranks)
         self._largest = 0
         self._known = threading.Event()

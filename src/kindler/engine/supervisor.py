@@ -22,6 +22,7 @@ from kindler.engine import fork_server
 from kindler.engine.feeds import is_feed
 from kindler.engine.job import Job
 from kindler.engine.links import Carrier
+from kindler.engine.notices import SIGTERM, NoticeSource
 from kindler.engine.outcome import Outcome
 from kindler.engine.placement import HeldPorts
 from kindler.engine.stall import beat_interval, readable
@@ -33,7 +34,7 @@ from kindler.temporary import Folder
 
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
-_PASSED_UP = ("gather", "report", "open", "keep", "halting", "bulk", "part")
+_PASSED_UP = ("gather", "report", "open", "keep", "halting", "notice", "bulk", "part")
 _PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
@@ -60,6 +61,7 @@ def worker_fields(
         "threads": job.threads,
         "cores": job.cores,
         "replaceable": job.replaceable and not job.ranks[rank].beside,
+        "movable": job.movable,
         "heartbeat_s": beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
         "sync_timeout_s": settings.sync_timeout_s,
         "sys_path": job.sys_path,
@@ -106,6 +108,7 @@ class Supervisor:
         self._kept = threading.Event()
         self._host = socket.gethostname()
         self._aborted = threading.Event()
+        self._given_notice = False
         self.dismissed = False  # whether another process has the place of this one, or shall have it
         self._frozen = False
         self._optional = False
@@ -144,6 +147,8 @@ class Supervisor:
         self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
         self._start(self._beat, "kindler-beat-hub")
+        if self._job.movable and (self._far or settings.notice is not None):
+            self._start(self._watch_for_notice, "kindler-notice")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,6 +181,10 @@ class Supervisor:
             self._up.send("report", name=name, worker=self._rank, **fields)
         except ChannelClosed:
             pass  # `_listen_up` notices, and `check` says so
+
+    def give_notice(self) -> None:
+        """Tell the hub, in a while, that this process got SIGTERM; for the handler of the signal."""
+        self._given_notice = True
 
     def start(self) -> None:
         """Request the process; returns at once, `run` waits for it."""
@@ -435,6 +444,30 @@ class Supervisor:
         try:
             while not self._aborted.wait(self._job.settings.heartbeat_s):
                 self._up.send("beat")
+        except ChannelClosed:
+            pass  # `_listen_up` notices too
+
+    def _watch_for_notice(self) -> None:
+        place = self._job.settings.notice
+        key = f"{self._host} {place}"
+        source = None if place is None or key in self._job.noticed else NoticeSource(place)
+        has_answered = True
+        while not self._aborted.wait(limits.NOTICE_POLL_S):
+            if self._given_notice:
+                self._pass_notice_on(SIGTERM, "")
+                return
+            try:
+                if source is not None and source.has_notice():
+                    self._pass_notice_on(str(place), key)
+                    return
+            except OSError as exc:
+                if has_answered:
+                    self.report("warning", message=f"{place} cannot be read on {self._host}: {exc}.")
+                has_answered = False
+
+    def _pass_notice_on(self, reason: str, key: str) -> None:
+        try:
+            self._up.send("notice", reason=reason, key=key)
         except ChannelClosed:
             pass  # `_listen_up` notices too
 

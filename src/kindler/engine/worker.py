@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,7 @@ from kindler.engine.meeting import (
     weighted_arrays,
     write_numbers,
 )
+from kindler.engine.notices import SIGTERM, telling
 from kindler.engine.placement import (
     Placement,
     WorkerInfo,
@@ -227,10 +229,15 @@ class Worker(Group):
         elif frame.kind == "halt":
             self._channel.send("halting", begun=self._halting.asked())
         elif frame.kind == "halt_at":
+            self.moves = frame.fields["moves"]
             self._halting.answer(int(frame.fields["last"]))
 
     def beat(self) -> None:
         self._channel.send("beat", ticks=self._ticks, waiting=self._waiting)
+
+    def tell_sigterm(self) -> None:
+        with suppress(ChannelClosed):  # `_listen` ends the process
+            self._channel.send("notice", reason=SIGTERM)
 
 
 def run_child(sock: socket.socket) -> int:
@@ -250,8 +257,9 @@ def run_child(sock: socket.socket) -> int:
     if os.path.isdir(job.fields["cwd"]):  # stand where the driver stands, if this machine has that place
         os.chdir(job.fields["cwd"])
     try:
-        module, _, name = job.fields["target"].partition(":")
-        results = getattr(importlib.import_module(module), name)(worker, *_taken(buffers))
+        with telling(worker.tell_sigterm) if job.fields["movable"] else nullcontext():
+            module, _, name = job.fields["target"].partition(":")
+            results = getattr(importlib.import_module(module), name)(worker, *_taken(buffers))
     except BaseException as exc:  # noqa: BLE001 - the edge of the worker: the driver raises it
         flush_output()  # its end is told once all lines were passed on
         channel.send("error", **describe(exc))

@@ -21,6 +21,7 @@ from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, ColumnPlan
 from kindler.data.preparation import Prepare, Preparer
 from kindler.engine import local
+from kindler.engine.notices import sigterm_interrupts
 from kindler.estimator.checks import (
     ability_complaints,
     accelerator_complaints,
@@ -209,7 +210,8 @@ class Estimator(Saving):
         if validation_split is not None:
             refuse(*split_complaints(validation_split, held_out))
             rows, held_out = rows.split(validation_split, self._run_config.seed)
-        return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks), clock)
+        with sigterm_interrupts():
+            return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks), clock)
 
     def _fit(
         self,

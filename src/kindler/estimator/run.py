@@ -19,7 +19,7 @@ from kindler import limits
 from kindler.config import RunSettings
 from kindler.data.row_order import RowAssignment
 from kindler.engine import local
-from kindler.engine.gang import Halted
+from kindler.engine.gang import Halted, NotBegun
 from kindler.engine.hub import Event
 from kindler.engine.job import Job, RankSpec, equal_ranks, new_run_id
 from kindler.engine.outcome import Outcome
@@ -38,9 +38,9 @@ from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import pickle_for_workers
 from kindler.strategies import AllReduce
-from kindler.sync.registry import servers_of, sync_spec
+from kindler.sync.registry import SYNCS, servers_of, sync_spec
 from kindler.temporary import Folder
-from kindler.train.checkpoints import CheckpointFolder, StoredCheckpoint
+from kindler.train.checkpoints import CheckpointFolder, StoredCheckpoint, check, parse
 from kindler.train.goodput import RunClock
 from kindler.train.options import EvaluateOptions, FitOptions, RunConfig, StateLimit, Task
 from kindler.train.progress import ProgressBar
@@ -130,12 +130,16 @@ def run(
 
             gpus = [] if spark is not None else _gpus_here(model, config.device)
             count = WorkerCount(config.workers or len(gpus) or None, config.settings, spark, say)
+            notices: list[Mapping[str, Any]] = []  # of all attempts
 
             def hear(event: Event) -> None:
                 if event.kind == "log":
                     progress.log(event.rank, event.fields["line"])
                     return
                 fields = clock.hear(event.fields)
+                if fields["name"] == "notice":
+                    notices.append(fields)
+                    _leave_machine(fields, spark)
                 for listener in (progress.report, *listeners, count.hear):
                     listener(fields)
                 _announce(event.fields, say)
@@ -154,20 +158,44 @@ def run(
                 dealing = _dealing(count.size, config.seed, checkpoints)
                 packed = _packed(replace(task, dealing=dealing))
                 buffers = (packed, spec, state, *(stored.data for stored in checkpoints))
-                return _launch(model, task, buffers, count.size, dealing, spark, feeds, hear)
+                earlier = len(notices)
+                known = tuple(notice["key"] for notice in notices)
+                try:
+                    outcomes = _launch(model, task, buffers, count.size, dealing, spark, feeds, known, hear)
+                except NotBegun:
+                    raise RunMoves(notices[earlier:], step=None) from None
+                report, data = _first_result(outcomes)
+                if report["moved"]:
+                    raise RunMoves(notices[earlier:], step=report["step"], checkpoint=data)
+                return outcomes
 
             halted = False
             try:
                 outcomes = attempts(task, launch, say)
             except Halted as interrupted:
                 outcomes, halted = interrupted.outcomes, True
-            report_json, trained = next(
-                outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0]
-            )
-            report = json.loads(report_json)
+            report, trained = _first_result(outcomes)
+            if report.pop("moved"):  # and was interrupted on its way
+                saved = trained or next((stored.data for stored in _own(task)), b"")
+                if not saved:
+                    raise KeyboardInterrupt
+                trained = parse(saved).state
             if not task.trains:
                 progress.result(report["rows"][0])
     return RunResults(state=trained, halted=halted, **report)
+
+
+def _leave_machine(notice: Mapping[str, Any], spark: SparkSession | None) -> None:
+    """Tell Spark of a machine's notice, unless it is Spark that told of it."""
+    if spark is not None and notice["key"] and notice["address"] is not None:
+        from kindler.spark.executors import leave
+
+        leave(spark, notice["address"])
+
+
+def _first_result(outcomes: Sequence[Outcome]) -> tuple[dict[str, Any], bytes]:
+    report, data = next(outcome.buffers for outcome in outcomes if outcome.buffers and outcome.buffers[0])
+    return json.loads(report), data
 
 
 def _limit(
@@ -226,6 +254,8 @@ def job_of(
     servers: int = 0,
     together: bool = True,
     replaceable: bool = False,
+    movable: bool = False,
+    noticed: tuple[str, ...] = (),
 ) -> Job:
     server = RankSpec(target=SERVER_ENTRY, role="ps", ports=1, service=True, beside=True)
     return Job(
@@ -237,6 +267,8 @@ def job_of(
         threads=settings.threads,
         together=together,
         replaceable=replaceable,
+        movable=movable,
+        noticed=noticed,
     )
 
 
@@ -282,6 +314,7 @@ def _launch(
     dealing: RowAssignment,
     spark: SparkSession | None,
     feeds: Sequence[Feed],
+    noticed: tuple[str, ...],
     hear: Callable[[Event], None],
 ) -> list[Outcome]:
     strategy = task.training.strategy if task.trains else AllReduce()
@@ -295,6 +328,8 @@ def _launch(
         servers=servers_of(strategy),
         together=row.together,
         replaceable=row.replaceable,
+        movable=task.trains and SYNCS.load(strategy.name).in_step,
+        noticed=noticed,
     )
     if spark is None:
         return local.run(job, listener=hear)
@@ -323,33 +358,42 @@ def attempts(
     settings, failures = task.config.settings, 0
     folder = None if task.folder is None else CheckpointFolder(task.folder)
     checkpoints = earlier = _of_earlier_run(task, folder)
-
-    def own() -> list[StoredCheckpoint]:
-        return [] if folder is None else folder.resume_candidates(lambda header: header.run == task.run_id)
-
     while True:
         try:
             return launch(checkpoints)
+        except RunMoves as moves:
+            wait_s = 0.0
+            if moves.checkpoint:
+                checkpoints = [StoredCheckpoint(check(moves.checkpoint)[0], "memory", moves.checkpoint)]
+            elif folder is not None:
+                checkpoints = [*_own(task), *earlier]
+            say(str(moves))
         except ExecutorsAreBack as back:
             wait_s = 0.0
-            checkpoints = [*own(), *earlier]
+            checkpoints = [*_own(task), *earlier]
             say(f"{back} It resumes from {checkpoints[0].path}.")
         except KindlerError as error:
             retry_s = retry_wait_s(error, failures, settings, has_checkpoints=folder is not None)
             if retry_s is None:
-                stored = own() if _is_lost_server(error) else []
+                stored = _own(task) if _is_lost_server(error) else []
                 newest = stored[0].path if stored else None
                 explain(
                     error, failures, trains=task.trains, has_checkpoints=folder is not None, newest=newest
                 )
                 raise
             wait_s, failures = retry_s, failures + 1
-            checkpoints = [*own(), *earlier]
+            checkpoints = [*_own(task), *earlier]
             what = str(error).partition("\n")[0]
             start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
             most = settings.max_failures
             say(f"{what} The run restarts from {start} (failure {failures} of at most {most}).")
         time.sleep(wait_s)
+
+
+def _own(task: Task) -> list[StoredCheckpoint]:
+    if task.folder is None:
+        return []
+    return CheckpointFolder(task.folder).resume_candidates(lambda header: header.run == task.run_id)
 
 
 def _of_earlier_run(task: Task, folder: CheckpointFolder | None) -> list[StoredCheckpoint]:
@@ -464,3 +508,26 @@ class WorkerCount:
 
 class ExecutorsAreBack(Exception):
     """Ends an attempt with fewer workers than at first, so that the next one has all of them."""
+
+
+class RunMoves(Exception):
+    """Ends an attempt whose workers were given notice, so that others go on; nothing was lost.
+
+    `step` is the last one, None if workers had not come so far; `checkpoint` is what to continue from, empty
+    if it is in the folder, or nothing has changed since the attempt began.
+    """
+
+    def __init__(
+        self, notices: Sequence[Mapping[str, Any]], *, step: int | None, checkpoint: bytes = b""
+    ) -> None:
+        self.checkpoint = checkpoint
+        told = "a worker was given notice"  # out of the driver's reach
+        for notice in notices[:1]:
+            worker = "" if notice["worker"] is None else f"worker {notice['worker']} on "
+            told = f"{worker}{notice['host']} was given notice ({notice['reason']})"
+        then = (
+            f"the run was saved after step {step:,} and goes on with new workers."
+            if step
+            else "the run starts again with new workers, as it had made no step."
+        )
+        super().__init__(f"{told}: {then}")

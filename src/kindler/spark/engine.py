@@ -33,6 +33,7 @@ from kindler.engine import detached
 from kindler.engine.gang import Gang, Listener, follow, watch
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job
+from kindler.engine.notices import on_sigterm
 from kindler.engine.outcome import Outcome, pack, unpack
 from kindler.engine.placement import TASK_GPUS
 from kindler.engine.supervisor import AbortedError, BesideRanks, Supervisor
@@ -41,7 +42,14 @@ from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError, KindlerError, TrainingError, WorkerLostError, first_line
 from kindler.files import Folder as SharedFolder
 from kindler.frame import Frame, encode_again, from_bytes
-from kindler.spark.executors import driver_hosts, is_dynamic, meets_at_driver, never_retries
+from kindler.spark.executors import (
+    DecommissionWatch,
+    driver_hosts,
+    has_executors,
+    is_dynamic,
+    meets_at_driver,
+    never_retries,
+)
 from kindler.spark.frames import (
     FEED,
     LANE,
@@ -204,6 +212,8 @@ class _SparkLaunch:
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
         self._hub = hub
+        if job.movable and has_executors(self._spark):
+            stack.enter_context(DecommissionWatch(self._spark, hub.notice, job.noticed))
         if self._feeds and not is_connect(self._spark):
             stack.enter_context(
                 ComputedRows(
@@ -453,9 +463,12 @@ class _SupervisorTask:
             rows: Path | None = None  # where they lie between a worker that died and the next one
             last = attempt + self.again
             while True:
-                with Supervisor(
-                    job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
-                ) as supervisor:
+                with (
+                    Supervisor(
+                        job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
+                    ) as supervisor,
+                    on_sigterm(supervisor.give_notice) if job.movable else nullcontext(),
+                ):
                     supervisor.start()
                     try:
                         if rows is None:

@@ -13,10 +13,12 @@ import re
 import shutil
 import socket
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FunctionType
@@ -30,11 +32,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import kindler
+from kindler import limits
 from kindler.config import RunSettings
 from kindler.engine.placement import address_towards
 from kindler.errors import ConfigError, StartTimeoutError
 from kindler.spark.session import LOOPBACK, is_on_this_machine
-from kindler.spark.versions import active_context, concurrent_tasks, executor_summaries, explained, is_connect
+from kindler.spark.versions import (
+    active_context,
+    concurrent_tasks,
+    decommission,
+    decommissioned,
+    executor_summaries,
+    explained,
+    is_connect,
+)
 
 _POLL_S = 0.25
 _JOIN_S = 5.0  # for machines to join a standalone cluster that has just been started
@@ -201,6 +212,47 @@ def remaining_workers(
     return wanted
 
 
+class DecommissionWatch(threading.Thread):
+    """Tells of each executor with running tasks that Spark decommissions, unless `known` names it."""
+
+    def __init__(self, spark: SparkSession, tell: Callable[..., None], known: Sequence[str]) -> None:
+        super().__init__(name="kindler-decommissions", daemon=True)
+        self._spark, self._tell, self._known = spark, tell, set(known)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> DecommissionWatch:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._ended.wait(limits.NOTICE_POLL_S):
+            with suppress(Py4JError, OSError):  # the session may end meanwhile, or executors come and go
+                self._look()
+
+    def _look(self) -> None:
+        ids = {number for number in decommissioned(self._spark) if f"executor {number}" not in self._known}
+        for executor in executor_summaries(self._spark) if ids else ():
+            if str(executor.id()) in ids and executor.activeTasks():
+                name = f"executor {executor.id()}"
+                self._known.add(name)
+                host = str(executor.hostPort()).rpartition(":")[0]
+                self._tell(host, f"Spark decommissions {name}", key=name)
+
+
+def leave(spark: SparkSession, address: str) -> None:
+    """Let Spark take back the executors of a machine, if this application lets it decommission any."""
+    if not has_executors(spark) or _conf(spark, "spark.decommission.enabled") != "true":
+        return
+    with suppress(Py4JError, OSError):
+        hosts = {str(each.hostPort()).rpartition(":")[0].strip("[]") for each in executor_summaries(spark)}
+        for host in {address} & hosts or {each for each in hosts if socket.gethostbyname(each) == address}:
+            decommission(spark, host)
+
+
 def cores_per_host(spark: SparkSession) -> int | None:
     """The fewest on any machine. A worker takes its share of those: other applications may have the rest."""
     if is_connect(spark):
@@ -215,6 +267,11 @@ def cores_per_host(spark: SparkSession) -> int | None:
 def never_retries(spark: SparkSession) -> bool:
     """True on "local[4]"; on "local[4, 2]" Spark runs failed tasks again."""
     return _in_one_process(spark) and "," not in _master(spark)
+
+
+def has_executors(spark: SparkSession) -> bool:
+    """Whether a classic session has executors, rather than this process alone."""
+    return not is_connect(spark) and not _in_one_process(spark)
 
 
 def is_dynamic(spark: SparkSession) -> bool:

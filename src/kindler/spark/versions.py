@@ -241,6 +241,18 @@ def executor_summaries(spark: Any) -> list[Any]:
     return [listed.apply(number) for number in range(listed.size())]
 
 
+def decommissioned(spark: Any) -> list[str]:
+    """The executors that still run and will be taken away."""
+    scheduler = java_context(spark.sparkContext).sc().taskScheduler()
+    ids = str(scheduler.executorsPendingDecommission().keySet().mkString(","))
+    return ids.split(",") if ids else []
+
+
+def decommission(spark: Any, host: str) -> None:
+    """Let Spark start no more tasks on its executors of a host, which is named as Spark does."""
+    java_context(spark.sparkContext).sc().schedulerBackend().decommissionExecutorsOnHost(host)
+
+
 def stage_data(context: Any, stage: int) -> Any:
     """Raises Py4JError for a stage that Spark has not planned yet, or has forgotten."""
     return java_context(context).sc().statusStore().lastStageAttempt(stage)

@@ -171,7 +171,7 @@ class FitLoop(Loop):
         replica.epoch_rows += own
         ends = self.ends_within_epoch()
         if steps < self._length and not ends:
-            ends = not self.goes_on(replica.epoch)
+            ends = not self.goes_on(replica.epoch, done=steps)
             self.after_step(steps, asked=self.halted)
         self._idle_since = time.perf_counter()
         return ends

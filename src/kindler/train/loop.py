@@ -49,6 +49,13 @@ def over_already(task: Task, start: Start) -> bool:
     return trigger(Progress(epoch=start.epoch + 1, step=start.step))
 
 
+class _Moved(Exception):
+    """The run goes on in other processes, from a checkpoint in the folder or in this."""
+
+    def __init__(self, checkpoint: bytes) -> None:
+        self.checkpoint = checkpoint
+
+
 class Loop:
     """A run from start to end, epoch by epoch; `run` of a subclass makes the steps.
 
@@ -95,8 +102,9 @@ class Loop:
         if start.run and start.run == task.run_id:
             stopwatch.resume(start.spent)
             self._before_epoch = "recovery"
-        self._first_step = 0
+        self._first_step, self._saved_step = 0, start.step
         self._began = self._seconds = 0.0
+        self._warned_slow = False
         self.writes_checkpoints = folder is not None
         self._checkpoints: CheckpointFolder | None = None
         if (asked := options.checkpoint) is not None and (
@@ -106,6 +114,18 @@ class Loop:
 
     def run(self) -> None:
         raise NotImplementedError
+
+    def run_until_moved(self) -> bytes | None:
+        """Run to the end, or until a worker is given notice; None at the end.
+
+        Otherwise the checkpoint that other processes go on from: empty if it is in the folder, or no step was
+        made.
+        """
+        try:
+            self.run()
+        except _Moved as moved:
+            return moved.checkpoint
+        return None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -119,15 +139,39 @@ class Loop:
         with self.stopwatch.timing("checkpoint"):
             self._wait_for_writer()
 
-    def goes_on(self, epoch: int, *, begins: bool = False) -> bool:
-        """Whether to begin the next step, or with `begins` the epoch; after an interrupt all end alike.
+    def goes_on(self, epoch: int, *, done: int = 0, begins: bool = False) -> bool:
+        """Whether to begin the step after `done` of the epoch, or with `begins` the epoch.
 
-        Workers that do not meet in steps all begin the last epoch that any has begun: they meet at its end.
+        After an interrupt all end alike. Workers that do not meet in steps all begin the last epoch that
+        any has begun: they meet at its end. If the run moves to other processes, this raises instead.
         """
         in_step = self.sync.in_step
         number, whole = self.replica.step + 1 if in_step else epoch, in_step or begins
         self.halted = not self.worker.go_on(number, whole=whole)
+        if self.halted and self.worker.moves:
+            raise _Moved(self._leave(done))
         return not self.halted
+
+    def _leave(self, done: int) -> bytes:
+        """Save the run after step `done` of the epoch, or between two; return what is not in the folder."""
+        self.guard.look()
+        self.step_log.flush()
+        self.stopwatch.lap("steps")
+        if self.replica.step == self._saved_step:
+            self._wait_for_writer()  # its error must not be missed
+            return b""
+        local_states = self.worker.to_first(self.replica.local_state()) if done else ()
+        fields: dict[str, Any] = {"step_in_epoch": done}
+        if done:
+            fields["seconds"] = time.perf_counter() - self._began
+        if self.writes_checkpoints:
+            self._save(local_states, **fields)
+            self._wait_for_writer()
+            return b""
+        replica = self.sync.whole(self.replica)
+        if not self.worker.leads:
+            return b""
+        return b"".join(pack(self._header(replica, **fields), replica.freeze()(), local_states))
 
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch, or resume the one the run starts in; return the steps it has made."""
@@ -155,7 +199,7 @@ class Loop:
         """Write a checkpoint after step `done` of the epoch, but not its last, if one is due or `asked`."""
         replica = self.replica
         # Where workers do not meet in steps, no moment within an epoch is the same on all of them.
-        if not self.writes_checkpoints or not self.sync.in_step:
+        if not self.writes_checkpoints or not self.sync.in_step or replica.step == self._saved_step:
             return
         if asked or self.options.writes_checkpoint(Progress(epoch=replica.epoch, step=replica.step)):
             self.guard.look()
@@ -220,15 +264,25 @@ class Loop:
 
     def _save(self, local_states: Sequence[bytes], *, last: bool = False, **fields: Any) -> None:
         replica = self.sync.whole(self.replica)  # workers may have to meet for it
+        self._saved_step = replica.step
         if self._checkpoints is None or not self.worker.leads:
             return
         header = self._header(replica, **fields)
         self._wait_for_writer()  # the replica freezes into memory that the writer still reads
-        then = partial(self._report_saved, header, last)
+        then = partial(self._report_saved, header, last, began=time.perf_counter())
         self._checkpoints.save(header, replica.freeze(), local_states, then=then)
 
-    def _report_saved(self, header: Header, last: bool) -> None:
-        """Tell the driver that it may restart workers from here."""
+    def _report_saved(self, header: Header, last: bool, *, began: float) -> None:
+        """Tell the driver that it may restart workers from here, or that it takes too long to write."""
+        seconds, notice_s = time.perf_counter() - began, self.task.config.settings.notice_s
+        if seconds > notice_s and self.sync.in_step and not self._warned_slow:
+            self._warned_slow = True
+            self.worker.report(
+                "warning",
+                message=f"a checkpoint takes {seconds:.1f} s to write, and a worker that is given notice has"
+                f" {notice_s:g} s (RunSettings(notice_s=...)): the run would continue from an earlier one.\n"
+                "Hint: write to a faster folder, or divide the state with strategy='fsdp'.",
+            )
         if header.ends_epoch and not self.worker.replaceable:
             self.worker.report("saved", epoch=header.epoch, ends=last)
 

@@ -38,6 +38,8 @@ SERVER_ENTRY = "kindler.train.run:run_server"
 def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or metrics) as JSON, and the model's state.
 
+    Of a run that moves it returns a checkpoint instead, or nothing if that is in the folder.
+
     `states` is the model's state (empty for a new one), then checkpoints to continue from, best first.
     """
     stopwatch = Stopwatch()
@@ -85,12 +87,14 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
                 kind: type[Loop] = fit_loop.FitLoop if follows else step_loop.StepLoop
                 loop = kind(worker, task, replica, sync, data, validation, start, stopwatch)
                 with loop.writing():
-                    loop.run()
-                whole = sync.whole(replica)  # on all workers: they may have to meet for it
-                rows, state = loop.rows, whole.state() if worker.leads else b""
+                    state = loop.run_until_moved()
+                rows, moved = loop.rows, state is not None
+                if state is None:
+                    whole = sync.whole(replica)  # on all workers: they may have to meet for it
+                    state = whole.state() if worker.leads else b""
         else:
             evaluate = fit_loop.evaluate if follows else step_loop.evaluate
-            rows, state = [evaluate(worker, task, replica, data)], b""
+            rows, state, moved = [evaluate(worker, task, replica, data)], b"", False
         if not worker.leads:
             return [b"", b""]
         stopwatch.lap("other")
@@ -100,6 +104,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
             "mode": replica.mode,
             "step": replica.step,
             "spent": stopwatch.seconds,
+            "moved": moved,
         }
         return [json.dumps(report).encode(), state]
 

@@ -65,7 +65,7 @@ class StepLoop(Loop):
         sync.begin_epoch(replica)
         stretch = self.train.stretch(epoch, done=done, steps=self.options.steps_per_epoch)
         with closing(stretch) as batches:
-            while self.goes_on(epoch) and (batch := self._next(batches)) is not None:
+            while self.goes_on(epoch, done=done) and (batch := self._next(batches)) is not None:
                 done += 1
                 self._step(batch, done)
                 if done == self.steps or batch.ends or self.ends_within_epoch():

@@ -118,7 +118,7 @@ class Kill(kindler.callbacks.Callback):
 
 
 def train(
-    spark: Any, folder: Path, *callbacks: kindler.callbacks.Callback, wait_s: float = 60.0
+    spark: Any, folder: Path, *callbacks: kindler.callbacks.Callback, wait_s: float = 60.0, **settings: Any
 ) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     said = Said()
@@ -131,7 +131,9 @@ def train(
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
         loss=nn.MSELoss(),
         workers=2,
-        settings=kindler.RunSettings(start_timeout_s=60.0, retry_backoff_s=0.1, executor_wait_s=wait_s),
+        settings=kindler.RunSettings(
+            start_timeout_s=60.0, retry_backoff_s=0.1, executor_wait_s=wait_s, **settings
+        ),
     )
     history = est.fit(
         frame,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -336,3 +337,57 @@ def test_the_last_words_of_a_rank_are_heard_though_it_reads_no_more() -> None:
             rank.close()
 
         assert [event.fields["reason"] for event in heard(hub)] == ["its process was ended by SIGKILL"]
+
+
+def reports(hub: Hub) -> list[dict[str, Any]]:
+    return [event.fields for event in heard(hub) if event.kind == "report"]
+
+
+def test_a_notice_makes_all_ranks_vote_once_and_end_where_others_go_on(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for channel in channels:
+        channel.receive(60)
+        channel.send("pulse", ticks=0, waiting=False)
+    for channel in reversed(channels):
+        channel.send("gather", b"", turn=0, wants=[])
+    for channel in channels:  # the hub has heard both
+        assert channel.receive(60).kind == "gathered"
+    channels[1].send("notice", reason="SIGTERM")
+    assert [channel.receive(60).kind for channel in channels] == ["halt", "halt"]
+    (notice,) = reports(hub)
+    assert (notice["name"], notice["worker"], notice["host"]) == ("notice", 1, "h")
+    assert (notice["reason"], notice["key"], notice["address"]) == ("SIGTERM", "", "127.0.0.1")
+
+    hub.notice("h", "again", key="h again")
+    for begun, channel in enumerate(channels, start=6):
+        channel.send("halting", begun=begun)
+
+    answers = [channel.receive(60) for channel in channels]
+    assert [answer.kind for answer in answers] == ["halt_at"] * 2
+    assert [answer.fields for answer in answers] == [{"last": 7, "moves": True}] * 2
+    assert [notice["key"] for notice in reports(hub)] == ["h again"]
+    assert not hub.ended_unbegun
+
+
+def test_a_notice_before_all_have_joined_ends_those_that_have(hub: Hub) -> None:
+    channel = join(hub, 0)
+    channel.send("notice", reason="SIGTERM")
+
+    assert channel.receive(60).kind == "abort"
+    assert hub.ended_unbegun
+
+
+def test_a_notice_before_the_first_step_ends_all(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for channel in channels:
+        channel.receive(60)
+        channel.send("pulse", ticks=0, waiting=False)
+    channels[0].send("notice", reason="SIGTERM")
+    kinds = [channel.receive(60).kind for channel in channels]
+    if kinds == ["halt", "halt"]:  # otherwise it came before the job of the other one
+        for channel in channels:
+            channel.send("halting", begun=0)
+        kinds = [channel.receive(60).kind for channel in channels]
+
+    assert kinds == ["abort", "abort"]
+    assert hub.ended_unbegun

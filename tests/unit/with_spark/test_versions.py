@@ -43,6 +43,7 @@ def test_the_scheduler_and_the_status_store_answer(spark: Any) -> None:
     assert executor.id() == "driver"
     assert ":" in executor.hostPort()
     assert not executor.executorLogs().get("stdout").isDefined()
+    assert versions.decommissioned(spark) == []
     spark.range(8).count()
     job = spark.sparkContext.statusTracker().getJobIdsForGroup(None)[0]
     stage = spark.sparkContext.statusTracker().getJobInfo(job).stageIds[0]
@@ -50,6 +51,13 @@ def test_the_scheduler_and_the_status_store_answer(spark: Any) -> None:
     counts = (data.numActiveTasks(), data.numCompleteTasks(), data.numTasks())
     assert all(count >= 0 for count in counts)
     assert (data.shuffleWriteRecords(), data.shuffleWriteBytes()) >= (0, 0)
+
+
+def test_the_scheduler_of_a_cluster_can_be_asked_to_decommission_a_host(spark: Any) -> None:
+    name = "org.apache.spark.scheduler.cluster.CoarseGrainedSchedulerBackend"
+    methods = spark._jvm.java.lang.Class.forName(name).getMethods()
+
+    assert "decommissionExecutorsOnHost" in {method.getName() for method in methods}
 
 
 def test_a_plan_shows_the_files_it_scans(spark: Any, tmp_path: Path) -> None:
