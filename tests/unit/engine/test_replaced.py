@@ -287,7 +287,8 @@ def test_a_replacement_hears_where_to_halt(hub: Hub) -> None:
     again.send("pulse", ticks=0, waiting=False)
     assert told(again) == "halt"
     again.send("halting", begun=1)
-    assert [channel.receive(10).fields for channel in (again, other)] == [{"last": 3}] * 2
+    halts = [channel.receive(10).fields for channel in (again, other)]
+    assert halts == [{"last": 3, "moves": False}] * 2
     asking.join(10)
     again.close()
     later = come(hub, 0, attempt=2)

@@ -33,7 +33,7 @@ def loop(folder: Path, replica: Any, report: Any = lambda name, **fields: None, 
     checkpoint = Checkpoints(folder, every=1, keep=1)
     asked = {"batch_size": 1, "epochs": 2, "shuffle": False, "checkpoint": checkpoint, **options}
     task = task_of(FitOptions(**asked))
-    worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, report=report)
+    worker: Any = SimpleNamespace(rank=0, size=1, leads=True, replaceable=False, moves=False, report=report)
     rows: Any = SimpleNamespace(counts=[8], marks=[], steps=8, expected=8, prepares=False)
     sync: Any = SimpleNamespace(
         in_step=True, ends_at=None, waited_s=0.0, whole=lambda whole: whole, next_epoch=lambda *_: None
