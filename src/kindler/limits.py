@@ -33,6 +33,8 @@ GANG_STACKS_S = 15.0  # all workers of a gang to write down theirs
 RESULT_S = 120.0  # the driver to take a result
 EXIT_S = 10.0  # the news of an exit, when nobody has asked for it
 ROOT_CAUSE_S = 1.0  # a broken exchange is news from the neighbour of the one that failed
+LOSS_S = 5.0  # the news that a worker has died, after an exchange with it has failed
+STRAGGLERS_S = 1.0  # workers that live, in an exchange that another one died in
 HALT_S = 10.0  # ranks to say which step they are in
 LONGEST_RETRY_S = 30.0  # before the workers of a run that lost some are started again
 

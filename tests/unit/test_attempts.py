@@ -10,7 +10,7 @@ import pytest
 from kindler import Checkpoints, RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLostError
-from kindler.estimator.run import ExecutorsAreBack, WorkerCount, attempts
+from kindler.estimator.run import ExecutorsAreBack, ReplacedWorkers, WorkerCount, attempts
 from kindler.train.checkpoints import Header, write_checkpoint
 from kindler.train.options import FitOptions, RunConfig, Task
 
@@ -76,11 +76,27 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise ExecutorsAreBack("the lost executors are back.")
         return results
 
-    assert attempts(task(tmp_path), launch, said.append) is results
+    work = task(tmp_path)
+    replaced = ReplacedWorkers(work.config.settings)
+    assert attempts(work, launch, said.append, replaced) is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It resumes from")
     assert "epoch-00002" in said[1]
+
+
+def test_workers_that_were_replaced_count_as_failures(tmp_path: Path) -> None:
+    work = task(tmp_path)
+    replaced = ReplacedWorkers(work.config.settings)
+    assert replaced.left == 1
+
+    def launch(checkpoints: Any) -> list[Outcome]:
+        replaced.hear({"name": "regrouped", "worker": 0})
+        raise WorkerLostError("killed", rank=1, host="a")
+
+    with pytest.raises(WorkerLostError, match="failed 2 times"):
+        attempts(work, launch, lambda line: None, replaced)
+    assert replaced.left == 0
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:

@@ -63,6 +63,9 @@ class Job:
     # Whether a rank whose process dies is replaced by a new process, which goes on where it had last called
     # `worker.keep`; the others wait for it. Not with `together`, and not for services.
     replaceable: bool = False
+    # How many processes may be replaced while the others keep theirs and their state: all meet again at once
+    # (`worker.regroup`). 0: the loss of one ends the job.
+    regroups: int = 0
 
     def __post_init__(self) -> None:
         if self.replaceable and self.together:

@@ -14,6 +14,7 @@ from kindler.engine.outcome import Outcome
 from kindler.engine.placement import usable_cores
 from kindler.engine.supervisor import AbortedError, Supervisor
 from kindler.errors import TrainingError
+from kindler.temporary import Folder
 
 
 def slots() -> int:
@@ -55,17 +56,26 @@ class _LocalLaunch:
         job = self._job
         replaceable = job.replaceable and rank < job.crew
         left = job.settings.max_failures if replaceable else 0
-        while True:
-            try:
-                with Supervisor(job, rank, hub=hub.address, owner=os.getpid(), base=self._base) as supervisor:
-                    supervisor.start()
-                    outcome = supervisor.run()
-            except AbortedError:
-                return
-            died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
-            if not died or not left:
-                break
-            left -= 1
+        regroups = job.regroups > 0 and rank < job.crew
+        with ExitStack() as stack:
+            # A process that takes another's place finds the files of the one before.
+            folder = Folder(f"kindler-{job.run_id}-{rank}-", self._base) if regroups else None
+            if folder is not None:
+                stack.enter_context(folder)
+            while True:
+                try:
+                    with Supervisor(
+                        job, rank, hub=hub.address, owner=os.getpid(), base=self._base, folder=folder
+                    ) as supervisor:
+                        supervisor.start()
+                        outcome = supervisor.run()
+                        again = regroups and supervisor.awaits_another(outcome)
+                except AbortedError:
+                    return
+                died = replaceable and (outcome.kind == "lost" or supervisor.dismissed)
+                if not again and not (died and left):
+                    break
+                left -= 1
         self._outcomes.append(outcome)
         if died:
             hub.give_up(rank, {"host": "this machine", "reason": "it gave no sign of life", **outcome.fields})

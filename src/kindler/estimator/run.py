@@ -125,13 +125,14 @@ def run(
                 progress.note(line)
 
             gpus = [] if spark is not None else _gpus_here(model, config.device)
+            replaced = ReplacedWorkers(config.settings)
             count = WorkerCount(config.workers or len(gpus) or None, config.settings, spark, say)
 
             def hear(event: Event) -> None:
                 if event.kind == "log":
                     progress.log(event.rank, event.fields["line"])
                     return
-                for listener in (progress.report, *listeners, count.hear):
+                for listener in (progress.report, *listeners, count.hear, replaced.hear):
                     listener(event.fields)
                 _announce(event.fields, say)
 
@@ -148,11 +149,12 @@ def run(
                 dealing = _dealing(count.size, config.seed, checkpoints)
                 packed = _packed(replace(task, dealing=dealing))
                 buffers = (packed, spec, state, *(stored.data for stored in checkpoints))
-                return _launch(model, task, buffers, count.size, dealing, spark, feeds, hear)
+                regroups = replaced.left if task.trains and count.size > 1 and spark is None else 0
+                return _launch(model, task, buffers, count.size, dealing, spark, feeds, hear, regroups)
 
             halted = False
             try:
-                outcomes = attempts(task, launch, say)
+                outcomes = attempts(task, launch, say, replaced)
             except Halted as interrupted:
                 outcomes, halted = interrupted.outcomes, True
             report_json, trained = next(
@@ -220,6 +222,7 @@ def job_of(
     servers: int = 0,
     together: bool = True,
     replaceable: bool = False,
+    regroups: int = 0,
 ) -> Job:
     server = RankSpec(target=SERVER_ENTRY, role="ps", ports=1, service=True, beside=True)
     return Job(
@@ -231,6 +234,7 @@ def job_of(
         threads=settings.threads,
         together=together,
         replaceable=replaceable,
+        regroups=regroups,
     )
 
 
@@ -243,6 +247,11 @@ def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
         warnings.warn(fields["message"], UserWarning, stacklevel=2)
     elif kind == "halting":
         say("interrupted: the workers stop after this step. Interrupt again to stop them at once.")
+    elif kind == "regrouped":
+        say(
+            f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); another one took its "
+            f"place after {fields['seconds']:.1f} s, and no step was repeated."
+        )
     elif kind in ("replaced", "left"):
         then = {
             "replaced": "another one takes its place, and repeats its part of this epoch.",
@@ -277,6 +286,7 @@ def _launch(
     spark: SparkSession | None,
     feeds: Sequence[Feed],
     hear: Callable[[Event], None],
+    regroups: int,
 ) -> list[Outcome]:
     strategy = task.training.strategy if task.trains else AllReduce()
     row, settings = sync_spec(strategy), task.config.settings
@@ -289,6 +299,7 @@ def _launch(
         servers=servers_of(strategy),
         together=row.together,
         replaceable=row.replaceable,
+        regroups=regroups if row.together else 0,
     )
     if spark is None:
         return local.run(job, listener=hear)
@@ -309,12 +320,13 @@ def attempts(
     task: Task,
     launch: Callable[[Sequence[StoredCheckpoint]], list[Outcome]],
     say: Callable[[str], None],
+    replaced: ReplacedWorkers,
 ) -> list[Outcome]:
     """Launch workers, and others from the newest checkpoint after the loss of some.
 
     `launch` continues from the first of the given checkpoints that it can use.
     """
-    settings, failures = task.config.settings, 0
+    settings = task.config.settings
     folder = None if task.folder is None else CheckpointFolder(task.folder)
     checkpoints = earlier = _of_earlier_run(task, folder)
 
@@ -329,6 +341,7 @@ def attempts(
             checkpoints = [*own(), *earlier]
             say(f"{back} It resumes from {checkpoints[0].path}.")
         except KindlerError as error:
+            failures = replaced.failures
             retry_s = retry_wait_s(error, failures, settings, has_checkpoints=folder is not None)
             if retry_s is None:
                 stored = own() if _is_lost_server(error) else []
@@ -337,7 +350,8 @@ def attempts(
                     error, failures, trains=task.trains, has_checkpoints=folder is not None, newest=newest
                 )
                 raise
-            wait_s, failures = retry_s, failures + 1
+            wait_s = retry_s
+            failures = replaced.failures = failures + 1
             checkpoints = [*own(), *earlier]
             what = str(error).partition("\n")[0]
             start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
@@ -409,6 +423,21 @@ def explain(
 
 def _is_lost_server(error: KindlerError) -> bool:
     return isinstance(error, WorkerLostError) and error.role == "ps"
+
+
+class ReplacedWorkers:
+    """Failures so far that did not end a run: workers replaced while the others went on, and restarts."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self.failures = 0
+
+    @property
+    def left(self) -> int:
+        return max(0, self._settings.max_failures - self.failures)
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        self.failures += fields["name"] == "regrouped"
 
 
 class WorkerCount:

@@ -28,6 +28,7 @@ from kindler.frameworks.torch import private
 
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
+_RAW = "kindler.raw"  # begins what stands for a tensor in a snapshot
 _LARGE_BYTES = 1 << 16
 EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
 _MOVED = {
@@ -169,6 +170,34 @@ def _loaded(data: bytes) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as exc:  # torch raises a dozen kinds for a file that is not its own
         raise ConfigError(f"this is not a weights or state file that torch can load safely: {exc}") from exc
+
+
+def to_raw(tree: Any) -> Any:
+    """A tree whose tensors are arrays, which pickle fast; for `from_raw`. CPU tensors are not copied."""
+    if isinstance(tree, torch.Tensor):
+        flat = tree.detach().cpu().contiguous()
+        return (
+            _RAW,
+            str(flat.dtype).removeprefix("torch."),
+            flat.shape,
+            flat.view(-1).view(torch.uint8).numpy(),
+        )
+    if isinstance(tree, dict):
+        return {name: to_raw(part) for name, part in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(to_raw(part) for part in tree)
+    return tree
+
+
+def from_raw(tree: Any) -> Any:
+    if type(tree) is tuple and tree and tree[0] == _RAW:
+        _, dtype, shape, array = tree
+        return torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape)
+    if isinstance(tree, dict):
+        return {name: from_raw(part) for name, part in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(from_raw(part) for part in tree)
+    return tree
 
 
 def fork_seed(seed: int, *path: int) -> int:
