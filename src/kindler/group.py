@@ -171,6 +171,9 @@ class Group:
         """
         return False
 
+    def forgo_regroup(self) -> None:
+        """Let the loss of a rank end the run; instead of `opened`, on all ranks."""
+
     def keep(self, data: bytes) -> None:
         """Let a replacement for this process continue from here, with these bytes."""
 

@@ -7,9 +7,23 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from interrupted import EPOCHS, FALL, STEPS, Shaky, assert_same, figures, fit, shaky, times_trained, weights
+from interrupted import (
+    DATA,
+    EPOCHS,
+    FALL,
+    STEPS,
+    Shaky,
+    assert_same,
+    figures,
+    fit,
+    shaky,
+    times_trained,
+    weights,
+)
 
 from kindler import RunSettings
 from kindler.callbacks import Callback
@@ -46,6 +60,9 @@ class Dies(Callback):
 
     def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:
         self._now("on_epoch_end", run)
+
+    def on_run_end(self, run: Any) -> None:
+        self._now("on_run_end", run)
 
     def _now(self, hook: str, run: Any) -> None:
         marker = Path(self.folder, f"died-{run.rank}")
@@ -101,6 +118,7 @@ def undisturbed() -> Any:
         ((1,), 2, "on_step_end", LAST_OF_EPOCH),  # the others are at the end of the epoch
         ((1,), 2, "on_epoch_begin", LAST_OF_EPOCH),  # with no step of its own in this epoch
         ((0,), 2, "on_validation_begin", LAST_OF_EPOCH),
+        ((0,), 2, "on_epoch_end", LAST_OF_EPOCH),
     ],
 )
 def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(
@@ -162,6 +180,21 @@ def test_a_loss_during_the_replacement_and_another_one_later_change_nothing(
     assert processes(folders[2]) == [2, 2]
 
 
+def test_a_new_process_finds_the_rows_of_files_that_the_workers_read_together(tmp_path: Path) -> None:
+    lists = [row.tolist() for row in DATA["x"]]
+    table = pa.table({"id": DATA["id"], "x": pa.array(lists, pa.list_(pa.float32())), "y": DATA["y"]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    options: dict[str, Any] = {"data": str(tmp_path / "rows.parquet"), "validation_data": None}
+    alone, est = shaky(), shaky()
+    expected = figures(fit(alone, **options))
+
+    history = fit(est, Dies(tmp_path, 0), **options)
+
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+    assert processes(tmp_path) == [2, 1]
+
+
 class Draws(Callback):
     """Callbacks may draw random numbers, which the model's dropout sees."""
 
@@ -204,12 +237,14 @@ def test_no_worker_is_replaced_if_no_failures_are_allowed(tmp_path: Path) -> Non
     assert processes(tmp_path) == [1, 1]
 
 
-def test_what_cannot_be_undone_restarts_from_the_checkpoint(tmp_path: Path, undisturbed: Any) -> None:
+def test_a_worker_that_dies_after_its_last_step_restarts_the_run_from_the_checkpoint(
+    tmp_path: Path, undisturbed: Any
+) -> None:
     expected, trained = undisturbed(2)
     est = shaky()
 
-    history = fit(est, Dies(tmp_path, 1, hook="on_epoch_end", step=LAST_OF_EPOCH), folder=tmp_path / "run")
+    history = fit(est, Dies(tmp_path, 1, hook="on_run_end", step=EPOCHS * STEPS), folder=tmp_path / "run")
 
     assert figures(history) == expected
     assert_same(est, trained)
-    assert processes(tmp_path) == [2, 2]
+    assert processes(tmp_path)[0] == 2

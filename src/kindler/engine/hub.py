@@ -386,9 +386,9 @@ class Hub(Handler):
 
     def _await_another(self, rank: int, fields: dict[str, Any]) -> bool:
         """Wait for a process that replaces the one of this rank; return whether the run allows that."""
-        if self._transcript is None or rank >= self._crew:
+        group, transcript = self._regrouping, self._transcript
+        if transcript is None or rank >= self._crew:
             return False
-        group = self._regrouping
         with self._lock:
             member = self._members[rank]
             if member.dead or member.finished:
@@ -444,6 +444,13 @@ class Hub(Handler):
                 Event(lost, "report", {"name": "regrouped", "worker": lost, "seconds": seconds, **fields})
             )
 
+    def _forget_answers(self) -> None:
+        """The ranks cannot be replaced."""
+        transcript, self._transcript = self._transcript, None
+        self._regrouping = None
+        if transcript is not None:
+            transcript.close()
+
     def _fail_of_absence(self) -> None:
         """End the run by the loss that its ranks cannot go on after."""
         absent = self._regrouping.absent if self._regrouping is not None else {}
@@ -469,6 +476,9 @@ class Hub(Handler):
             return
         if frame.kind == "halting":
             self._halted(rank, int(frame.fields["begun"]))
+            return
+        if frame.kind == "forgo":
+            self._forget_answers()
             return
         if frame.kind in ("open", "regroup") and self._regrouping is not None:
             self._meet_again(rank, frame.kind, int(frame.fields.get("turn", 0)), self._regrouping)

@@ -33,7 +33,7 @@ from kindler.temporary import Folder
 
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
-_PASSED_UP = ("gather", "report", "open", "keep", "regroup", "halting", "bulk", "part")
+_PASSED_UP = ("gather", "report", "open", "keep", "regroup", "forgo", "halting", "bulk", "part")
 _PASSED_DOWN = ("gathered", "void", "gone", "regrouped", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 

@@ -140,6 +140,10 @@ class Worker(Group):
         self._turn = int(self._answer("regroup")[0])
         return True
 
+    def forgo_regroup(self) -> None:
+        self.regroups = False
+        self._channel.send("forgo")
+
     def _regrouped(self, frame: Frame) -> None:
         where = json.loads(frame.buffers[0])
         self.hosts = tuple(where["hosts"])[: self.size]

@@ -28,12 +28,14 @@ class Point:
     Attributes:
         snapshot: This rank's own state then; None at the beginning of an epoch.
         over: Whether it was the last step of its epoch.
+        row: The epoch's row of the history, if its callbacks have seen it, and only the end is to be agreed.
         state: Of the run, for a replacement; empty for ranks that have it.
         buffers: For a replacement, those of the beginning of the epoch.
     """
 
     snapshot: tuple[bytes, int] | None
     over: bool = False
+    row: Mapping[str, Any] | None = None
     state: bytes = field(default=b"", repr=False)
     buffers: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -124,6 +126,7 @@ class Loop:
         self.step_log = StepReporter(worker, active=task.log_steps)
         self._first_step = 0
         self._epoch_is_over = False  # its steps are made
+        self._row: Mapping[str, Any] | None = None  # of an epoch whose end is being agreed
         self.resumable = False  # whether a replacement for another rank can continue from `place`
         self.note: Callable[[Place, int], None] | None = None  # keeps this rank's own state for that
         self._began = self._seconds = 0.0
@@ -198,7 +201,12 @@ class Loop:
         replica = self.replica
         seconds = time.perf_counter() - self._began
         header = self._header(replica, step_in_epoch=self.place.done, seconds=seconds)
-        fields = {"header": header, "over": self._epoch_is_over, "buffers": replica.buffers_before}
+        fields = {
+            "header": header,
+            "over": self._epoch_is_over,
+            "row": self._row,
+            "buffers": replica.buffers_before,
+        }
         self._wait_for_writer()  # the replica freezes into memory that the writer still reads
         return fields, replica.state()
 

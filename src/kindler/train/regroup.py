@@ -27,7 +27,7 @@ from kindler.train.loop import Loop, Place, Point, Start
 from kindler.train.options import Task
 
 _MOST_BYTES = 1 << 20  # of a rank's own state: more would slow each step down
-_HEAD = struct.Struct("<4q")  # epoch, step in the epoch, step, bytes; none if they were too many
+_HEAD = struct.Struct("<5q")  # epoch, step in the epoch, step, rows, bytes; -1 if they were too many
 _log = logging.getLogger(__name__)
 
 Own = tuple[bytes, int]  # a replica's snapshot, and the rows that it has trained on in the epoch
@@ -42,13 +42,13 @@ class OwnStates:
         self._files: dict[int, int] = {}  # of the ranks of this machine
 
     def write(self, place: Place, snapshot: bytes, rows: int) -> None:
-        data = pickle.dumps((snapshot, rows))
-        start = _start_of(place)
-        fits = len(data) <= _MOST_BYTES
-        if fits:
-            os.pwrite(self._file, data, start + _HEAD.size)
+        start, nbytes = _start_of(place), len(snapshot)
+        if nbytes <= _MOST_BYTES:
+            os.pwrite(self._file, snapshot, start + _HEAD.size)
+        else:
+            nbytes = -1
         # At last: what was there before is of the step before the last, which nobody goes back to.
-        os.pwrite(self._file, _HEAD.pack(*place, len(data) if fits else -1), start)
+        os.pwrite(self._file, _HEAD.pack(*place, rows, nbytes), start)
 
     def read(self, rank: int, place: Place) -> Own | None:
         """None if that rank has not written it, or where this one cannot see it."""
@@ -58,11 +58,10 @@ class OwnStates:
         head = os.pread(file, _HEAD.size, _start_of(place))
         if len(head) < _HEAD.size:
             return None
-        *written, nbytes = _HEAD.unpack(head)
+        *written, rows, nbytes = _HEAD.unpack(head)
         if tuple(written) != place or nbytes < 0:
             return None
-        own: Own = pickle.loads(os.pread(file, nbytes, _start_of(place) + _HEAD.size))
-        return own
+        return os.pread(file, nbytes, _start_of(place) + _HEAD.size), rows
 
     def share(self) -> None:
         """Open those of the other ranks of this machine; all ranks call it."""
@@ -113,6 +112,8 @@ class Regrouper:
         if worker.total([int(can)]) == [worker.size]:
             self._own = OwnStates(worker)
             self.took_over = bool(worker.opened())
+        else:
+            worker.forgo_regroup()
 
     def begin(self, start: Start) -> Start:
         """Attach to the other ranks, and return where to start from."""
@@ -173,8 +174,9 @@ class Regrouper:
         if worker.rank == holder:
             assert loop is not None, "it has a place"
             fields, state = loop.point()
-        snapshots = self._snapshots(place, new, holders)
         fields = pickle.loads(worker.gather(pickle.dumps(fields), [holder])[holder])
+        within = fields["row"] is None
+        snapshots = self._snapshots(place, new, holders) if within else {}
         behind = places[worker.rank] != tuple(place)
         received = b""
 
@@ -192,6 +194,7 @@ class Regrouper:
         point = Point(
             snapshot=mine,
             over=fields["over"],
+            row=fields["row"],
             state=received if takes_over else b"",
             buffers=fields["buffers"] if takes_over else {},
         )

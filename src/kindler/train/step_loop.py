@@ -56,6 +56,13 @@ class StepLoop(Loop):
             self._each("on_run_begin")
             restore_callbacks(self._hooks, start.callbacks)
         epoch = start.epoch if start.within_epoch else start.epoch + 1
+        if start.point is not None and start.point.row is not None:
+            if start.takes_over:
+                self.replica.load_state(start.point.state)
+                self._first_step = start.step - start.step_in_epoch
+            self.start = replace(start, point=None)
+            self._close(dict(start.point.row))
+            epoch += 1
         while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch):
             self._view.epoch = epoch
             self._epoch(epoch)
@@ -104,7 +111,13 @@ class StepLoop(Loop):
         replica.end_epoch(row)
         self._gather_for_hooks()
         self._each("on_epoch_end", row)
+        self._close(row)
+
+    def _close(self, row: dict[str, Any]) -> None:
+        """End an epoch that the callbacks have seen."""
+        self._row, self.resumable = row, True
         asked = self._agree()
+        self._row, self.resumable = None, False
         self.end_epoch(row, stopped=self._view.stopping, asked=asked)
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:

@@ -125,15 +125,16 @@ class TorchReplica(ModuleReplica):
         self.before_exchange()
 
     def snapshot(self) -> bytes:
-        raw = torch_state.to_raw([self.counter.keep(), list(self.tracked.buffers()), torch.get_rng_state()])
-        return pickle.dumps((self._generators.take(), raw), pickle.HIGHEST_PROTOCOL)
+        raw = torch_state.to_raw([self.counter.keep(), list(self.tracked.buffers())])
+        drawn = torch.get_rng_state().numpy().tobytes()
+        return pickle.dumps((self._generators.take(), drawn, raw), pickle.HIGHEST_PROTOCOL)
 
     def restore(self, snapshot: bytes) -> None:
-        own, raw = pickle.loads(snapshot)
-        counted, buffers, drawn = torch_state.from_raw(raw)
+        own, drawn, raw = pickle.loads(snapshot)
+        counted, buffers = torch_state.from_raw(raw)
         self.counter.restore([counted])
         self.tracked.put_back(buffers)
-        torch.set_rng_state(drawn)
+        torch.set_rng_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
         self._generators.put_back(own)
 
     def _meet_in_steps(self) -> None:

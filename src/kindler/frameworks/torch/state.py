@@ -29,6 +29,7 @@ from kindler.frameworks.torch import private
 _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _RAW = "kindler.raw"  # begins what stands for a tensor in a snapshot
+_KNOWN_TO_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 _LARGE_BYTES = 1 << 16
 EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
 _MOVED = {
@@ -173,15 +174,14 @@ def _loaded(data: bytes) -> Any:
 
 
 def to_raw(tree: Any) -> Any:
-    """A tree whose tensors are arrays, which pickle fast; for `from_raw`. CPU tensors are not copied."""
+    """A tree whose tensors, on the CPU, are arrays of their memory, which pickle fast; for `from_raw`."""
     if isinstance(tree, torch.Tensor):
-        flat = tree.detach().cpu().contiguous()
-        return (
-            _RAW,
-            str(flat.dtype).removeprefix("torch."),
-            flat.shape,
-            flat.view(-1).view(torch.uint8).numpy(),
-        )
+        tensor = tree.detach()
+        if not tensor.dim():
+            return _RAW, tensor.item(), tensor.dtype
+        if tensor.dtype in _KNOWN_TO_NUMPY:
+            return _RAW, tensor.numpy()
+        return _RAW, to_array(tensor), tensor.dtype
     if isinstance(tree, dict):
         return {name: to_raw(part) for name, part in tree.items()}
     if type(tree) in (list, tuple):
@@ -191,8 +191,7 @@ def to_raw(tree: Any) -> Any:
 
 def from_raw(tree: Any) -> Any:
     if type(tree) is tuple and tree and tree[0] == _RAW:
-        _, dtype, shape, array = tree
-        return torch.from_numpy(array.copy()).view(getattr(torch, dtype)).reshape(shape)
+        return torch.tensor(tree[1], dtype=tree[2] if len(tree) == 3 else None)
     if isinstance(tree, dict):
         return {name: from_raw(part) for name, part in tree.items()}
     if type(tree) in (list, tuple):
