@@ -83,7 +83,7 @@ def run(
         callback.losses, callback.every_s = losses, every_s
     estimator.fit(
         data,
-        epochs=Epochs(max_steps=steps),
+        epochs=Epochs(1, steps_per_epoch=steps),
         batch_size=BATCH,
         callbacks=[callback] if folder is not None else [],
         checkpoint=Checkpoints(folder / "checkpoints", every=10)
@@ -183,13 +183,10 @@ def on_keras(folder: str | None, **options: Any) -> Any:
     class KerasDies(Marks, keras.callbacks.Callback):
         def __init__(self, folder: str) -> None:
             super().__init__()
-            self.folder, self.step = folder, 0
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.first = epoch * (ROWS // BATCH)
+            self.folder = folder
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.mark(self.params["rank"], self.first + batch + 1)
+            self.mark(self.params["rank"], batch + 1)
 
     return Estimator.from_keras(model=keras_mlp, **options), KerasDies(folder or "")
 
