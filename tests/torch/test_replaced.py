@@ -159,6 +159,19 @@ def test_a_worker_that_dies_within_a_step_leaves_the_others_to_make_it_again(
     assert_same(est, trained)
 
 
+def test_workers_that_exchange_over_the_network_are_replaced_after_a_step_too(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(3)
+    est = shaky(workers=3, settings=RunSettings(shared_memory=False))
+
+    history = fit(est, Dies(tmp_path, 1))
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(tmp_path) == [1, 2, 1]
+
+
 def test_a_loss_during_the_replacement_and_another_one_later_change_nothing(
     tmp_path: Path, undisturbed: Any
 ) -> None:
