@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from interrupted import (
     weights,
 )
 
+import kindler
 from kindler import RunSettings
 from kindler.callbacks import Callback
 from kindler.errors import WorkerLostError
@@ -90,6 +92,29 @@ class DiesInForward(Shaky):
         return outputs
 
 
+class DiesWhileAnotherIsLate(Shaky):
+    """In the tenth training pass, worker 2 dies after its part of the step is done and before worker 1's is.
+
+    Worker 0 has both reasons to wait, and gives up; worker 1 then finds that it can complete the step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.passes = str(folder), 0
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.training and self.passes == 10:
+            rank, died = kindler.current_worker().rank, Path(self.folder, "died")
+            if rank == 2 and not died.exists():
+                died.touch()
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            elif rank == 1:
+                threading.Event().wait(3.0)
+        outputs: torch.Tensor = super().forward(ids, x)
+        return outputs
+
+
 def processes(folder: Path) -> list[int]:
     """How many processes each rank had."""
     return [len(set(file.read_text().split())) for file in sorted(folder.glob("processes-*"))]
@@ -151,6 +176,19 @@ def test_a_worker_that_dies_within_a_step_leaves_the_others_to_make_it_again(
     expected, trained = undisturbed(2)
     settings = RunSettings(shared_memory=shared_memory)
     est = shaky(model=DiesInForward(tmp_path), settings=settings)
+
+    history = fit(est)
+
+    assert (tmp_path / "died").exists()
+    assert figures(history) == expected
+    assert_same(est, trained)
+
+
+def test_a_worker_that_gave_a_step_up_gets_it_from_one_that_completed_it(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(3)
+    est = shaky(workers=3, model=DiesWhileAnotherIsLate(tmp_path))
 
     history = fit(est)
 
