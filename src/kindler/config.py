@@ -159,7 +159,8 @@ class RunSettings:
         stall_timeout_s: Seconds without a step, an exchange or a report from any worker after which the run
             fails with the stacks of all of them.
         stop_timeout_s: Seconds for workers to end once asked to.
-        max_failures: How often a run that lost a worker restarts from its last checkpoint.
+        max_failures: How many losses of workers a run survives: another process takes the place of the lost
+            one, or the run restarts from its newest checkpoint.
         retry_backoff_s: Seconds before the first restart; doubled each time, up to 30.
         executor_wait_s: Seconds to wait for the replacement of a lost executor; after that the run continues
             with fewer workers until it is back.

@@ -42,6 +42,8 @@ class Group:
         lost: Ranks that died while the others continued, as of the last gather.
         outlives: Whether ranks continue without each other (`become_optional`).
         replaceable: Whether another process takes the place of a rank that dies; see `opened`.
+        regroups: Whether a process takes its place while the others keep theirs; see `regroup`.
+        absent: Ranks that died since the last `regroup`.
         waiting: Whether this rank waits for others; exchanges set it.
         moves: Whether other processes go on from where `go_on` has returned False.
     """
@@ -62,6 +64,8 @@ class Group:
     lost: frozenset[int] = frozenset()
     outlives: bool = False
     replaceable: bool = False
+    regroups: bool = False
+    absent: frozenset[int] = frozenset()
     waiting: bool = False
     moves: bool = False
 
@@ -154,6 +158,23 @@ class Group:
         gathers up to here; then gathers continue from where `keep` was called.
         """
         return b""
+
+    def regroup(self, timeout_s: float) -> bool:
+        """After a failed exchange: meet the others again, with replacements for the ranks that have died.
+
+        A replacement makes the same gathers as its predecessor up to `opened`, which then waits for all and
+        does not return empty. From here on all ranks make the same calls again.
+
+        Args:
+            timeout_s: How long to wait for the news that a rank has died.
+
+        Returns:
+            False if none has, or if none is replaced.
+        """
+        return False
+
+    def forgo_regroup(self) -> None:
+        """Let the loss of a rank end the run; instead of `opened`, on all ranks."""
 
     def keep(self, data: bytes) -> None:
         """Let a replacement for this process continue from here, with these bytes."""

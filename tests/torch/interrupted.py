@@ -50,10 +50,10 @@ def decay(optimizer: Any, config: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
 
-def shaky(**options: Any) -> Estimator:
+def shaky(model: Shaky | None = None, **options: Any) -> Estimator:
     import torchmetrics  # workers import this module, and what it imports in turn takes seconds
 
-    model = Shaky()
+    model = model or Shaky()
     return Estimator.from_torch(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
@@ -84,10 +84,17 @@ def fit(est: Estimator, *callbacks: Callback, folder: Path | None = None, **opti
 
 
 class Falls(Callback):
-    """Once, on one rank, after one step, when the checkpoint before it is written, something happens."""
+    """Once, on one rank (None: on each), after one step, when the checkpoint before it is written, something
+    happens."""
 
     def __init__(
-        self, folder: Path, what: str, *, checkpoints: Path | None = None, rank: int = 1, always: bool = False
+        self,
+        folder: Path,
+        what: str,
+        *,
+        checkpoints: Path | None = None,
+        rank: int | None = 1,
+        always: bool = False,
     ) -> None:
         self.folder, self.what, self.rank, self.always = str(folder), what, rank, always
         self.checkpoints = checkpoints and str(checkpoints)
@@ -99,8 +106,12 @@ class Falls(Callback):
                 file.write(f"{run.size}\n")
 
     def on_step_end(self, run: Any) -> None:
-        marker = Path(self.folder, "fell")
-        if run.rank != self.rank or run.step != FALL or (marker.exists() and not self.always):
+        marker = Path(self.folder, f"fell-{run.rank}")
+        if (
+            run.rank != (run.rank if self.rank is None else self.rank)
+            or run.step != FALL
+            or (marker.exists() and not self.always)
+        ):
             return
         marker.touch()
         if self.checkpoints is not None:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 X = np.linspace(0, 1, 64, dtype=np.float32).reshape(32, 2)
 Y = X.sum(1)
 ROOT = Path(__file__).parents[2]
+FATAL = RunSettings(max_failures=0)  # lost workers are not replaced
 
 
 def regression(**options: Any) -> Estimator:
@@ -99,7 +101,9 @@ def test_an_exception_class_of_the_users_own_is_caught_as_itself() -> None:
 
 def test_a_killed_worker_is_reported_lost_with_its_last_lines() -> None:
     with pytest.raises(WorkerLostError, match="SIGKILL") as caught:
-        regression().fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("die")], verbose=0)
+        regression(settings=FATAL).fit(
+            (X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("die")], verbose=0
+        )
 
     assert (caught.value.rank, caught.value.exit_code) == (1, -9)
     assert "rank one is at step three" in caught.value.log_tail
@@ -107,7 +111,7 @@ def test_a_killed_worker_is_reported_lost_with_its_last_lines() -> None:
 
 
 def test_a_killed_worker_is_reported_lost_over_the_network_too() -> None:
-    est = regression(settings=RunSettings(shared_memory=False))
+    est = regression(settings=replace(FATAL, shared_memory=False))
 
     with pytest.raises(WorkerLostError, match="worker 1") as caught:
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[OnRankOne("die")], verbose=0)
@@ -124,7 +128,7 @@ class Stuck(Callback):
 
 
 def test_a_worker_that_gives_no_sign_of_life_is_ended_and_named() -> None:
-    est = regression(settings=RunSettings(heartbeat_s=0.2, heartbeat_timeout_s=2.0))
+    est = regression(settings=replace(FATAL, heartbeat_s=0.2, heartbeat_timeout_s=2.0))
 
     with pytest.raises(WorkerLostError, match="worker 1 .*no sign of life for 2 s"):
         est.fit((X, Y), epochs=2, batch_size=4, callbacks=[Stuck()], verbose=0)

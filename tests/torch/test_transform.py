@@ -127,15 +127,16 @@ def whole() -> tuple[Any, dict[str, np.ndarray]]:
     return figures(fit(est)), weights(est)
 
 
+@pytest.mark.parametrize("rank", [1, None])
 def test_a_run_that_lost_a_worker_ends_as_the_one_that_was_not_interrupted(
-    tmp_path: Path, whole: Any
+    tmp_path: Path, whole: Any, rank: int | None
 ) -> None:
     folder = tmp_path / "run"
     again = shaky(prepare=AUGMENTED)
 
-    history = fit(again, Falls(tmp_path, "die", checkpoints=folder), folder=folder)
+    history = fit(again, Falls(tmp_path, "die", checkpoints=folder, rank=rank), folder=folder)
 
-    assert attempts(tmp_path) == [2, 2]
+    assert attempts(tmp_path) == [2] * (1 if rank == 1 else 2), "one is replaced; without any, all restart"
     assert figures(history) == whole[0]
     assert_same(again, whole[1])
 

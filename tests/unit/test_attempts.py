@@ -11,7 +11,7 @@ import pytest
 from kindler import Checkpoints, RunSettings
 from kindler.engine.outcome import Outcome
 from kindler.errors import WorkerLostError
-from kindler.estimator.run import ExecutorsAreBack, RunMoves, WorkerCount, attempts
+from kindler.estimator.run import ExecutorsAreBack, ReplacedWorkers, RunMoves, WorkerCount, attempts
 from kindler.train.checkpoints import Header, pack, write_checkpoint
 from kindler.train.options import FitOptions, RunConfig, Task
 
@@ -77,7 +77,9 @@ def test_a_return_goes_on_from_the_newest_checkpoint_and_is_no_failure(tmp_path:
             raise ExecutorsAreBack("the lost executors are back.")
         return results
 
-    assert attempts(task(tmp_path), launch, said.append) is results
+    work = task(tmp_path)
+    replaced = ReplacedWorkers(work.config.settings)
+    assert attempts(work, launch, said.append, replaced) is results
     assert began_with == [0, 1, 1]
     assert "failure 1 of at most 1" in said[0]
     assert said[1].startswith("the lost executors are back. It resumes from")
@@ -99,7 +101,10 @@ def test_a_notice_is_no_failure_and_goes_on_from_what_the_folder_has(tmp_path: P
         kept(tmp_path, len(began_with))
         raise RunMoves(NOTICES, step=7 * len(began_with))
 
-    assert attempts(task(tmp_path), launch, said.append) is results
+    assert (
+        attempts(task(tmp_path), launch, said.append, ReplacedWorkers(task(tmp_path).config.settings))
+        is results
+    )
     assert began_with == [[], [7], [14], [21]], "more often than max_failures"
     assert said[0] == (
         "worker 1 on a was given notice (SIGTERM): the run was saved after step 7 and goes on with new"
@@ -124,9 +129,23 @@ def test_without_a_folder_a_run_that_moves_goes_on_from_what_its_workers_returne
         return results
 
     without = replace(task(tmp_path), options=FitOptions(epochs=3, batch_size=8))
-    assert attempts(without, launch, said.append) is results
+    assert attempts(without, launch, said.append, ReplacedWorkers(task(tmp_path).config.settings)) is results
     assert began_with == [[], [5], [5]]
     assert said[1].startswith("a was given notice (SIGTERM): the run starts again with new workers")
+
+
+def test_workers_that_were_replaced_count_as_failures(tmp_path: Path) -> None:
+    work = task(tmp_path)
+    replaced = ReplacedWorkers(work.config.settings)
+    assert replaced.left == 1
+
+    def launch(checkpoints: Any) -> list[Outcome]:
+        replaced.hear({"name": "regrouped", "worker": 0})
+        raise WorkerLostError("killed", rank=1, host="a")
+
+    with pytest.raises(WorkerLostError, match="failed 2 times"):
+        attempts(work, launch, lambda line: None, replaced)
+    assert replaced.left == 0
 
 
 def test_local_runs_always_have_the_workers_that_were_asked_for() -> None:

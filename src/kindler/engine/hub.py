@@ -18,7 +18,7 @@ from kindler import limits
 from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.job import GangMember, Job, members_of
 from kindler.engine.links import parent_of
-from kindler.engine.meeting import Gathering, HaltVote, Transcript, encode_parts
+from kindler.engine.meeting import Gathering, HaltVote, Regrouping, Transcript, encode_parts
 from kindler.engine.server import Handler, Peer, Server, listen
 from kindler.engine.stall import Motion, beat_interval
 from kindler.engine.wire import Address
@@ -69,8 +69,12 @@ class Hub(Handler):
         self._crew = job.crew
         self._left: set[int] = set()
         self._final: set[int] = set()  # ranks whose terminal event is among the events
-        self._together = job.together or not at_driver  # otherwise Spark may start the task of a rank again
-        self._transcript = Transcript(job.crew) if job.replaceable and at_driver else None
+        self._regrouping = Regrouping(job.crew, job.regroups) if job.regroups and at_driver else None
+        # Otherwise another process may come for a rank.
+        self._together = (job.together and self._regrouping is None) or not at_driver
+        keeps_answers = (job.replaceable or self._regrouping is not None) and at_driver
+        self._transcript = Transcript(job.crew) if keeps_answers else None
+        self._last_turn = -1  # the newest gather that any rank has begun
         self._standby: dict[int, list[tuple[Peer, Frame]]] = {}  # by rank, those that wait to take its place
         self._reported: dict[int, int] = {}  # by rank, the turn of its last report
         # Whether it is the driver's, which feeds workers and takes what they put out; otherwise it is the
@@ -217,7 +221,7 @@ class Hub(Handler):
         self.announce("notice", worker=rank, host=host, address=address, reason=reason, key=key)
         if self._ask_to_halt(moves=True) is None:
             with self._lock:
-                has_begun = all(m.has_job or m.finished for m in self._members.values())
+                has_begun = all(m.has_job or m.finished or m.dead for m in self._members.values())
             if len(self._members) < self._size or not has_begun:
                 self._end_unbegun()
 
@@ -392,8 +396,7 @@ class Hub(Handler):
 
     def let_go(self, rank: int, reason: str) -> bool:
         """Go on without a rank, or wait for its replacement; return whether the run allows that."""
-        if self._transcript is not None and rank < self._crew:
-            self._await_another(rank, {"host": self._members[rank].host, "reason": reason})
+        if self._await_another(rank, {"host": self._members[rank].host, "reason": reason}):
             return True
         with self._lock:
             member = self._members[rank]
@@ -415,19 +418,79 @@ class Hub(Handler):
         self._ended(rank, Event(rank, "lost", fields))
         self.abort(self._over[rank])
 
-    def _await_another(self, rank: int, fields: dict[str, Any]) -> None:
+    def _await_another(self, rank: int, fields: dict[str, Any]) -> bool:
+        """Wait for a process that replaces the one of this rank; return whether the run allows that."""
+        group, transcript = self._regrouping, self._transcript
+        if transcript is None or rank >= self._crew:
+            return False
         with self._lock:
             member = self._members[rank]
             if member.dead or member.finished:
-                return
+                return True
+            if group is not None:
+                over = self._halt is not None or any(m.finished for m in self._members.values())
+                if over or not group.lose(rank, {**fields, "died": time.monotonic()}):
+                    return False
             member.dead, member.died = True, time.monotonic()
             self._motion.replaced(rank)
             waiting = self._standby.get(rank)
             newest = waiting.pop() if waiting else None
         member.peer.send("dismiss")  # should it come back
-        self._events.put(Event(rank, "report", {"name": "replaced", "worker": rank, **fields}))
+        if group is None:
+            self._events.put(Event(rank, "report", {"name": "replaced", "worker": rank, **fields}))
+        else:
+            self._void(rank)
         if newest is not None:
             self._join(*newest)
+        return True
+
+    def _void(self, lost: int) -> None:
+        """Tell all ranks that one has died; those in a gather that it took no part in need not wait."""
+        with self._lock:
+            for rank, member in self._members.items():
+                if rank < self._crew and member.has_job and not member.dead:
+                    member.peer.send("gone", rank=lost)
+            for turn, gathering in list(self._gatherings.items()):
+                self._end_in_vain(turn, gathering)
+
+    def _end_in_vain(self, turn: int, gathering: Gathering) -> None:
+        if self._regrouping is not None and gathering.lacks(self._regrouping.absent):
+            self._gatherings.pop(turn)
+            for rank in gathering.brought:
+                if not self._members[rank].dead:
+                    self._members[rank].peer.send("void")
+
+    def _meet_again(self, rank: int, kind: str, turn: int, group: Regrouping) -> None:
+        """A rank is prepared, or has heard of a loss: all go on once all have come."""
+        if kind == "open" and group.prepare(rank):
+            self._members[rank].peer.put(encode_parts([str(turn).encode(), b""]))
+            return
+        if not group.come(rank):
+            return
+        with self._lock:
+            self._gatherings.clear()
+            self._last_turn += 1
+            meeting = json.dumps(self._whereabouts()).encode()
+            for other in range(self._crew):
+                self._members[other].peer.send("regrouped", meeting, turn=self._last_turn)
+        for lost, fields in group.part().items():
+            seconds = time.monotonic() - fields.pop("died")
+            self._events.put(
+                Event(lost, "report", {"name": "regrouped", "worker": lost, "seconds": seconds, **fields})
+            )
+
+    def _forget_answers(self) -> None:
+        """The ranks cannot be replaced."""
+        transcript, self._transcript = self._transcript, None
+        self._regrouping = None
+        if transcript is not None:
+            transcript.close()
+
+    def _fail_of_absence(self) -> None:
+        """End the run by the loss that its ranks cannot go on after."""
+        absent = self._regrouping.absent if self._regrouping is not None else {}
+        for rank, fields in absent.items():
+            self.give_up(rank, {name: value for name, value in fields.items() if name != "died"})
 
     def _handle(self, peer: Peer, rank: int, frame: Frame) -> None:
         member = self._members[rank]
@@ -452,11 +515,16 @@ class Hub(Handler):
         if frame.kind == "notice":
             self.notice(member.host, rank=rank, **frame.fields)
             return
+        if frame.kind == "forgo":
+            self._forget_answers()
+            return
+        if frame.kind in ("open", "regroup") and self._regrouping is not None:
+            self._meet_again(rank, frame.kind, int(frame.fields.get("turn", 0)), self._regrouping)
+            return
         if frame.kind in ("open", "keep") and self._transcript is not None:
             self._remember(rank, frame, self._transcript)
             return
-        if frame.kind == "lost" and self._transcript is not None and rank < self._crew:
-            self._await_another(rank, frame.fields)
+        if frame.kind == "lost" and self._await_another(rank, frame.fields):
             return
         if frame.kind == "report" and self._is_known(rank, frame):
             return
@@ -477,6 +545,8 @@ class Hub(Handler):
             return
         member.finished = True
         self._ended(rank, event)
+        if frame.kind == "done" or (frame.kind == "error" and frame.fields.get("sync")):
+            self._fail_of_absence()
         if frame.kind in ("error", "lost"):
             if frame.fields.get("sync"):
                 self._abort_within(limits.ROOT_CAUSE_S)
@@ -568,6 +638,7 @@ class Hub(Handler):
 
     def _gather(self, rank: int, frame: Frame) -> None:
         turn = self._members[rank].asked = frame.fields["turn"]
+        self._last_turn = max(self._last_turn, turn)
         answer = None if self._transcript is None else self._transcript.answer(turn, rank)
         if answer is not None:
             self._members[rank].peer.put([answer])
@@ -576,12 +647,16 @@ class Hub(Handler):
             gathering = self._gatherings.setdefault(turn, Gathering(turn, self._crew))
             gathering.bring(rank, frame.buffers[0], frame.fields["wants"])
             self._answer(turn, gathering)
+            if turn in self._gatherings:
+                self._end_in_vain(turn, gathering)
 
     def _answer(self, turn: int, gathering: Gathering) -> None:
         if gathering.complete(self._left):
             del self._gatherings[turn]
             answers = gathering.answers(self._left)
-            if self._transcript is not None:
+            # Ranks that regroup give a replacement what it goes on from.
+            group = self._regrouping
+            if self._transcript is not None and (group is None or not group.all_prepared):
                 self._transcript.answered(turn, answers)
             for other, pieces in answers.items():
                 if self._members[other].asked == turn:  # the process that did may be dead; the next one will

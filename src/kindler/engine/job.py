@@ -66,6 +66,9 @@ class Job:
     # Whether the ranks end together after a step when one is given notice, so that others can go on there.
     movable: bool = False
     noticed: tuple[str, ...] = ()  # the notices that were heard before, and need not be told again
+    # How many processes may be replaced while the others keep theirs and their state: all meet again at once
+    # (`worker.regroup`). 0: the loss of one ends the job.
+    regroups: int = 0
 
     def __post_init__(self) -> None:
         if self.replaceable and self.together:

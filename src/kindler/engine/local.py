@@ -15,6 +15,7 @@ from kindler.engine.placement import usable_cores
 from kindler.engine.supervisor import AbortedError, Supervisor
 from kindler.errors import TrainingError
 from kindler.frame import ChannelClosed
+from kindler.temporary import Folder
 
 
 def slots() -> int:
@@ -55,19 +56,31 @@ class _LocalLaunch:
     def _supervise(self, rank: int, hub: Hub) -> None:
         job = self._job
         attempt, last = 0, job.settings.max_failures
-        while True:
-            try:
-                with Supervisor(
-                    job, rank, hub=hub.address, owner=os.getpid(), base=self._base, attempt=attempt
-                ) as supervisor:
-                    supervisor.start()
-                    outcome = supervisor.run()
-            except (AbortedError, ChannelClosed):
-                return  # the run is over
-            died = supervisor.needs_another(outcome)
-            if not died or attempt == last:
-                break
-            attempt += 1
+        with ExitStack() as stack:
+            # A process that takes another's place finds the files of the one before.
+            regroups = job.regroups > 0 and rank < job.crew
+            folder = Folder(f"kindler-{job.run_id}-{rank}-", self._base) if regroups else None
+            if folder is not None:
+                stack.enter_context(folder)
+            while True:
+                try:
+                    with Supervisor(
+                        job,
+                        rank,
+                        hub=hub.address,
+                        owner=os.getpid(),
+                        base=self._base,
+                        attempt=attempt,
+                        folder=folder,
+                    ) as supervisor:
+                        supervisor.start()
+                        outcome = supervisor.run()
+                        died = supervisor.needs_another(outcome)
+                except (AbortedError, ChannelClosed):
+                    return  # the run is over
+                if not died or attempt == last:
+                    break
+                attempt += 1
         self._outcomes.append(outcome)
         if died:
             hub.give_up(rank, {"host": "this machine", "reason": "it gave no sign of life", **outcome.fields})

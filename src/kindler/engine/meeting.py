@@ -34,6 +34,13 @@ class Gathering:
         self._brought[rank] = data
         self._wants[rank] = wants if isinstance(wants, str) else tuple(wants)
 
+    def lacks(self, ranks: Collection[int]) -> bool:
+        return not set(ranks) <= self._brought.keys()
+
+    @property
+    def brought(self) -> list[int]:
+        return sorted(self._brought)
+
     def complete(self, lost: Collection[int] = ()) -> bool:
         return len(self._brought.keys() | set(lost)) == self._size
 
@@ -180,6 +187,49 @@ class HaltVote:
     def wait(self, timeout_s: float) -> int | None:
         self._known.wait(timeout_s)
         return self.last
+
+
+class Regrouping:
+    """When ranks meet again, some of which have died: once those that live and all replacements have come.
+
+    Until then, gathers that the dead have not brought their part to are void. `most` losses are survived, the
+    first of them not before all ranks are prepared.
+    """
+
+    def __init__(self, size: int, most: int) -> None:
+        self._size = size
+        self._left = most
+        self._prepared: set[int] = set()
+        self._there: set[int] = set()
+        self.absent: dict[int, dict[str, Any]] = {}  # and what is known of their end
+
+    @property
+    def all_prepared(self) -> bool:
+        return len(self._prepared) == self._size
+
+    def lose(self, rank: int, fields: Mapping[str, Any]) -> bool:
+        """Return whether the others go on; not if none is left."""
+        if not self._left or not self.all_prepared or self.absent.keys() | {rank} == self._prepared:
+            return False
+        self._left -= 1
+        self._there.discard(rank)
+        self.absent[rank] = dict(fields)
+        return True
+
+    def prepare(self, rank: int) -> bool:
+        """Whether this is a rank's first process, which waits for nobody."""
+        self._prepared.add(rank)
+        return rank not in self.absent
+
+    def come(self, rank: int) -> bool:
+        """Return whether all are there."""
+        self._there.add(rank)
+        return len(self._there) == self._size
+
+    def part(self) -> dict[int, dict[str, Any]]:
+        """All have come and go on; returns who had died."""
+        absent, self.absent, self._there = self.absent, {}, set()
+        return absent
 
 
 class Transcript:

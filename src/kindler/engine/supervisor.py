@@ -34,8 +34,8 @@ from kindler.temporary import Folder
 
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
-_PASSED_UP = ("gather", "report", "open", "keep", "halting", "notice", "bulk", "part")
-_PASSED_DOWN = ("gathered", "bulk", "part", "ending", "halt", "halt_at")
+_PASSED_UP = ("gather", "report", "open", "keep", "regroup", "forgo", "halting", "notice", "bulk", "part")
+_PASSED_DOWN = ("gathered", "void", "gone", "regrouped", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
 
@@ -62,6 +62,7 @@ def worker_fields(
         "cores": job.cores,
         "replaceable": job.replaceable and not job.ranks[rank].beside,
         "movable": job.movable,
+        "regroups": job.regroups > 0 and not job.ranks[rank].beside,
         "heartbeat_s": beat_interval(settings.heartbeat_s, settings.stall_timeout_s),
         "sync_timeout_s": settings.sync_timeout_s,
         "sys_path": job.sys_path,
@@ -91,9 +92,11 @@ class Supervisor:
         far: bool = False,
         cargo: bool = False,
         attempt: int = 0,
+        folder: Folder | None = None,
     ) -> None:
         self._job = job
         self._rank = rank
+        self._lent = folder  # for `scratch`, where it outlives this supervisor
         # How often the task that this is in was started before; 0 also in a stage that begins again.
         self._attempt = attempt
         self._spec = job.ranks[rank]
@@ -143,7 +146,7 @@ class Supervisor:
             ports=self._ports.numbers if self._ports is not None else (),
             cargo=self._carrier.address if self._carrier is not None else None,
         )
-        self._folder = Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
+        self._folder = self._lent or Folder(f"kindler-{self._job.run_id}-{self._rank}-", self._base)
         self.scratch = self._folder.path
         self._start(self._listen_up, "kindler-listen-hub")
         self._start(self._beat, "kindler-beat-hub")
@@ -170,7 +173,8 @@ class Supervisor:
             if self._printed is not None:
                 self._printed.close()
             self._child.close()
-        self._folder.remove()
+        if self._lent is None:
+            self._folder.remove()
 
     def check(self) -> None:
         if self._aborted.is_set():
@@ -201,9 +205,13 @@ class Supervisor:
 
     def needs_another(self, outcome: Outcome) -> bool:
         """Whether the rank goes on in another process, after this one has ended in this way."""
-        if not self._job.replaceable or self._spec.beside:
+        if self._spec.beside:
             return False
-        return self.dismissed or outcome.kind == "lost"
+        if self._job.regroups:
+            if outcome.kind == "lost":
+                self._aborted.wait(self._job.settings.stop_timeout_s)  # the hub answers at once, either way
+            return self.dismissed
+        return self._job.replaceable and (self.dismissed or outcome.kind == "lost")
 
     def failed(self, exc: Exception) -> Outcome:
         return self._ended("error", **describe(exc))

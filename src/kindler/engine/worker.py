@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import json
 import os
 import queue
 import signal
@@ -63,8 +64,10 @@ class Worker(Group):
         self.hosts = hosts[: fields.get("crew")]
         self.size = len(self.hosts)
         self.replaceable = fields.get("replaceable", False)
+        self.regroups = fields.get("regroups", False)
         self.host = hosts[self.rank]
-        self.members = members_of(fields["roles"], hosts, fields["addresses"], fields["ports"])
+        self._roles: Sequence[str] = fields["roles"]
+        self.members = members_of(self._roles, hosts, fields["addresses"], fields["ports"])
         me = self.members[self.rank]
         self.role, self.index, self.address, self.ports = me.role, me.index, me.address, me.ports
         self.local_rank = hosts[: self.rank].count(self.host)
@@ -83,7 +86,9 @@ class Worker(Group):
         # Of a service with a grace: set once every other rank has a result; it should return.
         self.others_ended = threading.Event()
         self._halting = Halting()
-        self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]]] = queue.Queue()
+        # None is the answer to a gather that a rank died before.
+        self._gathered: queue.Queue[tuple[list[bytes], frozenset[int]] | None] = queue.Queue()
+        self._somebody_gone = threading.Event()
         self._turn = 0
         self._ticks = 0
         self._waiting = False
@@ -130,6 +135,25 @@ class Worker(Group):
         self._turn = int(turn)
         return kept
 
+    def regroup(self, timeout_s: float) -> bool:
+        if not self.regroups or not self._somebody_gone.wait(timeout_s):
+            return False
+        self._channel.send("regroup")
+        self._turn = int(self._answer("regroup")[0])
+        return True
+
+    def forgo_regroup(self) -> None:
+        self.regroups = False
+        self._channel.send("forgo")
+
+    def _regrouped(self, frame: Frame) -> None:
+        where = json.loads(frame.buffers[0])
+        self.hosts = tuple(where["hosts"])[: self.size]
+        self.members = members_of(self._roles, where["hosts"], where["addresses"], where["ports"])
+        self._somebody_gone.clear()
+        self.absent = frozenset()
+        self._gathered.put(([str(frame.fields["turn"]).encode(), b"regrouped"], frozenset()))
+
     def keep(self, data: bytes) -> None:
         self._channel.send("keep", data, turn=self._turn)
 
@@ -144,7 +168,7 @@ class Worker(Group):
     def _answer(self, op: str) -> list[bytes]:
         self.waiting = True
         try:
-            gathered, self.lost = self._gathered.get(timeout=self._sync_timeout_s)
+            answer = self._gathered.get(timeout=self._sync_timeout_s)
         except queue.Empty:
             others = [rank for rank in range(self.size) if rank != self.rank]
             raise SyncTimeoutError(
@@ -152,6 +176,9 @@ class Worker(Group):
             ) from None
         finally:
             self.waiting = False
+        if answer is None:
+            raise SyncError(f"{op}: workers {sorted(self.absent)} died before they took part.")
+        gathered, self.lost = answer
         return gathered
 
     @property
@@ -213,13 +240,20 @@ class Worker(Group):
 
     def report(self, kind: str, **fields: Any) -> None:
         self.tick()
-        if self.replaceable:  # a process that takes the place of this one will say it again
+        if self.replaceable or self.regroups:  # a process that takes the place of this one will say it again
             fields["turn"] = self._turn
         self._channel.send("report", name=kind, **fields)
 
     def received(self, frame: Frame) -> None:
         if frame.kind == "gathered":
             self._gathered.put((decode_parts(frame), frozenset(frame.fields.get("lost", ()))))
+        elif frame.kind == "gone":
+            self.absent |= {int(frame.fields["rank"])}
+            self._somebody_gone.set()
+        elif frame.kind == "void":
+            self._gathered.put(None)
+        elif frame.kind == "regrouped":
+            self._regrouped(frame)
         elif is_feed(frame.kind):
             self._feeds.received(frame)
         elif frame.kind == "released":

@@ -129,6 +129,7 @@ def run(
                 progress.note(line)
 
             gpus = [] if spark is not None else _gpus_here(model, config.device)
+            replaced = ReplacedWorkers(config.settings)
             count = WorkerCount(config.workers or len(gpus) or None, config.settings, spark, say)
             notices: list[Mapping[str, Any]] = []  # of all attempts
 
@@ -140,7 +141,7 @@ def run(
                 if fields["name"] == "notice":
                     notices.append(fields)
                     _leave_machine(fields, spark)
-                for listener in (progress.report, *listeners, count.hear):
+                for listener in (progress.report, *listeners, count.hear, replaced.hear):
                     listener(fields)
                 _announce(event.fields, say)
 
@@ -160,8 +161,11 @@ def run(
                 buffers = (packed, spec, state, *(stored.data for stored in checkpoints))
                 earlier = len(notices)
                 known = tuple(notice["key"] for notice in notices)
+                regroups = replaced.left if task.trains and count.size > 1 and spark is None else 0
                 try:
-                    outcomes = _launch(model, task, buffers, count.size, dealing, spark, feeds, known, hear)
+                    outcomes = _launch(
+                        model, task, buffers, count.size, dealing, spark, feeds, known, hear, regroups
+                    )
                 except NotBegun:
                     raise RunMoves(notices[earlier:], step=None) from None
                 report, data = _first_result(outcomes)
@@ -171,7 +175,7 @@ def run(
 
             halted = False
             try:
-                outcomes = attempts(task, launch, say)
+                outcomes = attempts(task, launch, say, replaced)
             except Halted as interrupted:
                 outcomes, halted = interrupted.outcomes, True
             report, trained = _first_result(outcomes)
@@ -256,6 +260,7 @@ def job_of(
     replaceable: bool = False,
     movable: bool = False,
     noticed: tuple[str, ...] = (),
+    regroups: int = 0,
 ) -> Job:
     server = RankSpec(target=SERVER_ENTRY, role="ps", ports=1, service=True, beside=True)
     return Job(
@@ -269,6 +274,7 @@ def job_of(
         replaceable=replaceable,
         movable=movable,
         noticed=noticed,
+        regroups=regroups,
     )
 
 
@@ -281,6 +287,11 @@ def _announce(fields: Mapping[str, Any], say: Callable[[str], None]) -> None:
         warnings.warn(fields["message"], UserWarning, stacklevel=2)
     elif kind == "halting":
         say("interrupted: the workers stop after this step. Interrupt again to stop them at once.")
+    elif kind == "regrouped":
+        say(
+            f"worker {fields['worker']} on {fields['host']} died ({fields['reason']}); another one took its "
+            f"place after {fields['seconds']:.1f} s, and no step was repeated."
+        )
     elif kind in ("replaced", "left"):
         then = {
             "replaced": "another one takes its place, and repeats its part of this epoch.",
@@ -316,6 +327,7 @@ def _launch(
     feeds: Sequence[Feed],
     noticed: tuple[str, ...],
     hear: Callable[[Event], None],
+    regroups: int,
 ) -> list[Outcome]:
     strategy = task.training.strategy if task.trains else AllReduce()
     row, settings = sync_spec(strategy), task.config.settings
@@ -330,6 +342,7 @@ def _launch(
         replaceable=row.replaceable,
         movable=task.trains and SYNCS.load(strategy.name).in_step,
         noticed=noticed,
+        regroups=regroups if row.together else 0,
     )
     if spark is None:
         return local.run(job, listener=hear)
@@ -350,12 +363,13 @@ def attempts(
     task: Task,
     launch: Callable[[Sequence[StoredCheckpoint]], list[Outcome]],
     say: Callable[[str], None],
+    replaced: ReplacedWorkers,
 ) -> list[Outcome]:
     """Launch workers, and others from the newest checkpoint after the loss of some.
 
     `launch` continues from the first of the given checkpoints that it can use.
     """
-    settings, failures = task.config.settings, 0
+    settings = task.config.settings
     folder = None if task.folder is None else CheckpointFolder(task.folder)
     checkpoints = earlier = _of_earlier_run(task, folder)
     while True:
@@ -373,6 +387,7 @@ def attempts(
             checkpoints = [*_own(task), *earlier]
             say(f"{back} It resumes from {checkpoints[0].path}.")
         except KindlerError as error:
+            failures = replaced.failures
             retry_s = retry_wait_s(error, failures, settings, has_checkpoints=folder is not None)
             if retry_s is None:
                 stored = _own(task) if _is_lost_server(error) else []
@@ -381,7 +396,8 @@ def attempts(
                     error, failures, trains=task.trains, has_checkpoints=folder is not None, newest=newest
                 )
                 raise
-            wait_s, failures = retry_s, failures + 1
+            wait_s = retry_s
+            failures = replaced.failures = failures + 1
             checkpoints = [*_own(task), *earlier]
             what = str(error).partition("\n")[0]
             start = checkpoints[0].path if checkpoints else "the beginning, as there is no checkpoint yet"
@@ -459,6 +475,21 @@ def explain(
 
 def _is_lost_server(error: KindlerError) -> bool:
     return isinstance(error, WorkerLostError) and error.role == "ps"
+
+
+class ReplacedWorkers:
+    """Failures so far that did not end a run: workers replaced while the others went on, and restarts."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._settings = settings
+        self.failures = 0
+
+    @property
+    def left(self) -> int:
+        return max(0, self._settings.max_failures - self.failures)
+
+    def hear(self, fields: Mapping[str, Any]) -> None:
+        self.failures += fields["name"] == "regrouped"
 
 
 class WorkerCount:

@@ -49,6 +49,8 @@ class BaseReplica:
         device: Where it computes.
         model: The model as callbacks see it.
         optimizer: The optimizer as callbacks see it; None if there is none.
+        before_exchange: The loop's; a replica that `regroups` calls it in each step when `snapshot` is that
+            of the step's end, and before the last contribution that other ranks need to complete it.
         divisible: Whether several parameter servers can share its parameters: `apply` accepts None for a
             parameter to leave alone, and `join_parts` exists.
         takes_read_only: Whether `predict` accepts read-only arrays as they are.
@@ -91,6 +93,7 @@ class BaseReplica:
         self.spec, self.rank, self.seed = spec, rank, seed
         self.device: Any = device
         self.epoch = self.step = self.epoch_rows = 0
+        self.before_exchange: Callable[[], None] = lambda: None
         self._collective: Collective | None = None
         self._before: dict[str, Array] = {}
         self._sums: dict[str, float] = {}
@@ -266,6 +269,35 @@ class BaseReplica:
             options: Options of that strategy.
         """
         return None
+
+    @property
+    def regroups(self) -> bool:
+        """Whether it can go on after the loss of a rank: it has `snapshot`, and calls `before_exchange`."""
+        return False
+
+    def snapshot(self) -> bytes:
+        """Return what `local_state` does, fast, for processes of the same run only."""
+        raise NotImplementedError
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go back to a snapshot of this epoch, of this rank's; counts, buffers and randomness are as then."""
+        raise NotImplementedError
+
+    def rejoin(self, collective: Collective, state: bytes = b"") -> None:
+        """Use a new collective, when the process of a rank was replaced.
+
+        Args:
+            collective: Connects all ranks; `fuse` comes next.
+            state: What to continue from; empty if this rank has it.
+        """
+        self._collective = collective
+        if state:
+            self.load_state(state)
+
+    @property
+    def buffers_before(self) -> dict[str, Array]:
+        """The buffers at the beginning of the epoch."""
+        return self._before
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch. Randomness depends on its number, so that a resumed epoch is the same."""

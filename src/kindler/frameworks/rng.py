@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 import random
 import sys
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+
+_WORDS = 624  # of a Mersenne twister's state
 
 
 def seed_all(*numbers: int) -> None:
@@ -42,6 +46,45 @@ def restore_own(states: Any) -> None:
 
 def _lists(state: Any) -> Any:
     return [_lists(part) for part in state] if isinstance(state, tuple) else state
+
+
+class OwnGenerators:
+    """The states of Python's and numpy's generators, taken in microseconds where nothing was drawn."""
+
+    def __init__(self) -> None:
+        self._python: tuple[Any, bytes] = ((), b"")  # what tells states apart, and the pickled state
+        self._numpy: tuple[bytes, bytes] = (b"", b"")
+        self._address: int | None = None  # of numpy's Mersenne twister
+
+    def take(self) -> tuple[bytes, bytes]:
+        """For `put_back`."""
+        return self._of_python(), self._of_numpy()
+
+    @staticmethod
+    def put_back(states: tuple[bytes, bytes]) -> None:
+        random.setstate(pickle.loads(states[0]))
+        np.random.set_state(pickle.loads(states[1]))
+
+    def _of_python(self) -> bytes:
+        state = random.getstate()
+        words = state[1]
+        mark = words[-1], words[1], words[_WORDS // 2], state[2]  # the first word is the same for all seeds
+        if mark != self._python[0]:
+            self._python = mark, pickle.dumps(state)
+        return self._python[1]
+
+    def _of_numpy(self) -> bytes:
+        if self._address is None:
+            random_of_numpy: Any = np.random  # whose annotations leave this out
+            bits = random_of_numpy.get_bit_generator()
+            self._address = bits.ctypes.state_address if isinstance(bits, np.random.MT19937) else 0
+        words = ctypes.string_at(self._address, 4 * (_WORDS + 1)) if self._address else b""
+        if not words or words != self._numpy[0]:
+            state = np.random.get_state(legacy=True)
+            # A normal number that is kept for the next call leaves without a trace in the words.
+            keeps = bool(state[3]) if isinstance(state, tuple) else True
+            self._numpy = b"" if keeps else words, pickle.dumps(state)
+        return self._numpy[1]
 
 
 class Drawing:

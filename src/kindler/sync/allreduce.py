@@ -7,13 +7,13 @@ optimizer ("zero1") or the parameters as well ("fsdp").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from kindler.collective import GradientExchange
+from kindler.collective import Collective, GradientExchange
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.group import Group
@@ -23,12 +23,20 @@ DIVISIONS = ("elements", "parameters")
 
 
 class AllReduce(Sync):
+    regroups = True
     _exchange: GradientExchange | None = None
     _strategy = "allreduce"
     _options: Mapping[str, Any] = MappingProxyType({})
 
     def attach(self, replica: Any, worker: Group) -> None:
         super().attach(replica, worker)
+        self._fuse(replica, worker)
+
+    def attach_again(self, replica: Any, worker: Group, join: Callable[[Collective], None]) -> None:
+        super().attach_again(replica, worker, join)
+        self._fuse(replica, worker)
+
+    def _fuse(self, replica: Any, worker: Group) -> None:
         if worker.size > 1:
             self._exchange = replica.fuse(worker, self.settings, self._strategy, **self._options)
 
@@ -43,12 +51,14 @@ class AllReduce(Sync):
             super().step(replica, batch)
 
     def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
         super().close()
 
 
 class _Divided(AllReduce):
+    regroups = False  # a part of the optimizer's state is on one rank alone
     _optimizer_bytes = 0
 
     def catch_up(self, replica: Any) -> None:

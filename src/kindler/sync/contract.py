@@ -6,7 +6,7 @@ framework. What travels, and through what, is in `kindler/collective.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kindler.collective import Array, Collective, GradientExchange, Gradients
@@ -77,10 +77,13 @@ class Sync:
     Attributes:
         in_step: Whether all ranks meet at every step. If not, checkpoints are written only between epochs,
             and a callback's request for one waits until then.
+        regroups: Whether each rank has all of the run's state but what is its own within an epoch, so that
+            any can hand it to a process that takes another's place (`Group.regroup`).
         ends_at: Optimizer steps after which the run ends, set before `attach`. None if steps do not end it.
     """
 
     in_step = True
+    regroups = False
     ends_at: int | None = None
 
     def __init__(self, settings: RunSettings) -> None:
@@ -110,6 +113,18 @@ class Sync:
         """Join the other ranks from rank 0's state; all ranks call it once, before their first step."""
         self._collective = self.connect(worker)
         replica.join(self._collective)
+
+    def attach_again(self, replica: Any, worker: Group, join: Callable[[Collective], None]) -> None:
+        """If it `regroups`: as `attach`, on all ranks, when another process has taken the place of one.
+
+        Args:
+            replica: This rank's replica.
+            worker: This worker.
+            join: Makes the replicas continue from one state, through the new collective.
+        """
+        self.close()
+        self._collective = self.connect(worker)
+        join(self._collective)
 
     def share_steps(self, replica: Any) -> None:
         """After `attach`: make a framework's own loop (`Fitter`) step like this sync."""

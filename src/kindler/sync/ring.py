@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kindler import limits
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.group import Group
 from kindler.sync.shared_memory import NUMPY, Arrays, Topology
@@ -47,6 +48,7 @@ class Ring:
         left, right = neighbours(self._members, where.rank)
         self._left, self._right = links[left], links[right]
         self._size, self._timeout_s, self.waiting = where.size, where.timeout_s, where.waiting
+        self._news = where.waiting  # which knows who has died
         for link in links.values():
             link.setblocking(False)
 
@@ -217,7 +219,12 @@ class Ring:
         for link, events in wanted.items():
             poll.register(link, events)
         with self.waiting:
-            return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
+            while (left := deadline - time.monotonic()) > 0:
+                if poll.poll(1000 * min(left, limits.TICK_S)):
+                    return True
+                if absent := sorted(self._news.absent):
+                    raise SyncError(f"workers {absent} died in an exchange between hosts.")
+            return bool(poll.poll(0))
 
     def _gone(self, place: int, why: str) -> SyncError:
         rank = self._members[place % len(self._members)]

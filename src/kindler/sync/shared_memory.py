@@ -9,6 +9,7 @@ bits. Between hosts, one rank per host speaks for it and brings the result back 
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import platform
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kindler import limits
 from kindler.errors import SyncError, SyncTimeoutError
 from kindler.group import Group
 
@@ -109,6 +111,11 @@ class Waiting:
         self.seconds += time.monotonic() - self._since
         if self._worker is not None:
             self._worker.waiting = False
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Ranks that have died, and will not come."""
+        return frozenset() if self._worker is None else self._worker.absent
 
 
 class Topology:
@@ -292,12 +299,26 @@ class Channel:
         counters, stride = self._counters, _LINE_BYTES // 8
         return [place for place in places if counters[place * stride + counter] < wanted]
 
+    def _patience_s(self, counter: int, wanted: int, only: int | None) -> float:
+        absent = self._host.waiting.absent
+        if not absent:
+            return math.inf
+        late = {self._host.ranks[place] for place in self._behind(counter, wanted, only)}
+        # The others may be on their way: what all can still finish need not be done again.
+        return 0.0 if late & absent else limits.STRAGGLERS_S
+
     def _await(self, counter: int, wanted: int, op: str, only: int | None = None) -> None:
         if self._behind(counter, wanted, only):
             with self._host.waiting:
-                _wait_until(lambda: not self._behind(counter, wanted, only), self._host.timeout_s)
+                _wait_until(
+                    lambda: not self._behind(counter, wanted, only),
+                    self._host.timeout_s,
+                    lambda: self._patience_s(counter, wanted, only),
+                )
         if late := self._behind(counter, wanted, only):
             missing = [self._host.ranks[place] for place in late]
+            if absent := sorted(self._host.waiting.absent):
+                raise SyncError(f"{op}: workers {absent} died before they took part.")
             raise SyncTimeoutError(
                 op=op, missing=missing, size=self._host.size, waited_s=self._host.timeout_s
             )
@@ -371,8 +392,8 @@ def _room(folder: Path) -> str:
     return f" ({usage.free:,} of {usage.total:,} bytes are free)"
 
 
-def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
-    """Spin, then nap between looks; also returns when the time is over."""
+def _wait_until(ready: Callable[[], bool], timeout_s: float, patience_s: Callable[[], float]) -> None:
+    """Spin, then nap between looks; also returns when the time is over, or `patience_s` from now."""
     start = time.monotonic()
     while not ready():
         waited = time.monotonic() - start
@@ -380,6 +401,7 @@ def _wait_until(ready: Callable[[], bool], timeout_s: float) -> None:
             return
         if waited > _SPIN_S:
             time.sleep(min(max(_NAP_S, waited * _NAP_SHARE), _LONG_NAP_S))
+            timeout_s = min(timeout_s, waited + patience_s())
 
 
 def _fence() -> None:

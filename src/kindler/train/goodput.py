@@ -150,6 +150,8 @@ class RunClock:
         name = fields["name"]
         if name in ("replaced", "left"):
             self._lose()
+        elif name == "regrouped":  # the stopwatches know the rest
+            self._lost = True
         elif name == "ingest" and self._ingest_since is None:
             self._ingest_since = self._clock()
         elif name == "gang" and self._start_s is None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kindler import limits
 from kindler.data.batches import Rows
@@ -22,16 +22,48 @@ from kindler.train.options import Task
 from kindler.train.triggers import Progress, end_of_epoch
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """The end of the last whole step, where ranks go on from when one was replaced.
+
+    Attributes:
+        snapshot: This rank's own state then; None at the beginning of an epoch.
+        over: Whether it was the last step of its epoch.
+        row: The epoch's row of the history, if its callbacks have seen it, and only the end is to be agreed.
+        state: Of the run, for a replacement; empty for ranks that have it.
+        buffers: For a replacement, those of the beginning of the epoch.
+        saved: The last step that a checkpoint was asked for.
+    """
+
+    snapshot: tuple[bytes, int] | None
+    over: bool = False
+    row: Mapping[str, Any] | None = None
+    state: bytes = field(default=b"", repr=False)
+    buffers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    saved: int = -1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Start(Header):
     """Where a run stands before its first step; the replica has loaded its state.
 
     If `step_in_epoch` is 0, the next epoch is `epoch + 1`; otherwise `epoch` continues, and `local_states`,
-    those of all earlier ranks, are loaded after `begin_epoch(epoch)`.
+    those of all earlier ranks, are loaded after `begin_epoch(epoch)`. With a `point`, `epoch` has begun on
+    the other ranks, and continues.
     """
 
     framework: str = ""
     local_states: tuple[bytes, ...] = ()
+    point: Point | None = None
+
+    @property
+    def within_epoch(self) -> bool:
+        return self.step_in_epoch > 0 or self.point is not None
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether this process has taken the place of another one."""
+        return self.point is not None and bool(self.point.state)
 
 
 def over_already(task: Task, start: Start) -> bool:
@@ -54,6 +86,14 @@ class _Moved(Exception):
 
     def __init__(self, checkpoint: bytes) -> None:
         self.checkpoint = checkpoint
+
+
+class Place(NamedTuple):
+    """A step of a run: its epoch, its number there, and its number since the model was new."""
+
+    epoch: int
+    done: int
+    step: int
 
 
 class Loop:
@@ -82,7 +122,7 @@ class Loop:
         self.last_epoch = start.first_epoch + options.epochs_to_train
         self.rows: list[dict[str, Any]] = [dict(row) for row in start.rows]
         self.halted = False
-        self.is_over = start.stopped is not None or over_already(task, start)
+        self.is_over = start.stopped is not None or (start.point is None and over_already(task, start))
         self.stateful: Sequence[Any] = options.callbacks  # their states go into checkpoints
         # A callback of Keras's own may end the run at such a loss, which is then what its user wants.
         ends_itself = any(type(callback).__name__ == "TerminateOnNaN" for callback in options.callbacks)
@@ -102,7 +142,11 @@ class Loop:
         if start.run and start.run == task.run_id:
             stopwatch.resume(start.spent)
             self._before_epoch = "recovery"
-        self._first_step, self._saved_step = 0, start.step
+        self._first_step, self._saved_step = 0, start.step if start.point is None else start.point.saved
+        self._epoch_is_over = False  # its steps are made
+        self._row: Mapping[str, Any] | None = None  # of an epoch whose end is being agreed
+        self.resumable = False  # whether a replacement for another rank can continue from `place`
+        self.note: Callable[[Place, int], None] | None = None  # keeps this rank's own state for that
         self._began = self._seconds = 0.0
         self._warned_slow = False
         self.writes_checkpoints = folder is not None
@@ -178,19 +222,62 @@ class Loop:
         start, replica = self.start, self.replica
         self.stopwatch.lap(self._before_epoch)
         self._before_epoch = "other"
-        resumes = start.step_in_epoch > 0 and epoch == start.epoch
+        resumes = start.within_epoch and epoch == start.epoch
         done = start.step_in_epoch if resumes else 0
         self._began = time.perf_counter() - (start.seconds if resumes else 0.0)
         self._first_step = replica.step - done
-        replica.begin_epoch(epoch)
-        if resumes and len(start.local_states) == self.worker.size:
+        if not resumes or start.point is None:
+            replica.begin_epoch(epoch)
+        if resumes and start.point is not None:
+            self._go_to(start.point)
+        elif resumes and len(start.local_states) == self.worker.size:
             replica.load_local_state(start.local_states[self.worker.rank])
         elif resumes:  # states of another number of ranks
             replica.join_local_states(start.local_states, size=self.worker.size)
         self.guard.begin_epoch()
         epochs = None if self.options.endless else self.last_epoch
         self.progress.begin(epoch=epoch, epochs=epochs, steps=self.expected_steps, step=done)
+        self._epoch_is_over = resumes and start.point is not None and start.point.over
+        self.resumable = True
         return done
+
+    def _go_to(self, point: Point) -> None:
+        replica = self.replica
+        if point.state:
+            replica.load_state(point.state)
+            if point.buffers:
+                replica.assign({"buffers": point.buffers})
+            replica.begin_epoch(replica.epoch)
+        if point.snapshot is not None:
+            snapshot, replica.epoch_rows = point.snapshot
+            replica.restore(snapshot)
+
+    @property
+    def place(self) -> Place:
+        """The last whole step."""
+        replica = self.replica
+        return Place(replica.epoch, replica.step - self._first_step, replica.step)
+
+    def point(self) -> tuple[dict[str, Any], bytes]:
+        """What a replacement continues from, at `place`: header, buffers and the replica's state."""
+        replica = self.replica
+        seconds = time.perf_counter() - self._began
+        header = self._header(replica, step_in_epoch=self.place.done, seconds=seconds)
+        fields = {
+            "header": header,
+            "over": self._epoch_is_over,
+            "row": self._row,
+            "buffers": replica.buffers_before,
+            "saved": self._saved_step,
+        }
+        self._wait_for_writer()  # the replica freezes into memory that the writer still reads
+        return fields, replica.state()
+
+    def go_back(self, start: Start) -> None:
+        """Continue from here when `run` is called again."""
+        assert start.point is not None, "ranks have met there"
+        self.start, self._saved_step = start, start.point.saved
+        self._before_epoch = "recovery"
 
     def ends_within_epoch(self) -> bool:
         return self._ends(Progress(epoch=self.replica.epoch, step=self.replica.step))

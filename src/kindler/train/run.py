@@ -29,6 +29,7 @@ from kindler.train.checkpoints import CheckpointWarning, Header, parse
 from kindler.train.goodput import Stopwatch
 from kindler.train.loop import Loop, Start
 from kindler.train.options import Task
+from kindler.train.regroup import Regrouper
 from kindler.train.rows import open_rows
 
 ENTRY = "kindler.train.run:run"
@@ -75,19 +76,23 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
             replica.restore_requires_grad()
         del states  # as large as the model
         if task.trains:
-            with _joined(worker, task, replica, start) as sync:
-                validation = None
-                if task.validation is not None:
-                    validation = open_data(task.validation, "validation_data", trains=False)
-                    if not follows:
-                        validation.held_by(replica.hold)
+            validation = None
+            if task.validation is not None:
+                validation = open_data(task.validation, "validation_data", trains=False)
+                if not follows:
+                    validation.held_by(replica.hold)
+            with (
+                _synced(worker, task, start) as sync,
+                closing(Regrouper(worker, task, replica, sync, data)) as regrouper,
+            ):
+                start = regrouper.begin(start)
                 # What the process that this one replaces had kept.
                 if worker.replaceable and (kept := worker.opened()):
                     start = begin(replica, task, [b"", kept], data, rank=worker.rank)
                 kind: type[Loop] = fit_loop.FitLoop if follows else step_loop.StepLoop
                 loop = kind(worker, task, replica, sync, data, validation, start, stopwatch)
                 with loop.writing():
-                    state = loop.run_until_moved()
+                    state = regrouper.run(loop)
                 rows, moved = loop.rows, state is not None
                 if state is None:
                     whole = sync.whole(replica)  # on all workers: they may have to meet for it
@@ -162,14 +167,13 @@ def _weigh(replica: Any, task: Task) -> None:
 
 
 @contextmanager
-def _joined(worker: Group, task: Task, replica: Any, start: Start) -> Iterator[Sync]:
-    """Join the replicas of all workers while the block runs; a single one needs only the default strategy."""
+def _synced(worker: Group, task: Task, start: Start) -> Iterator[Sync]:
+    """What joins the replicas of all workers; a single one needs only the default strategy."""
     config, most = task.training.strategy, task.training.max_steps
     alone = worker.size == 1 and not servers_of(config)
     name, options = ("allreduce", {}) if alone else (config.name, config.options)
     with closing(SYNCS.load(name)(task.config.settings, **options)) as sync:
         sync.ends_at = None if most is None else start.first_step + most
-        sync.attach(replica, worker)
         yield sync
 
 

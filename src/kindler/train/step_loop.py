@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from kindler.frameworks.base import BaseReplica
 from kindler.group import Group
 from kindler.train.callbacks import Callback, Run
 from kindler.train.checkpoints import restore_callbacks
-from kindler.train.loop import Loop, ProgressReporter
+from kindler.train.loop import Loop, Place, ProgressReporter
 from kindler.train.options import Task
 
 
@@ -37,21 +38,31 @@ class StepLoop(Loop):
         self._view.epoch, self._view.step = self.start.epoch, self.start.step
         # One worker may ask for a checkpoint where others do not; who has no step hooks cannot ask. They
         # agree where they exchange gradients: the driver is not in the way of a step.
-        hooks_of_steps = any(
+        self._hooks_of_steps = any(
             getattr(type(hook), name) is not getattr(Callback, name)
             for hook in self._hooks
             for name in ("on_step_begin", "on_step_end")
         )
         several = worker.size > 1 and self.sync.in_step
-        self._agree_each_step = self.writes_checkpoints and several and hooks_of_steps
+        self._agree_each_step = self.writes_checkpoints and several and self._hooks_of_steps
+        self._rows = 0  # of this rank in the current step
+        self.replica.before_exchange = lambda: self._note(1)
         self.replica.watch_losses(self.guard)
 
     def run(self) -> None:
         start = self.start
-        self._gather_for_hooks()
-        self._each("on_run_begin")
-        restore_callbacks(self._hooks, start.callbacks)
-        epoch = start.epoch if start.step_in_epoch else start.epoch + 1
+        if start.point is None or start.takes_over:
+            self._gather_for_hooks()
+            self._each("on_run_begin")
+            restore_callbacks(self._hooks, start.callbacks)
+        epoch = start.epoch if start.within_epoch else start.epoch + 1
+        if start.point is not None and start.point.row is not None:
+            if start.takes_over:
+                self.replica.load_state(start.point.state)
+                self._first_step = start.step - start.step_in_epoch
+            self.start = replace(start, point=None)
+            self._close(dict(start.point.row))
+            epoch += 1
         while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch, begins=True):
             self._view.epoch = epoch
             self._epoch(epoch)
@@ -60,12 +71,22 @@ class StepLoop(Loop):
 
     def _epoch(self, epoch: int) -> None:
         replica, sync = self.replica, self.sync
+        point = self.start.point
         done = self.begin_epoch(epoch)
-        self._each("on_epoch_begin")
+        if point is None or point.state:
+            self._each("on_epoch_begin")
+            if point is not None and self._hooks:  # what they did to the model is in the state of the others
+                self._go_to(point)
+        self.start = replace(self.start, point=None)
         sync.begin_epoch(replica)
+        self._note(0)
         stretch = self.train.stretch(epoch, done=done, steps=self.options.steps_per_epoch)
         with closing(stretch) as batches:
-            while self.goes_on(epoch, done=done) and (batch := self._next(batches)) is not None:
+            while (
+                not self._epoch_is_over
+                and self.goes_on(epoch, done=done)
+                and (batch := self._next(batches)) is not None
+            ):
                 done += 1
                 self._step(batch, done)
                 if done == self.steps or batch.ends or self.ends_within_epoch():
@@ -73,6 +94,7 @@ class StepLoop(Loop):
                 self.after_step(done, asked=sync.in_step and self._asked_for_checkpoint())
                 if self._hooks:  # they may do with the weights what they like
                     replica.wait_for_copy()
+        self._epoch_is_over = True
         if self.halted and done:
             self.after_step(done, asked=True)
         self.catch_up()
@@ -88,10 +110,17 @@ class StepLoop(Loop):
                 named = {f"val_{name}": value for name, value in logs.items()}
                 self._each("on_validation_end", named)
             row |= named
+        self.resumable = False  # from here on, what is undone would be done twice
         replica.end_epoch(row)
         self._gather_for_hooks()
         self._each("on_epoch_end", row)
+        self._close(row)
+
+    def _close(self, row: dict[str, Any]) -> None:
+        """End an epoch that the callbacks have seen."""
+        self._row, self.resumable = row, True
         asked = self._agree()
+        self._row, self.resumable = None, False
         self.end_epoch(row, stopped=self._view.stopping, asked=asked)
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
@@ -103,6 +132,7 @@ class StepLoop(Loop):
     def _step(self, batch: Batch, number: int) -> None:
         replica = self.replica
         self._each("on_step_begin")
+        self._rows = batch.rows
         if self.step_log.active:
             rate, (loss, weight) = replica.learning_rate(), replica.loss_sums()
             self.sync.step(replica, batch)
@@ -114,7 +144,16 @@ class StepLoop(Loop):
         self.worker.tick()
         self._view.step = replica.step
         self._each("on_step_end")
+        if self._hooks_of_steps:  # they may draw random numbers
+            self._note(0)
         self.progress.step(number, batch.global_rows, partial(_running, replica))
+
+    def _note(self, steps: int) -> None:
+        """Keep this rank's own state as that of the end of the last step, or of the current one (1)."""
+        if self.note is not None:
+            epoch, done, step = self.place
+            rows = self.replica.epoch_rows + (self._rows if steps else 0)
+            self.note(Place(epoch, done + steps, step + steps), rows)
 
     def _gather_for_hooks(self) -> None:
         """A callback may write a checkpoint by itself, on the first worker only."""

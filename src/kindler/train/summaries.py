@@ -135,7 +135,10 @@ class Summaries:
         self._epoch = int(row.get("epoch", 0))
         if step is None:
             step = max(0, self._last("train", "loss")) + int(row.get("steps", 1))
-        self._add_steps(known for known in self._steps if known <= step)  # no more reports of them will come
+        # No more reports of them will come. Those with later ones were made by a worker that was replaced
+        # before it reported them; they are left out, as to add one would take training back to it.
+        self._add_steps(known for known in self._steps if self._last("train", BATCH_LOSS) < known <= step)
+        self._steps = {known: sums for known, sums in self._steps.items() if known > step}
         for name, value in row.items():
             part = "validation" if name.startswith(_VALIDATION) else "train"
             tag = name.removeprefix(_VALIDATION)

@@ -19,7 +19,14 @@ from kindler.config import RunSettings
 from kindler.engine import local
 from kindler.engine.hub import Hub
 from kindler.engine.job import Job, equal_ranks
-from kindler.engine.meeting import Gathering, Transcript, decode_parts, read_arrays, weighted_arrays
+from kindler.engine.meeting import (
+    Gathering,
+    Regrouping,
+    Transcript,
+    decode_parts,
+    read_arrays,
+    weighted_arrays,
+)
 from kindler.engine.outcome import Outcome
 from kindler.engine.supervisor import Supervisor
 from kindler.engine.wire import Channel, connect
@@ -165,6 +172,53 @@ def test_a_transcript_forgets_what_no_process_can_ask_for_and_leaves_no_file() -
         folder = transcript._folder.path
         assert len(list(folder.iterdir())) == 4  # turns 0, 2 and 3, and what rank 0 has kept
     assert not folder.exists()
+
+
+def prepared(size: int, most: int) -> Regrouping:
+    group = Regrouping(size, most)
+    assert all(group.prepare(rank) for rank in range(size))
+    return group
+
+
+def test_a_loss_before_all_ranks_are_prepared_is_not_survived() -> None:
+    group = Regrouping(2, most=3)
+    group.prepare(0)
+
+    assert not group.lose(1, {})
+    assert not group.absent
+
+
+def test_ranks_go_on_once_survivors_and_all_replacements_have_come() -> None:
+    group = prepared(3, most=3)
+
+    assert group.lose(1, {"reason": "killed"})
+    assert [group.come(0), group.come(2)] == [False, False]
+    assert group.lose(2, {"reason": "killed too"}), "one that has come may die, too"
+    assert [group.prepare(1), group.prepare(2)] == [False, False], "they replace others"
+    assert [group.come(1), group.come(2)] == [False, True]
+    assert group.part() == {1: {"reason": "killed"}, 2: {"reason": "killed too"}}
+    assert not group.absent
+    assert not group.come(0), "the next time, all have to come again"
+
+
+def test_the_last_rank_and_one_loss_too_many_end_the_run() -> None:
+    group = prepared(2, most=3)
+    assert group.lose(0, {})
+    assert not group.lose(1, {})
+
+    few = prepared(2, most=1)
+    assert few.lose(0, {})
+    few.part()
+    assert not few.lose(0, {})
+
+
+def test_a_gather_is_void_only_if_one_that_died_took_no_part_in_it() -> None:
+    gathering = Gathering(0, 3)
+    gathering.bring(1, b"", "all")
+
+    assert not gathering.lacks([1])
+    assert gathering.lacks([1, 2])
+    assert not gathering.lacks([])
 
 
 @pytest.fixture

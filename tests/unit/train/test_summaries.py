@@ -53,6 +53,19 @@ def test_the_end_of_an_epoch_completes_its_steps() -> None:
     assert told(made, "train", "batch_loss") == [[1.0, 1.0], [2.0, 2.0]]
 
 
+def test_steps_that_a_replaced_worker_did_not_report_are_left_out_and_take_nothing_back() -> None:
+    made = summaries_of(
+        {"name": "gang", "workers": 2},
+        steps(0, 1, [1.0, 2.0, 3.0], [1, 1, 1], []),
+        steps(1, 1, [1.0], [1], []),
+        steps(1, 3, [3.0], [1], []),
+        {"name": "epoch", "step": 3, "row": row(1, loss=0.5)},
+        {"name": "epoch", "step": 6, "row": row(2, loss=0.5)},
+    )
+
+    assert told(made, "train", "batch_loss") == [[1.0, 1.0], [3.0, 3.0]]
+
+
 def test_a_new_gang_forgets_what_the_last_one_left_unfinished() -> None:
     made = summaries_of(
         {"name": "gang", "workers": 2},

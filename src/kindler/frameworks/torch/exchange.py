@@ -248,6 +248,7 @@ class GradientSync:
         bucket_bytes: int = _BUCKET_BYTES,
     ) -> None:
         self.exchange, self._bucket_bytes = exchange, bucket_bytes
+        self._hooks: list[Any] = []
         self._loads = self._made(parameters, first_bucket_bytes, weigher=True)
         self._weigher = next(load for load in self._loads if _carries_weight(load.bucket.fill.dtype))
         self._weight: float | torch.Tensor | None = None
@@ -256,6 +257,12 @@ class GradientSync:
         self._next = 0
         self._pushed = 0
         self._paused = False
+        self.before_last: Callable[[], None] | None = None  # called before a step's last bucket is sent
+
+    def close(self) -> None:
+        """Leave the parameters alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -283,7 +290,9 @@ class GradientSync:
         for load in self._loads:
             if not load.launched:
                 self._complete(load)
-        self._launch_complete()
+        if self.before_last is not None:
+            self.before_last()
+        self._launch_complete(last=True)
         for load in self._loads:
             load.bucket.push(block=True)
         for load in self._loads:
@@ -330,7 +339,8 @@ class GradientSync:
         for load in loads:
             for member in load.members:
                 parameter: Any = member.parameter
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, member))
+                hook = parameter.register_post_accumulate_grad_hook(partial(self._ready, member))
+                self._hooks.append(hook)
         return loads
 
     def _ready(self, member: Member, parameter: torch.Tensor) -> None:
@@ -374,9 +384,10 @@ class GradientSync:
             load.bucket.fill[load.flags.start + member.place] = 0.0
         load.missing = 0
 
-    def _launch_complete(self) -> None:
+    def _launch_complete(self, *, last: bool = False) -> None:
         """Launch in the same order on all ranks, whatever the order in which backward ends."""
-        while self._next < len(self._loads) and self._loads[self._next].missing == 0:
+        end = len(self._loads) - (self.before_last is not None and not last)
+        while self._next < end and self._loads[self._next].missing == 0:
             load = self._loads[self._next]
             load.begin()
             if load is self._weigher and self._weight is not None:

@@ -175,7 +175,7 @@ class Counter:
             "rows": self._rows,
             "rows_seen": self.rows_seen,
             "batches": self.batches,
-            "sums": {name: self._sum(name) for name in self._sums},
+            "sums": {name: self._sum(name) for name in self._sums} if self._fixed else dict(self._sums),
             "paths": dict(self._paths),
             "states": {name: states_of(metric) for name, metric in metrics.items()},
             "gathers": {name: _stored(states) for name, states in self._gathers.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from kindler.collective import Array, Batch, GradientExchange, Gradients, gather
 from kindler.config import RunSettings
 from kindler.errors import ConfigError
 from kindler.frameworks.contract import Use
+from kindler.frameworks.rng import OwnGenerators
 from kindler.frameworks.row_gather import RowGather, refuse_to_gather
 from kindler.frameworks.torch import private
 from kindler.frameworks.torch import state as torch_state
@@ -52,6 +54,7 @@ class TorchReplica(ModuleReplica):
         self._kept_buffers: list[torch.Tensor] = []
         self._begins: dict[tuple[float, torch.dtype], torch.Tensor] = {}
         self._gather: Gather | None = None
+        self._generators = OwnGenerators()
 
     @classmethod
     def complaints(cls, spec: TorchSpec, use: Use, value: Any = None) -> list[str]:
@@ -97,6 +100,9 @@ class TorchReplica(ModuleReplica):
             timeout_s=settings.sync_timeout_s,
             shared_memory=settings.shared_memory,
         )
+        if self._exchange is not None:  # of a group that has lost a rank
+            self._exchange.close()
+            self.__dict__.pop("parameters", None)
         wanted = self.parameters.unexchanged()
         if strategy == "zero1":
             self._exchange = self._divided = DividedOptimizer(
@@ -104,9 +110,32 @@ class TorchReplica(ModuleReplica):
             )
         else:
             self._exchange = GradientSync(wanted, exchange)
+            if self.regroups:
+                self._exchange.before_last = self._before_last_bucket
         self.parameters.exchange(wanted)
         self._meet_in_steps()
         return exchange
+
+    @property
+    def regroups(self) -> bool:
+        """Not where a library's own group of processes carries what ranks exchange."""
+        return not (self.on_gpu or self.spec.process_group)
+
+    def _before_last_bucket(self) -> None:
+        self.before_exchange()
+
+    def snapshot(self) -> bytes:
+        raw = torch_state.to_raw([self.counter.keep(), list(self.tracked.buffers())])
+        drawn = torch.get_rng_state().numpy().tobytes()
+        return pickle.dumps((self._generators.take(), drawn, raw), pickle.HIGHEST_PROTOCOL)
+
+    def restore(self, snapshot: bytes) -> None:
+        own, drawn, raw = pickle.loads(snapshot)
+        counted, buffers = torch_state.from_raw(raw)
+        self.counter.restore([counted])
+        self.tracked.put_back(buffers)
+        torch.set_rng_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
+        self._generators.put_back(own)
 
     def _meet_in_steps(self) -> None:
         """Losses may gather rows, and several losses share their divisors."""

@@ -1,0 +1,233 @@
+"""Going on without a restart when the process of a rank dies and another one takes its place.
+
+All ranks but the new one have the run's state as of the last whole step. What a rank has for itself within an
+epoch (randomness, counts, buffers) it writes to a file in each step, before the others can complete the step.
+Ranks of its machine hold the file open, give it to the new process, and use their own to undo half a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import struct
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from kindler import limits
+from kindler.collective import Collective, share_bytes
+from kindler.data.batches import Rows
+from kindler.errors import SyncError
+from kindler.group import Group
+from kindler.sync.contract import Sync
+from kindler.train.loop import Loop, Place, Point, Start
+from kindler.train.options import Task
+
+_MOST_BYTES = 1 << 20  # of a rank's own state: more would slow each step down
+_HEAD = struct.Struct("<5q")  # epoch, step in the epoch, step, rows, bytes; -1 if they were too many
+_log = logging.getLogger(__name__)
+
+Own = tuple[bytes, int]  # a replica's snapshot, and the rows that it has trained on in the epoch
+
+
+class OwnStates:
+    """A rank's own state after its last two steps, readable by ranks of its machine after its death."""
+
+    def __init__(self, worker: Group) -> None:
+        self._worker = worker
+        self._file, self._path = tempfile.mkstemp(prefix="own-", dir=worker.scratch)
+        self._files: dict[int, int] = {}  # of the ranks of this machine
+
+    def write(self, place: Place, snapshot: bytes, rows: int) -> None:
+        start, nbytes = _start_of(place), len(snapshot)
+        if nbytes <= _MOST_BYTES:
+            os.pwrite(self._file, snapshot, start + _HEAD.size)
+        else:
+            nbytes = -1
+        # At last: what was there before is of the step before the last, which nobody goes back to.
+        os.pwrite(self._file, _HEAD.pack(*place, rows, nbytes), start)
+
+    def read(self, rank: int, place: Place) -> Own | None:
+        """None if that rank has not written it, or where this one cannot see it."""
+        file = self._file if rank == self._worker.rank else self._files.get(rank)
+        if file is None:
+            return None
+        head = os.pread(file, _HEAD.size, _start_of(place))
+        if len(head) < _HEAD.size:
+            return None
+        *written, rows, nbytes = _HEAD.unpack(head)
+        if tuple(written) != place or nbytes < 0:
+            return None
+        return os.pread(file, nbytes, _start_of(place) + _HEAD.size), rows
+
+    def share(self) -> None:
+        """Open those of the other ranks of this machine; all ranks call it."""
+        worker = self._worker
+        paths = worker.all_gather(self._path.encode())
+        for rank, path in enumerate(paths):
+            if worker.hosts[rank] == worker.host and rank != worker.rank:
+                self._drop(rank)
+                with suppress(OSError):  # containers may have the name of a host in common, and no folder
+                    self._files[rank] = os.open(path, os.O_RDONLY)
+
+    def sees(self, rank: int) -> bool:
+        return rank in self._files
+
+    def close(self) -> None:
+        for rank in list(self._files):
+            self._drop(rank)
+        os.close(self._file)
+
+    def _drop(self, rank: int) -> None:
+        if (file := self._files.pop(rank, None)) is not None:
+            os.close(file)
+
+
+def _start_of(place: Place) -> int:
+    return place.step % 2 * 2 * _MOST_BYTES
+
+
+class Regrouper:
+    """One rank's part in going on after losses; all ranks create it when their data is open.
+
+    `took_over` is whether this process has taken the place of another one: it then calls `begin` and not
+    `Sync.attach`.
+    """
+
+    def __init__(self, worker: Group, task: Task, replica: Any, sync: Sync, data: Rows) -> None:
+        self._worker, self._replica, self._sync = worker, replica, sync
+        self._own: OwnStates | None = None
+        self.took_over = False
+        if not worker.regroups or worker.size == 1:
+            return
+        can = (
+            sync.regroups
+            and replica.regroups
+            and len(data.counts) > 0  # otherwise the same rows may not come again
+            and task.config.settings.nan_loss != "skip"  # which undoes part of a step after its exchange
+        )
+        if worker.total([int(can)]) == [worker.size]:
+            self._own = OwnStates(worker)
+            self.took_over = bool(worker.opened())
+        else:
+            worker.forgo_regroup()
+
+    def begin(self, start: Start) -> Start:
+        """Attach to the other ranks, and return where to start from."""
+        if not self.took_over:
+            self._sync.attach(self._replica, self._worker)
+            if self._own is not None:
+                self._own.share()
+            return start
+        while True:
+            try:
+                return self._meet(None)
+            except SyncError as error:
+                self._await_others(error)
+
+    def run(self, loop: Loop) -> bytes | None:
+        """Run a loop to its end, through losses, or until it moves; see `Loop.run_until_moved`."""
+        own = self._own
+        if own is not None:
+            loop.note = lambda place, rows: own.write(place, self._replica.snapshot(), rows)
+        while True:
+            try:
+                return loop.run_until_moved()
+            except SyncError as error:
+                if own is None or not loop.resumable:
+                    raise
+                loop.stopwatch.lap("steps")
+                self._await_others(error)
+            loop.go_back(self._met_again(loop))
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def _met_again(self, loop: Loop) -> Start:
+        while True:
+            try:
+                return self._meet(loop)
+            except SyncError as error:  # another one was lost
+                self._await_others(error)
+
+    def _await_others(self, error: SyncError) -> None:
+        if not self._worker.regroup(limits.LOSS_S):
+            raise error
+
+    def _meet(self, loop: Loop | None) -> Start:
+        """All ranks together: agree on a place, and let those that are not there yet have its state."""
+        worker, own = self._worker, self._own
+        assert own is not None, "it goes on after losses"
+        places = [pickle.loads(part) for part in worker.all_gather(pickle.dumps(loop and tuple(loop.place)))]
+        holders = [rank for rank, place in enumerate(places) if place is not None]
+        if not holders:
+            raise SyncError("all workers that had the state of the run have died.")
+        holder = max(holders, key=lambda rank: (places[rank][2], -rank))
+        place = Place(*places[holder])
+        new = [rank for rank, known in enumerate(places) if known is None]
+        fields: dict[str, Any] = {}
+        state = b""
+        if worker.rank == holder:
+            assert loop is not None, "it has a place"
+            fields, state = loop.point()
+        fields = pickle.loads(worker.gather(pickle.dumps(fields), [holder])[holder])
+        within = fields["row"] is None
+        snapshots = self._snapshots(place, new, holders) if within else {}
+        behind = places[worker.rank] != tuple(place)
+        received = b""
+
+        def join(collective: Collective) -> None:
+            nonlocal received
+            received = share_bytes(collective, state, holder)
+            self._replica.rejoin(collective, received if behind else b"")
+
+        self._sync.attach_again(self._replica, worker, join)
+        mine = snapshots.get(worker.rank)
+        if mine is not None and loop is None:
+            own.write(place, *mine)
+        own.share()
+        header, takes_over = fields["header"], loop is None
+        point = Point(
+            snapshot=mine,
+            over=fields["over"],
+            row=fields["row"],
+            state=received if takes_over else b"",
+            buffers=fields["buffers"] if takes_over else {},
+            saved=fields["saved"],
+        )
+        if loop is None:
+            return Start(**vars(header), point=point)
+        return replace(
+            loop.start,
+            epoch=place.epoch,
+            step=place.step,
+            step_in_epoch=place.done,
+            seconds=header.seconds,
+            point=point,
+        )
+
+    def _snapshots(self, place: Place, new: Sequence[int], holders: Sequence[int]) -> dict[int, Own]:
+        """Those of this rank and of the new ones; raises SyncError on all ranks if one is missing."""
+        own, rank = self._own, self._worker.rank
+        assert own is not None, "it goes on after losses"
+        wanted = [*new, *([rank] if rank in holders else [])]
+        found = {each: part for each in wanted if (part := own.read(each, place)) is not None}
+        of_new = {each: part for each, part in found.items() if each in new}
+        lacks = rank in holders and rank not in found
+        parts = [pickle.loads(p) for p in self._worker.all_gather(pickle.dumps((lacks, of_new)))]
+        for _, others in parts:
+            found |= others
+        missing = [each for each, (lacks, _) in enumerate(parts) if lacks]
+        # At the beginning of an epoch the state of a new process follows from the seed.
+        missing += [each for each in new if each not in found and place.done]
+        if missing:
+            raise SyncError(
+                f"workers {missing} have no record of what only they know of this epoch: it was too large, "
+                "or is gone with their machine.\n"
+                "Hint: fit(checkpoint=...) writes checkpoints, from which the run restarts."
+            )
+        return found

@@ -1,0 +1,301 @@
+"""When workers die, others take their places; the survivors go on from the last whole step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from interrupted import (
+    DATA,
+    EPOCHS,
+    FALL,
+    STEPS,
+    Shaky,
+    assert_same,
+    figures,
+    fit,
+    shaky,
+    times_trained,
+    weights,
+)
+
+import kindler
+from kindler import RunSettings
+from kindler.callbacks import Callback
+from kindler.errors import WorkerLostError
+from tests.exact import Note
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
+
+LAST_OF_EPOCH = 2 * STEPS
+
+
+class Dies(Callback):
+    """Each of these ranks dies once, in this hook and after this many steps; also notes who trains."""
+
+    def __init__(self, folder: Path, *ranks: int, hook: str = "on_step_end", step: int = FALL) -> None:
+        self.folder, self.ranks, self.hook, self.step = str(folder), ranks, hook, step
+
+    def on_run_begin(self, run: Any) -> None:
+        with Path(self.folder, f"processes-{run.rank}").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        self._now("on_run_begin", run)
+
+    def on_epoch_begin(self, run: Any) -> None:
+        self._now("on_epoch_begin", run)
+
+    def on_step_begin(self, run: Any) -> None:
+        self._now("on_step_begin", run)
+
+    def on_step_end(self, run: Any) -> None:
+        self._now("on_step_end", run)
+
+    def on_validation_begin(self, run: Any) -> None:
+        self._now("on_validation_begin", run)
+
+    def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:
+        self._now("on_epoch_end", run)
+
+    def on_run_end(self, run: Any) -> None:
+        self._now("on_run_end", run)
+
+    def _now(self, hook: str, run: Any) -> None:
+        marker = Path(self.folder, f"died-{run.rank}")
+        if hook == self.hook and run.rank in self.ranks and run.step == self.step and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesInForward(Shaky):
+    """The first worker whose training pass is the tenth ends within it; the others wait in the exchange."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.passes = str(folder), 0
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = super().forward(ids, x)
+        self.passes += self.training
+        if self.training and self.passes == 10:
+            try:
+                Path(self.folder, "died").touch(exist_ok=False)
+            except FileExistsError:
+                return outputs
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outputs
+
+
+class DiesWhileAnotherIsLate(Shaky):
+    """In the tenth training pass, worker 2 dies after its part of the step is done and before worker 1's is.
+
+    Worker 0 has both reasons to wait, and gives up; worker 1 then finds that it can complete the step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.passes = str(folder), 0
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.training and self.passes == 10:
+            rank, died = kindler.current_worker().rank, Path(self.folder, "died")
+            if rank == 2 and not died.exists():
+                died.touch()
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            elif rank == 1:
+                threading.Event().wait(3.0)
+        outputs: torch.Tensor = super().forward(ids, x)
+        return outputs
+
+
+def processes(folder: Path) -> list[int]:
+    """How many processes each rank had."""
+    return [len(set(file.read_text().split())) for file in sorted(folder.glob("processes-*"))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Any:
+    """Returns the history and the weights of a run with this many workers that nothing happened to."""
+    known: dict[int, Any] = {}
+
+    def of(workers: int) -> Any:
+        if workers not in known:
+            alone = shaky(workers=workers)
+            known[workers] = figures(fit(alone)), weights(alone)
+        return known[workers]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "hook", "step"),
+    [
+        ((1,), 2, "on_step_end", FALL),
+        ((0,), 2, "on_step_begin", FALL),
+        ((0, 2), 3, "on_step_end", FALL),  # several at once
+        ((1,), 2, "on_step_end", LAST_OF_EPOCH),  # the others are at the end of the epoch
+        ((1,), 2, "on_epoch_begin", LAST_OF_EPOCH),  # with no step of its own in this epoch
+        ((0,), 2, "on_validation_begin", LAST_OF_EPOCH),
+        ((0,), 2, "on_epoch_end", LAST_OF_EPOCH),
+    ],
+)
+def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    undisturbed: Any,
+    ranks: tuple[int, ...],
+    workers: int,
+    hook: str,
+    step: int,
+) -> None:
+    expected, trained = undisturbed(workers)
+    est = shaky(workers=workers)
+
+    history = fit(est, Note(tmp_path), Dies(tmp_path, *ranks, hook=hook, step=step))
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(tmp_path) == [2 if rank in ranks else 1 for rank in range(workers)]
+    assert times_trained(tmp_path) == dict.fromkeys(range(1, EPOCHS * STEPS + 1), 1)
+    for rank in ranks:
+        assert f"worker {rank} on" in caplog.text
+    assert caplog.text.count("and no step was repeated") == len(ranks)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_worker_that_dies_within_a_step_leaves_the_others_to_make_it_again(
+    tmp_path: Path, undisturbed: Any, shared_memory: bool
+) -> None:
+    expected, trained = undisturbed(2)
+    settings = RunSettings(shared_memory=shared_memory)
+    est = shaky(model=DiesInForward(tmp_path), settings=settings)
+
+    history = fit(est)
+
+    assert (tmp_path / "died").exists()
+    assert figures(history) == expected
+    assert_same(est, trained)
+
+
+def test_a_worker_that_gave_a_step_up_gets_it_from_one_that_completed_it(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(3)
+    est = shaky(workers=3, model=DiesWhileAnotherIsLate(tmp_path))
+
+    history = fit(est)
+
+    assert (tmp_path / "died").exists()
+    assert figures(history) == expected
+    assert_same(est, trained)
+
+
+def test_workers_that_exchange_over_the_network_are_replaced_after_a_step_too(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(3)
+    est = shaky(workers=3, settings=RunSettings(shared_memory=False))
+
+    history = fit(est, Dies(tmp_path, 1))
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(tmp_path) == [1, 2, 1]
+
+
+def test_a_loss_during_the_replacement_and_another_one_later_change_nothing(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(2)
+    folders = [tmp_path / name for name in ("first", "again", "later")]
+    for folder in folders:
+        folder.mkdir()
+    est = shaky()
+
+    history = fit(
+        est,
+        Dies(folders[0], 1),
+        Dies(folders[1], 1, hook="on_run_begin"),  # at this step only the new process begins
+        Dies(folders[2], 0, step=FALL + 5),
+    )
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(folders[2]) == [2, 2]
+
+
+def test_a_new_process_finds_the_rows_of_files_that_the_workers_read_together(tmp_path: Path) -> None:
+    lists = [row.tolist() for row in DATA["x"]]
+    table = pa.table({"id": DATA["id"], "x": pa.array(lists, pa.list_(pa.float32())), "y": DATA["y"]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    options: dict[str, Any] = {"data": str(tmp_path / "rows.parquet"), "validation_data": None}
+    alone, est = shaky(), shaky()
+    expected = figures(fit(alone, **options))
+
+    history = fit(est, Dies(tmp_path, 0), **options)
+
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+    assert processes(tmp_path) == [2, 1]
+
+
+class Draws(Callback):
+    """Callbacks may draw random numbers, which the model's dropout sees."""
+
+    def on_step_begin(self, run: Any) -> None:
+        torch.rand(1)
+
+    def on_step_end(self, run: Any) -> None:
+        torch.rand(1)
+
+
+def test_random_numbers_that_callbacks_draw_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    alone, est = shaky(), shaky()
+    expected = figures(fit(alone, Draws()))
+
+    history = fit(est, Draws(), Dies(tmp_path, 1, hook="on_step_begin"))
+
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+
+
+def test_a_worker_that_always_dies_at_the_same_step_ends_the_run(tmp_path: Path) -> None:
+    class Always(Dies):
+        def _now(self, hook: str, run: Any) -> None:
+            if hook == "on_step_begin" and run.rank == 1 and run.step == FALL:
+                os._exit(7)
+
+    est = shaky(settings=RunSettings(max_failures=2))
+
+    with pytest.raises(WorkerLostError, match="(?s)lost worker 1 .*exit code 7.*failed 3 times") as caught:
+        fit(est, Always(tmp_path))
+
+    assert caught.value.rank == 1
+    assert processes(tmp_path) == [1, 3]
+
+
+def test_no_worker_is_replaced_if_no_failures_are_allowed(tmp_path: Path) -> None:
+    with pytest.raises(WorkerLostError, match="SIGKILL"):
+        fit(shaky(settings=RunSettings(max_failures=0)), Dies(tmp_path, 1))
+
+    assert processes(tmp_path) == [1, 1]
+
+
+def test_a_worker_that_dies_after_its_last_step_restarts_the_run_from_the_checkpoint(
+    tmp_path: Path, undisturbed: Any
+) -> None:
+    expected, trained = undisturbed(2)
+    est = shaky()
+
+    history = fit(est, Dies(tmp_path, 1, hook="on_run_end", step=EPOCHS * STEPS), folder=tmp_path / "run")
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(tmp_path)[0] == 2
