@@ -83,14 +83,13 @@ def a_stale_lease_counts() -> Iterator[None]:
 
     def handles(self: Hub, peer: Any, rank: int, frame: Frame) -> None:
         member = self._members[rank]
-        if member.peer is not peer and frame.kind in ("gather", "report", "result", "done"):
-            holder, member.peer = member.peer, peer
-            try:
-                handle(self, peer, rank, frame)
-            finally:
-                member.peer = holder
-        else:
+        holder, dead = member.peer, member.dead
+        member.peer, member.dead = peer, False
+        try:
             handle(self, peer, rank, frame)
+        finally:
+            if not member.dead:
+                member.peer, member.dead = holder, dead
 
     with patch.object(Hub, "_handle", handles):
         yield

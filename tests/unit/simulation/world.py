@@ -330,7 +330,6 @@ class _Condition:
     def __init__(self, lock: _Lock | None = None) -> None:
         self._lock = lock or _Lock()
         self._waiters: list[Task] = []
-        self.__enter__ = self._lock.__enter__
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -423,12 +422,10 @@ threads = SimpleNamespace(
     Condition=_Condition,
     Event=_Event,
     current_thread=lambda: world().current,
-    get_ident=lambda: id(world().current),
 )
 clock = SimpleNamespace(
     monotonic=lambda: world().now,
     time=lambda: 1.8e9 + world().now,
-    perf_counter=lambda: world().now,
     sleep=lambda seconds: world().sleep(seconds),
 )
 queues = SimpleNamespace(Queue=_Queue, SimpleQueue=_Queue, Empty=_Empty)
