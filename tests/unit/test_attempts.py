@@ -107,7 +107,7 @@ def test_a_notice_is_no_failure_and_goes_on_from_what_the_folder_has(tmp_path: P
     )
     assert began_with == [[], [7], [14], [21]], "more often than max_failures"
     assert said[0] == (
-        "worker 1 on a was given notice (SIGTERM): the run was saved after step 7 and goes on with new"
+        "worker 1 on a was given notice (SIGTERM): the run was saved after step 7 and continues with new"
         " workers."
     )
 

@@ -557,7 +557,7 @@ class RunMoves(Exception):
             worker = "" if notice["worker"] is None else f"worker {notice['worker']} on "
             told = f"{worker}{notice['host']} was given notice ({notice['reason']})"
         then = (
-            f"the run was saved after step {step:,} and goes on with new workers."
+            f"the run was saved after step {step:,} and continues with new workers."
             if step
             else "the run starts again with new workers, as it had made no step."
         )
