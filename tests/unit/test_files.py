@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kindler.errors import ConfigError
-from kindler.files import beside
+from kindler.temporary import beside
 
 
 def write(folder: Path, text: str) -> None:

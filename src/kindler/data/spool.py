@@ -280,7 +280,8 @@ class SpoolWriter:
         if self._spool is None:
             self._release()
             self._check_count()
-            self._finish(self._write_order())
+            with naming_full_disk(self.folder):
+                self._finish(self._write_order())
             self._spool = Spool.open(self.folder)
         return self._spool
 
@@ -327,12 +328,12 @@ class SpoolWriter:
         order = None if arrived else np.argsort(ids, kind="stable").astype(np.int64, copy=False)
         written: dict[str, str | None] = {"order": None}
         if order is not None:
-            order.tofile(self.folder / _ORDER)
+            (self.folder / _ORDER).write_bytes(order)
             written["order"] = _ORDER
         if self._lanes:
             lanes = np.concatenate(self._lanes)
-            (ids if order is None else ids[order]).tofile(self.folder / _NUMBERS)
-            (lanes if order is None else lanes[order]).tofile(self.folder / _LANES)
+            (self.folder / _NUMBERS).write_bytes(ids if order is None else ids[order])
+            (self.folder / _LANES).write_bytes(lanes if order is None else lanes[order])
             written |= {"numbers": _NUMBERS, "lanes": _LANES}
         return written
 
