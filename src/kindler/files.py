@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ class Folder:
                 os.chmod(unfinished, 0o644)
                 os.replace(unfinished, path)
             except BaseException:
-                os.unlink(unfinished)
+                with suppress(OSError):  # `sweep` removes it
+                    os.unlink(unfinished)
                 raise
 
     def modified(self, name: str) -> float:

@@ -62,10 +62,13 @@ class Folder:
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        sweep()
         self._process = os.getpid()
         self.path = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{secrets.token_hex(6)}"
-        records = _records()
+        with naming_full_disk(self.path):
+            sweep()
+            self._make(_records())
+
+    def _make(self, records: Path) -> None:
         with locked(records / ".lock"):
             self._record = records / secrets.token_hex(8)
             self._lock = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

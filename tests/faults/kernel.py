@@ -1,4 +1,4 @@
-"""Faults at system calls: the k-th write, fsync, rename, send or fork of a program fails, is torn or kills it.
+"""Faults at system calls: the k-th write, fsync, rename, send or fork of a program fails, is torn, or kills.
 
 A watched process has a seccomp filter that asks this process before each call of interest. Its threads and
 all processes that it starts have the same filter, so the files of SQLite and Arrow, and what workers send,
@@ -60,6 +60,7 @@ ERRORS = {
     "receive": errno.ECONNRESET,
     "fork": errno.EAGAIN,
 }
+ROLES = ("driver", "child", "grandchild")
 DELAY_S = 0.03
 
 _KIND = {number: kind for kind, numbers in CALLS.items() for number in numbers}
@@ -142,8 +143,9 @@ class Watched:
         self._thread = threading.Thread(target=self._watch, name="faults", daemon=True)
         self._thread.start()
 
-    def arm(self, fault: Fault | None) -> None:
+    def arm(self, fault: Fault | None, counts: Callable[[Point], bool] | None = None) -> None:
         """Count from here, and let this happen."""
+        self._counts = counts or self._counts
         self.points, self.hit, self._fault = [], None, fault
 
     def disarm(self) -> None:
@@ -161,9 +163,10 @@ class Watched:
         assert not self._problem, self._problem
         return not self._thread.is_alive()
 
-    def left(self) -> list[str]:
-        """The command lines of what still runs."""
-        return [words for pid in self._roles if (words := _command(pid))]
+    def left(self, *roles: str) -> list[str]:
+        """The command lines of what still runs, of these roles or all."""
+        known = list(self._roles.items())
+        return [words for pid, role in known if role in (roles or ROLES) and (words := _command(pid))]
 
     def close(self) -> None:
         deadline = time.monotonic() + 20

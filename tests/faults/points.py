@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from tests.faults.kernel import Fault, Point
 from tests.whole import WHOLE
@@ -31,3 +32,29 @@ def faults(suite: str, kind: str, points: Sequence[Point], *, sample: int) -> It
         if not only or name in only.split(","):
             tried[suite] += 1
             yield name, Fault(k, kind)
+
+
+def grouped_faults(
+    suite: str, kind: str, points: Sequence[Point], group: Callable[[Point], str], *, sample: int
+) -> Iterator[tuple[str, Fault, Point]]:
+    """The same where several processes run at once: points count within their group, of which each is told.
+
+    A sample has points of all groups.
+    """
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(group(point), []).append(point)
+    each = max(1, sample // len(groups))
+    for name, members in sorted(groups.items()):
+        for label, fault in faults(f"{suite}:{name}", kind, members, sample=each):
+            yield label, fault, members[fault.k]
+
+
+@contextmanager
+def told(name: str, point: Point, failures: list[str]) -> Iterator[None]:
+    """Note what fails, so that one run shows all points that do."""
+    try:
+        yield
+    except Exception as exc:
+        print(f"{name} {point}: {type(exc).__name__}: {exc}")  # noqa: T201
+        failures.append(f"{name} {point}\n{type(exc).__name__}: {exc}\n")

@@ -22,7 +22,7 @@ from kindler import Store
 from kindler.errors import NotFoundError
 from tests.faults import kernel
 from tests.faults.kernel import FILES, Fault, Watched, watched
-from tests.faults.points import faults
+from tests.faults.points import faults, told
 
 pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing())
 
@@ -232,10 +232,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_left(
         return program
 
     points = run(None).points
-    failures = {}
+    failures: list[str] = []
     for name, fault in faults(scenario, kind, points, sample=KINDS[kind]):
-        try:
+        with told(name, points[fault.k], failures):
             run(fault)
-        except Exception as exc:
-            failures[f"{name} {points[fault.k]}"] = f"{type(exc).__name__}: {exc}"
-    assert not failures, "\n\n".join(f"{name}\n{problem}" for name, problem in failures.items())
+    assert not failures, "\n".join(failures)

@@ -230,10 +230,11 @@ class SpoolWriter:
         self._spool: Spool | None = None
 
     def __enter__(self) -> SpoolWriter:
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            for number, column in enumerate(self._columns):
-                self._files.append(_ColumnFile(column, self.folder, number, self._first))
+            with naming_full_disk(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for number, column in enumerate(self._columns):
+                    self._files.append(_ColumnFile(column, self.folder, number, self._first))
         except BaseException:
             self._release()
             raise
@@ -436,8 +437,9 @@ class _ColumnFile:
 
 
 def fresh_folder(scratch: Path) -> Path:
-    scratch.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
+    with naming_full_disk(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
 
 
 def shared_spool(
