@@ -91,6 +91,7 @@ class Point:
     kind: str
     path: str  # of the file; "socket:[...]", or "" of a fork
     role: str  # "driver" for the watched process itself, "child" and "grandchild"
+    pid: int
 
     def __str__(self) -> str:
         return f"{self.kind} {self.path} ({self.role})"
@@ -163,6 +164,10 @@ class Watched:
         assert not self._problem, self._problem
         return not self._thread.is_alive()
 
+    def processes(self) -> set[int]:
+        """Those that have made a call so far."""
+        return set(self._roles)
+
     def left(self, *roles: str) -> list[str]:
         """The command lines of what still runs, of these roles or all."""
         known = list(self._roles.items())
@@ -201,7 +206,8 @@ class Watched:
     def _decide(self, notice: int, pid: int, _: int, number: int, *rest: int) -> None:
         arguments = rest[2:]
         with suppress(OSError):  # it is gone
-            point = Point(_KIND[number], _path(pid, number, arguments), self._role(pid))
+            process = _process(pid)
+            point = Point(_KIND[number], _path(pid, number, arguments), self._role(process), process)
             if self._counts(point):
                 self.points.append(point)
                 if self._hits(point, len(self.points) - 1):
@@ -246,8 +252,7 @@ class Watched:
         with suppress(FileNotFoundError):  # it was killed
             fcntl.ioctl(self._listener, _ANSWER, bytearray(_REPLY.pack(notice, value, -error, going)))
 
-    def _role(self, task: int) -> str:
-        pid = _process(task)
+    def _role(self, pid: int) -> str:
         if pid not in self._roles:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             self._roles[pid] = "child" if parent == self.pid else "grandchild"

@@ -81,7 +81,7 @@ def fit(folder: Path, *, resume: bool) -> list[bytes]:
 def serve(base: Path, talk: Connection) -> None:
     """Fit as often as asked to, in a program of its own."""
     os.environ["TMPDIR"] = str(base / "tmp")
-    tempfile.tempdir = None
+    tempfile.tempdir = str(base / "tmp")
     while (resume := talk.recv()) is not None:
         try:
             talk.send(fit(base / "run", resume=resume))
