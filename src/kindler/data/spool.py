@@ -329,12 +329,12 @@ class SpoolWriter:
         order = None if arrived else np.argsort(ids, kind="stable").astype(np.int64, copy=False)
         written: dict[str, str | None] = {"order": None}
         if order is not None:
-            (self.folder / _ORDER).write_bytes(order)
+            (self.folder / _ORDER).write_bytes(order.data)
             written["order"] = _ORDER
         if self._lanes:
             lanes = np.concatenate(self._lanes)
-            (self.folder / _NUMBERS).write_bytes(ids if order is None else ids[order])
-            (self.folder / _LANES).write_bytes(lanes if order is None else lanes[order])
+            (self.folder / _NUMBERS).write_bytes((ids if order is None else ids[order]).data)
+            (self.folder / _LANES).write_bytes((lanes if order is None else lanes[order]).data)
             written |= {"numbers": _NUMBERS, "lanes": _LANES}
         return written
 
