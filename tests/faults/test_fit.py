@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[Callable[[Point, Path], bool], dict[str, int]]] = {
     ),
     "connections": (
         lambda point, base: point.kind in kernel.NETWORK,
-        {"kill": 8, "error": 8, "torn": 3},
+        {"kill": 8, "error": 8, "torn": 3, "delay": 1},
     ),
 }
 
