@@ -134,9 +134,9 @@ class Watched:
     """
 
     def __init__(self, pid: int, listener: int, talk: Connection, counts: Callable[[Point], bool]) -> None:
-        self.pid, self.talk, self.hit = pid, talk, None
+        self.pid, self.talk = pid, talk
         self.points: list[Point] = []
-        self.hit: Point | None
+        self.hit: Point | None = None
         self._listener, self._counts = listener, counts
         self._fault: Fault | None = None
         self._roles = {pid: "driver"}
@@ -273,6 +273,7 @@ def watched(
     pid = os.fork()
     if pid == 0:
         _be_watched(work, theirs, their_talk, (control, talk), calls)
+    data, listeners = b"the program said nothing", []
     with control, suppress(OSError):
         theirs.close()
         their_talk.close()
