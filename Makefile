@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs mutation wheels readme check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
+.PHONY: help install quickstart test gate test-unit test-torch test-keras test-openvino test-tune test-cluster test-spark test-spark-programs test-spark-cluster test-store test-runtime test-serve test-page test-cli test-faults test-tracking test-examples test-tfrecord test-gpu test-compat test-compat-orca test-compat-tensorflow1 test-compat-graphs test-compat-mxnet test-compat-tensorflowonspark test-compat-docs test-compat-whole costs mutation wheels readme check check-style check-types check-layers check-docs bench docs docs-migration notebooks clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -89,7 +89,7 @@ quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from
 # made behind all others.
 IN_TURN := --no-print-directory --keep-going --jobs=3 --output-sync=target
 CORE_PARTS = test-spark-programs test-spark-cluster test-torch test-spark test-keras-tensorflow test-serve test-examples test-cluster $(filter-out test-keras-tensorflow,$(KERAS_FLAVOURS:%=test-keras-%)) \
-	test-unit test-runtime test-page test-store test-cli test-tracking test-tune test-openvino test-tfrecord
+	test-unit test-runtime test-faults test-page test-store test-cli test-tracking test-tune test-openvino test-tfrecord
 COMPAT_PARTS = test-compat-tensorflow1 test-compat-orca test-compat-docs test-compat-graphs test-compat-tensorflowonspark \
 	test-compat-mxnet $(COMPAT_KERAS:%=test-compat-keras-%)
 PARTS = $(CORE_PARTS) $(COMPAT_PARTS)
@@ -132,6 +132,9 @@ test-tune: $(VENV)/.dev ## hyper-parameter search on the local engine
 
 test-runtime: $(VENV)/.dev ## the runtime: local workers, Redis and RabbitMQ where they are installed
 	$(PYTEST) tests/runtime
+
+test-faults: $(VENV)/.dev ## faults at system calls: of the store, of a fit, of a swap in the server
+	$(PYTEST) tests/faults
 
 test-store: $(VENV)/.dev ## the store: SQLite, PostgreSQL where it is installed, an S3 server
 	$(PYTEST) tests/store

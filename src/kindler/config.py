@@ -172,7 +172,7 @@ class RunSettings:
         port_range: The first and last TCP port that Kindler may listen on, on the driver and on workers,
             where a firewall or a container allows only some; None is any free port.
         notice_s: Seconds between the notice that a worker or its machine will be taken away (SIGTERM, or
-            `notice`) and its end. A run whose state takes longer to write warns before the first step.
+            `notice`) and its end. A run whose checkpoint takes longer to write says so in a warning.
         notice: A file or URL in which the notice to a machine appears, looked at once a second on each
             machine of the run: what the cloud's agent writes, or the metadata service answers.
         nan_loss: What to do if a training loss is NaN or infinite: "raise", "warn" or "skip". The error

@@ -403,7 +403,10 @@ def _native_fields(cls: type[BaseException]) -> Iterator[Any]:
 
 @contextmanager
 def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn a full disk into a DiskFullError, which names the path and the free space."""
+    """Turn a full disk into a DiskFullError, which names the path and the free space.
+
+    Other errors of the system name the path as well.
+    """
     try:
         yield
     except DiskFullError:
@@ -411,6 +414,8 @@ def naming_full_disk(path: str | os.PathLike[str], needed_bytes: int | None = No
     except OSError as exc:
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if not full and os.strerror(errno.ENOSPC) not in str(exc):  # HDF5 gives no number
+            if exc.errno and exc.filename is None:
+                exc.filename = os.fspath(path)
             raise
         raise DiskFullError(
             path=os.fspath(path),

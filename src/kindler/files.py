@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kindler.errors import ConfigError, MissingExtraError, naming_full_disk
+from kindler.errors import MissingExtraError, naming_full_disk
 
 _UNFINISHED = ".part"
 
@@ -34,25 +33,6 @@ def folder_at(folder: str | PathLike[str]) -> Folder:
     """The folder at a path or URL; a URL raises MissingExtraError without fsspec."""
     name = place(folder)
     return _RemoteFolder(name) if "://" in name else Folder(Path(name))
-
-
-@contextmanager
-def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary path for a new file or folder, which is moved to `path` if the block succeeds.
-
-    An existing file is replaced; an existing folder only with `overwrite`, else it raises ConfigError.
-    """
-    target = Path(path).absolute()
-    if target.is_dir() and not overwrite:
-        raise ConfigError(f"{target} is an existing folder, which is not overwritten.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        unfinished = Path(folder) / target.name  # frameworks go by the suffix
-        with naming_full_disk(target):
-            yield unfinished
-        if overwrite and target.is_dir():
-            shutil.rmtree(target)
-        os.replace(unfinished, target)
 
 
 class Folder:
@@ -88,7 +68,8 @@ class Folder:
                 os.chmod(unfinished, 0o644)
                 os.replace(unfinished, path)
             except BaseException:
-                os.unlink(unfinished)
+                with suppress(OSError):  # `sweep` removes it
+                    os.unlink(unfinished)
                 raise
 
     def modified(self, name: str) -> float:

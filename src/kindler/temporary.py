@@ -1,4 +1,4 @@
-"""Private temporary folders, and the removal of those whose process was killed.
+"""Private temporary folders, the removal of those whose process was killed, and replacing files whole.
 
 Another user may create a name in a shared folder such as /tmp first, so an existing folder is used only if it
 belongs to this user and nobody else can write to it.
@@ -6,19 +6,24 @@ belongs to this user and nobody else can write to it.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, naming_full_disk
 
 _NAMES = 10
+_NEW_NAME = re.compile(r".*[0-9a-f]{12}")  # of a `Folder`
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
 def private_folder(parent: Path | None = None) -> Path:
@@ -57,31 +62,30 @@ class Folder:
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        sweep()
         self._process = os.getpid()
         self.path = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{secrets.token_hex(6)}"
-        records = _records()
+        with naming_full_disk(self.path):
+            sweep()
+            self._make(_records())
+
+    def _make(self, records: Path) -> None:
         with locked(records / ".lock"):
             self._record = records / secrets.token_hex(8)
             self._lock = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            os.write(self._lock, os.fsencode(self.path))
-        try:
-            self.path.mkdir(mode=0o700)
-        except BaseException:
-            self._forget()
-            raise
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                os.write(self._lock, os.fsencode(self.path))
+                self.path.mkdir(mode=0o700)
+            except BaseException:
+                self.remove()
+                raise
 
     def remove(self) -> None:
         """Remove it and its content. Idempotent; no effect in a forked process."""
         if self._lock >= 0 and os.getpid() == self._process:
-            shutil.rmtree(self.path, ignore_errors=True)
-            self._forget()
-
-    def _forget(self) -> None:
-        self._record.unlink(missing_ok=True)
-        os.close(self._lock)
-        self._lock = -1
+            _discard(self.path, self._record)
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> Path:
         return self.path
@@ -109,18 +113,53 @@ def _sweep(record: Path) -> None:
     except OSError:
         return  # its process is alive
     else:
-        path = os.fsdecode(os.read(handle, 1 << 16))
-        if path:
-            shutil.rmtree(path, ignore_errors=True)
-        record.unlink(missing_ok=True)
+        path = Path(os.fsdecode(os.read(handle, 1 << 16)))
+        if _NEW_NAME.fullmatch(path.name):
+            _discard(path, record)
+        else:
+            record.unlink(missing_ok=True)  # killed before all of it was written, and the folder made
     finally:
         os.close(handle)
+
+
+def _discard(folder: Path, record: Path) -> None:
+    """Remove a folder and its record; if the disk refuses, the record stays for a later sweep."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        if not folder.exists():
+            record.unlink(missing_ok=True)
 
 
 def _records() -> Path:
     folder = private_folder() / "folders"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+@contextmanager
+def beside(path: str | PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary path for a new file or folder, which is moved to `path` if the block succeeds.
+
+    An existing file is replaced; an existing folder only with `overwrite`, else it raises ConfigError.
+    """
+    target = Path(path).absolute()
+    if target.is_dir() and not overwrite:
+        raise ConfigError(f"{target} is an existing folder, which is not overwritten.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with naming_full_disk(target), Folder(f".{target.name}-", target.parent) as folder:
+        unfinished = folder / target.name  # frameworks go by the suffix
+        yield unfinished
+        if overwrite and target.is_dir():
+            if _exchanged(unfinished, target):
+                return  # what was there goes with the temporary folder
+            shutil.rmtree(target)
+        os.replace(unfinished, target)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether two files or folders could change places at once; some file systems cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return rename is not None and not rename(_HERE, bytes(one), _HERE, bytes(other), _EXCHANGE)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from kindler.data.paths import absolute, is_remote
 from kindler.engine.job import GangMember, cluster_spec
 from kindler.engine.worker import Worker
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.files import beside
+from kindler.temporary import beside
 
 FRAMEWORKS = ("tensorflow", "torch", "jax")
 TRAINING = ("chief", "worker")  # the roles that train, and are fed

@@ -20,7 +20,7 @@ from kindler import limits
 from kindler.cluster.blocks import INFER, Block
 from kindler.cluster.feed_server import END, PASS_END, FeedServer, Inbound
 from kindler.errors import ConfigError, DataError
-from kindler.files import beside
+from kindler.temporary import beside
 
 if TYPE_CHECKING:
     import tensorflow as tf

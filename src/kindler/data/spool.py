@@ -230,10 +230,11 @@ class SpoolWriter:
         self._spool: Spool | None = None
 
     def __enter__(self) -> SpoolWriter:
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            for number, column in enumerate(self._columns):
-                self._files.append(_ColumnFile(column, self.folder, number, self._first))
+            with naming_full_disk(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for number, column in enumerate(self._columns):
+                    self._files.append(_ColumnFile(column, self.folder, number, self._first))
         except BaseException:
             self._release()
             raise
@@ -280,7 +281,8 @@ class SpoolWriter:
         if self._spool is None:
             self._release()
             self._check_count()
-            self._finish(self._write_order())
+            with naming_full_disk(self.folder):
+                self._finish(self._write_order())
             self._spool = Spool.open(self.folder)
         return self._spool
 
@@ -327,12 +329,12 @@ class SpoolWriter:
         order = None if arrived else np.argsort(ids, kind="stable").astype(np.int64, copy=False)
         written: dict[str, str | None] = {"order": None}
         if order is not None:
-            order.tofile(self.folder / _ORDER)
+            (self.folder / _ORDER).write_bytes(order.data)
             written["order"] = _ORDER
         if self._lanes:
             lanes = np.concatenate(self._lanes)
-            (ids if order is None else ids[order]).tofile(self.folder / _NUMBERS)
-            (lanes if order is None else lanes[order]).tofile(self.folder / _LANES)
+            (self.folder / _NUMBERS).write_bytes((ids if order is None else ids[order]).data)
+            (self.folder / _LANES).write_bytes((lanes if order is None else lanes[order]).data)
             written |= {"numbers": _NUMBERS, "lanes": _LANES}
         return written
 
@@ -435,8 +437,9 @@ class _ColumnFile:
 
 
 def fresh_folder(scratch: Path) -> Path:
-    scratch.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
+    with naming_full_disk(scratch):
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="spool-", dir=scratch))
 
 
 def shared_spool(

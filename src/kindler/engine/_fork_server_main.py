@@ -212,7 +212,12 @@ class _ForkServer:
             self._drop(leash)
             self._ended = True
             return
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes, or too little memory: the client asks again
+            _close_all(fds)
+            self._drop(leash)
+            return
         if pid == 0:
             self._become_child(request.fields, *fds)
             return

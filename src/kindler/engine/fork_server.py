@@ -154,11 +154,14 @@ def start_child(
             surroundings = {**_surroundings(recipe, environment or {}), "entry": entry}
             return _ask(keeper, surroundings, wanted, deadline)
         except ChannelClosed:
-            keeper.close()  # it ended for idleness just as we came; the next one is ours
+            keeper.close()  # it ended for idleness just as we came, or a fork failed
         except BaseException:
             keeper.close()
             raise
-    raise TrainingError("the process that starts workers ended three times in a row.")
+    raise TrainingError(
+        "the process that starts workers ended, or could start none, three times in a row.\n"
+        "Hint: is there enough memory, and does the machine allow more processes (ulimit -u)?"
+    )
 
 
 def close(owner: int | None = None) -> None:

@@ -23,11 +23,10 @@ from kindler.errors import ConfigError
 from kindler.estimator.checks import ability_complaints, refuse
 from kindler.estimator.inputs.contract import PROBE_ROWS, few_rows
 from kindler.estimator.model import FrameworkModel
-from kindler.files import beside
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.predictor import Recipe
-from kindler.temporary import Folder
+from kindler.temporary import Folder, beside
 
 _OPENVINO = "openvino"
 _CLOSE = 1e-2  # a wrong graph is far off; rounding is not

@@ -25,9 +25,10 @@ from kindler.estimator.checks import ability_complaints, refuse, run_complaints,
 from kindler.estimator.constructors import Constructors
 from kindler.estimator.exporting import example_of, write_onnx, write_openvino
 from kindler.estimator.model import FrameworkModel, LiveModel
-from kindler.files import beside, folder_at, split
+from kindler.files import folder_at, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.pickling import pickle_for_workers
+from kindler.temporary import beside
 from kindler.train.checkpoints import (
     Header,
     is_checkpoint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +34,9 @@ class NumpyHandler(PartsHandler):
                 raise DataError(f"{obj} is not an array that can be read without unpickling: {exc}.") from exc
         array = np.asarray(obj)
         storable, foreign = _storable(array)
-        np.save(folder / part_name(0, ".npy"), storable, allow_pickle=False)
+        with (folder / part_name(0, ".npy")).open("wb") as file:
+            # To a file itself, numpy writes through C, which loses the end on a full disk without an error.
+            np.save(SimpleNamespace(write=file.write), storable, allow_pickle=False)
         return {"rows": [len(array) if array.ndim else 0], "shape": array.shape, "foreign": foreign}
 
     def append_meta(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kindler.errors import ConfigError, JavaNotFoundError
-from kindler.files import beside
-from kindler.temporary import private_folder
+from kindler.temporary import beside, private_folder
 
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kindler.errors import ConfigError, MissingExtraError
-from kindler.files import beside
+from kindler.temporary import beside
 
 PYTHON = "./environment/bin/python"
 """The Python of a shipped environment, as executors see it."""

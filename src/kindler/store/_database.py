@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from kindler.errors import StoreError
 from kindler.registry import imported
+from kindler.store.files import disk_errors
 
 _PATIENCE_S = 60.0
 
@@ -132,6 +133,9 @@ class Database:
         try:
             yield
         except sa.exc.SQLAlchemyError as exc:
+            if self.path is not None:
+                # Where a file could not be opened to write, SQLite has opened it to read, for good.
+                self._engine.dispose()
             shown = self._url.render_as_string(hide_password=True)
             raise StoreError(f"the catalog at {shown} failed: {getattr(exc, 'orig', None) or exc}") from exc
 
@@ -147,8 +151,8 @@ def _engine(url: sa.URL, path: Path | None) -> sa.Engine:
         # Each time anew, as it may have to be opened in another way.
         return sa.create_engine(url, creator=lambda: _connect_to_read(path), poolclass=NullPool)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
+        with disk_errors(path.parent), suppress(FileExistsError):
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o666, exist_ok=False)  # as the umask says: SQLite would let no group write
         engine = sa.create_engine(url, connect_args=settings)
     event.listen(engine, "connect", _prepare)
@@ -175,9 +179,9 @@ def _prepare(connection: Any, _: Any) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             break
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as exc:
             # Of several that create the file at once, SQLite lets one wait for the other only later.
-            if time.monotonic() > deadline:
+            if "locked" not in str(exc) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
     connection.execute("PRAGMA synchronous=FULL")

@@ -15,6 +15,7 @@ from pathlib import Path
 from kindler.errors import ConfigError, DamagedError
 from kindler.store.files import copy_hashed
 from kindler.store.versions import Address, File, Version, as_json
+from kindler.temporary import beside
 
 _FORMAT = 1
 _RECORD = "kindler.json"
@@ -38,15 +39,10 @@ def write(version: Version, folder: Path, path: Path) -> None:
     """Write a version, whose files are in a folder, to a file, which appears once it is complete."""
     record = {key: getattr(version, key) for key in _FIELDS}
     record |= {"format": _FORMAT, "files": [[file.path, file.sha256, file.size] for file in version.files]}
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with zipfile.ZipFile(unfinished, "w") as archive:
-            archive.writestr(_RECORD, as_json(record))
-            for file in version.files:
-                archive.write(folder / file.path, f"files/{file.path}")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with beside(path) as unfinished, zipfile.ZipFile(unfinished, "w") as archive:
+        archive.writestr(_RECORD, as_json(record))
+        for file in version.files:
+            archive.write(folder / file.path, f"files/{file.path}")
 
 
 def extract(path: Path, folder: Path) -> Version:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote
 
 from kindler.errors import ConfigError, DamagedError, StoreError
 from kindler.registry import imported
-from kindler.store.files import check_whole, sha256_of, staging_folder, user_folder
+from kindler.store.files import check_whole, disk_errors, sha256_of, staging_folder, user_folder
 from kindler.store.urls import folder_of
 
 _CHUNK_BYTES = 1 << 20
@@ -131,8 +131,9 @@ class FileBlobs:
                     yield path.name
 
     def remove(self, hashes: Iterable[str]) -> None:
-        for sha256 in hashes:
-            self._path(sha256).unlink(missing_ok=True)
+        with disk_errors(self._folder):
+            for sha256 in hashes:
+                self._path(sha256).unlink(missing_ok=True)
 
     def _path(self, sha256: str) -> Path:
         return self._folder / _key(sha256)

@@ -16,13 +16,14 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from kindler.errors import DamagedError, StoreError
 
 _LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CHUNK_BYTES = 1 << 20
 
 
@@ -70,24 +71,36 @@ def user_folder() -> Path:
 
 
 @contextmanager
-def staging_folder(parent: Path) -> Iterator[Path]:
-    """A new, empty folder, gone after the block; a full disk is a StoreError, whatever was written in it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    path, lock = _locked(parent)
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full or failing disk into a StoreError that names the folder."""
     try:
-        path.mkdir()
-        yield path
+        yield
     except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in _FULL:
+            problem = f"there is no space left on the disk of {folder}: {exc}."
+            hint = "free some space; store.sweep() removes unreferenced blobs."
+        elif exc.errno in (errno.EIO, errno.EROFS):
+            problem, hint = (
+                f"the disk of {folder} failed: {exc}.",
+                "see the system's log, and try again.",
+            )
+        else:
             raise
-        raise StoreError(
-            f"there is no space left on the disk of {parent}, where the store's files are prepared: {exc}.\n"
-            "Hint: om.sweep() removes unreferenced blobs."
-        ) from exc
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        path.with_suffix(_LOCK).unlink(missing_ok=True)
-        os.close(lock)
+        raise StoreError(f"{problem}\nHint: {hint}") from exc
+
+
+@contextmanager
+def staging_folder(parent: Path) -> Iterator[Path]:
+    """A new, empty folder, gone after the block; see `disk_errors`, whatever was written in it."""
+    with disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        path, lock = _locked(parent)
+        try:
+            path.mkdir()
+            yield path
+        finally:
+            _discard(path)
+            os.close(lock)
 
 
 def sweep_staging(parent: Path) -> int:
@@ -103,12 +116,20 @@ def sweep_staging(parent: Path) -> int:
         except BlockingIOError:
             continue  # its process lives
         else:
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-            removed += 1
+            removed += _discard(lock.with_suffix(""))
         finally:
             os.close(handle)
     return removed
+
+
+def _discard(path: Path) -> bool:
+    """Remove a folder and its lock; if the disk refuses, the lock stays for a later sweep."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        if not path.exists():
+            path.with_suffix(_LOCK).unlink(missing_ok=True)
+            return True
+    return False
 
 
 def _locked(parent: Path) -> tuple[Path, int]:

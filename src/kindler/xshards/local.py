@@ -39,8 +39,8 @@ from kindler.engine.hub import Event
 from kindler.engine.job import Job, equal_ranks
 from kindler.engine.worker import describe
 from kindler.errors import ConfigError, DataError
-from kindler.files import beside
 from kindler.group import Group
+from kindler.temporary import beside
 from kindler.xshards.shared_value import session, shipping_to
 
 _NEVER_S = 1e9  # how long a user's function may take is the user's business

@@ -11,9 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kindler.engine import fork_server
@@ -23,6 +25,8 @@ from kindler.engine.job import Job, equal_ranks
 from kindler.engine.supervisor import worker_fields
 from kindler.temporary import private_folder
 from tests.conftest import eventually_none
+from tests.faults import kernel
+from tests.faults.kernel import Fault, watched
 
 NOBODY = 65534
 
@@ -298,3 +302,23 @@ def test_a_device_that_is_open_is_noticed(tmp_path: Path) -> None:
 
     with device.open():
         assert holds_accelerator((str(device),))
+
+
+@pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing())
+def test_a_fork_that_fails_is_tried_again_and_ends_no_other_worker() -> None:
+    def work(talk: Connection) -> None:
+        first = start_child(Recipe(), owner=os.getpid(), timeout_s=60)
+        talk.send("first")
+        talk.recv()
+        second = start_child(Recipe(), owner=os.getpid(), timeout_s=60)
+        parents = {psutil.Process(child.pid).ppid() for child in (first, second)}
+        talk.send(len(parents))
+        fork_server.close()
+
+    with watched(work, lambda point: (point.kind, point.role) == ("fork", "child")) as program:
+        assert program.hear(60) == "first"
+        program.arm(Fault(0, "error"))
+        program.talk.send("go on")
+        assert program.hear(60) == 1, "the same fork server has both"
+        assert program.hit is not None
+        assert program.ended(60), program.left()

@@ -43,13 +43,12 @@ from kindler.estimator.inputs.contract import (
     repeated_row,
     rows_to_train,
 )
-from kindler.files import beside
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.files import FileTask
 from kindler.inference.outputs import like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
-from kindler.temporary import Folder
+from kindler.temporary import Folder, beside
 from kindler.train.loaders import is_stream, stream_source
 from kindler.train.options import PredictOptions
 from kindler.train.progress import ProgressBar
