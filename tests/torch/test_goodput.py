@@ -164,9 +164,9 @@ class Steps(Timed, Callback):
         self.take(run.step + 1)
 
 
-def test_a_lost_worker_is_recovery_and_no_step_is_new_twice(tmp_path: Path) -> None:
+def test_a_restart_is_recovery_and_no_step_is_new_twice(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    falls = Falls(tmp_path, "die", checkpoints=folder)
+    falls = Falls(tmp_path, "die", checkpoints=folder, rank=None)
     goodput = fit(shaky(), Steps(tmp_path), falls, folder=folder).goodput
 
     assert attempts(tmp_path) == [2, 2]
@@ -180,6 +180,19 @@ def test_a_lost_worker_is_recovery_and_no_step_is_new_twice(tmp_path: Path) -> N
     assert goodput is not None
     assert goodput.seconds["recovery"] >= sum(seconds for _, seconds in lost)
     assert goodput.seconds["steps"] >= sum(seconds for _, seconds in kept)
+    assert sum(goodput.seconds.values()) == goodput.wall_s
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_replacement_of_a_worker_is_recovery_and_what_came_before_counts(
+    tmp_path: Path, rank: int
+) -> None:
+    goodput = fit(shaky(), Steps(tmp_path), Falls(tmp_path, "die", rank=rank)).goodput
+
+    assert attempts(tmp_path) == [2] * (2 - rank)  # the first worker's processes
+    assert goodput is not None
+    assert goodput.seconds["recovery"] > 0.0
+    assert goodput.seconds["steps"] >= sum(dict(taken(tmp_path)).values())
     assert sum(goodput.seconds.values()) == goodput.wall_s
 
 
