@@ -88,7 +88,6 @@ def tag(store: Store) -> Facts:
 def archive(store: Store) -> Facts:
     file = store.datasets.export("rows@2", Path(store.store.url) / "rows.zip")
     version = store.datasets.import_(file, "imported")
-    file.unlink()
     return {str(version): rows(1, 2)}
 
 
