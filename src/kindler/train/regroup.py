@@ -20,7 +20,7 @@ from typing import Any
 from kindler import limits
 from kindler.collective import Collective, share_bytes
 from kindler.data.batches import Rows
-from kindler.errors import SyncError
+from kindler.errors import SyncError, SyncTimeoutError
 from kindler.group import Group
 from kindler.sync.contract import Sync
 from kindler.train.loop import Loop, Place, Point, Start
@@ -155,7 +155,8 @@ class Regrouper:
                 self._await_others(error)
 
     def _await_others(self, error: SyncError) -> None:
-        if not self._worker.regroup(limits.LOSS_S):
+        # A connection breaks before the news of why; whoever has waited in vain would have heard.
+        if not self._worker.regroup(0.0 if isinstance(error, SyncTimeoutError) else limits.LOSS_S):
             raise error
 
     def _meet(self, loop: Loop | None) -> Start:
