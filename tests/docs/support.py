@@ -114,7 +114,7 @@ def _of_syncs() -> str:
         _row(
             f'`"{sync.name}"`',
             _yes(sync.together),
-            _yes(sync.replaceable),
+            _replaced(sync),
             "parameter servers" if sync.server else "nothing",
             "the optimizer and the parameters"
             if sync.cuts
@@ -132,6 +132,12 @@ def _of_syncs() -> str:
         "divides",
     )
     return f"## Strategies\n\n{head}\n{_rule(5)}\n" + "\n".join(lines) + "\n"
+
+
+def _replaced(sync: SyncSpec) -> str:
+    if getattr(SYNCS.load(sync.name), "regroups", False):
+        return "[PyTorch models, local engine](guides/checkpoints.md#lost-workers)"
+    return _yes(sync.replaceable)
 
 
 def _frameworks() -> list[FrameworkSpec]:

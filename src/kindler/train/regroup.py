@@ -7,12 +7,11 @@ Ranks of its machine hold the file open, give it to the new process, and use the
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from kindler import limits
 from kindler.collective import Collective, share_bytes
 from kindler.data.batches import Rows
-from kindler.errors import SyncError
+from kindler.errors import SyncError, SyncTimeoutError
 from kindler.group import Group
 from kindler.sync.contract import Sync
 from kindler.train.loop import Loop, Place, Point, Start
@@ -28,7 +27,6 @@ from kindler.train.options import Task
 
 _MOST_BYTES = 1 << 20  # of a rank's own state: more would slow each step down
 _HEAD = struct.Struct("<5q")  # epoch, step in the epoch, step, rows, bytes; -1 if they were too many
-_log = logging.getLogger(__name__)
 
 Own = tuple[bytes, int]  # a replica's snapshot, and the rows that it has trained on in the epoch
 
@@ -40,13 +38,16 @@ class OwnStates:
         self._worker = worker
         self._file, self._path = tempfile.mkstemp(prefix="own-", dir=worker.scratch)
         self._files: dict[int, int] = {}  # of the ranks of this machine
+        self._too_large = -1  # the epoch in which they were
 
-    def write(self, place: Place, snapshot: bytes, rows: int) -> None:
-        start, nbytes = _start_of(place), len(snapshot)
-        if nbytes <= _MOST_BYTES:
-            os.pwrite(self._file, snapshot, start + _HEAD.size)
-        else:
-            nbytes = -1
+    def write(self, place: Place, snapshot: Callable[[], bytes], rows: int) -> None:
+        start, nbytes = _start_of(place), -1
+        if self._too_large != place.epoch:
+            data = snapshot()
+            if len(data) <= _MOST_BYTES:
+                nbytes = os.pwrite(self._file, data, start + _HEAD.size)
+            else:
+                self._too_large = place.epoch  # and it grows: it is not taken again before the next epoch
         # At last: what was there before is of the step before the last, which nobody goes back to.
         os.pwrite(self._file, _HEAD.pack(*place, rows, nbytes), start)
 
@@ -72,9 +73,6 @@ class OwnStates:
                 self._drop(rank)
                 with suppress(OSError):  # containers may have the name of a host in common, and no folder
                     self._files[rank] = os.open(path, os.O_RDONLY)
-
-    def sees(self, rank: int) -> bool:
-        return rank in self._files
 
     def close(self) -> None:
         for rank in list(self._files):
@@ -132,12 +130,12 @@ class Regrouper:
         """Run a loop to its end, through losses, or until it moves; see `Loop.run_until_moved`."""
         own = self._own
         if own is not None:
-            loop.note = lambda place, rows: own.write(place, self._replica.snapshot(), rows)
+            loop.note = lambda place, rows: own.write(place, self._replica.snapshot, rows)
         while True:
             try:
                 return loop.run_until_moved()
             except SyncError as error:
-                if own is None or not loop.resumable:
+                if own is None or not loop.resumable or not self._knows(loop.place):
                     raise
                 loop.stopwatch.lap("steps")
                 self._await_others(error)
@@ -147,6 +145,9 @@ class Regrouper:
         if self._own is not None:
             self._own.close()
 
+    def _knows(self, place: Place) -> bool:
+        return self._own is not None and self._own.read(self._worker.rank, place) is not None
+
     def _met_again(self, loop: Loop) -> Start:
         while True:
             try:
@@ -155,7 +156,8 @@ class Regrouper:
                 self._await_others(error)
 
     def _await_others(self, error: SyncError) -> None:
-        if not self._worker.regroup(limits.LOSS_S):
+        # A connection breaks before the news of why; whoever has waited in vain would have heard.
+        if not self._worker.regroup(0.0 if isinstance(error, SyncTimeoutError) else limits.LOSS_S):
             raise error
 
     def _meet(self, loop: Loop | None) -> Start:
@@ -188,7 +190,8 @@ class Regrouper:
         self._sync.attach_again(self._replica, worker, join)
         mine = snapshots.get(worker.rank)
         if mine is not None and loop is None:
-            own.write(place, *mine)
+            snapshot, rows = mine
+            own.write(place, lambda: snapshot, rows)
         own.share()
         header, takes_over = fields["header"], loop is None
         point = Point(

@@ -1,0 +1,71 @@
+"""What only a rank knows within an epoch is read by others of its machine after its death."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kindler.train.loop import Place
+from kindler.train.regroup import OwnStates
+
+
+def place(step: int, epoch: int = 1) -> Place:
+    return Place(epoch, step, step)
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[list[OwnStates]]:
+    """Of three ranks, the last of which is on another machine."""
+    paths: list[bytes] = []
+    hosts = ("a", "a", "b")
+
+    def worker(rank: int) -> Any:
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        return SimpleNamespace(
+            rank=rank, hosts=hosts, host=hosts[rank], scratch=folder, all_gather=lambda mine: paths
+        )
+
+    ranks = [OwnStates(worker(rank)) for rank in range(3)]
+    paths += [str(next((tmp_path / str(rank)).iterdir())).encode() for rank in range(3)]
+    for rank in ranks:
+        rank.share()
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+def test_the_last_two_steps_are_known_on_the_same_machine_even_without_the_folder(
+    states: list[OwnStates], tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        states[0].write(place(step), lambda step=step: b"after %d" % step, rows=10 * step)  # type: ignore[misc]
+    next((tmp_path / "0").iterdir()).unlink()
+
+    assert states[1].read(0, place(3)) == (b"after 3", 30)
+    assert states[1].read(0, place(2)) == (b"after 2", 20)
+    assert states[1].read(0, place(1)) is None
+    assert states[0].read(0, place(3)) == (b"after 3", 30)
+    assert states[2].read(0, place(3)) is None, "it is on another machine"
+    assert states[0].read(1, place(3)) is None, "that one has written nothing"
+
+
+def test_a_state_that_is_too_large_is_not_taken_again_before_the_next_epoch(states: list[OwnStates]) -> None:
+    taken: list[int] = []
+
+    def large() -> bytes:
+        taken.append(1)
+        return bytes((1 << 20) + 1)
+
+    states[0].write(place(1), lambda: b"small", rows=1)
+    states[0].write(place(3), large, rows=3)
+    states[0].write(place(4), large, rows=4)
+
+    assert len(taken) == 1
+    assert [states[1].read(0, place(step)) for step in (1, 3, 4)] == [None, None, None]
+    states[0].write(place(5, epoch=2), lambda: b"small again", rows=1)
+    assert states[1].read(0, place(5, epoch=2)) == (b"small again", 1)
