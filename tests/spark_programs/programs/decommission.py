@@ -54,6 +54,8 @@ def executors(spark: Any) -> list[str]:
 def main(master: str, work: str) -> None:
     # Executors are on 127.0.0.1 to Spark, and workers must be so to the driver.
     conf = {"spark.decommission.enabled": "true", "spark.driver.host": "127.0.0.1"}
+    # As many partitions, which decide the order of rows, however many executors are there yet.
+    conf["spark.default.parallelism"] = "3"
     spark = kindler.init(master, conf={**ONE_GPU_A_TASK, **conf})
     noticed, filed, file = Path(work, "noticed"), Path(work, "filed"), Path(work, "notice")
     told = {
