@@ -1,9 +1,8 @@
 """The example of the README: train on a Spark DataFrame, score it, and store the model."""
 
 import pandas as pd
-import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import nn, optim
 
 import kindler
 
@@ -16,7 +15,7 @@ train, test = frame.randomSplit([0.8, 0.2], seed=0)
 
 estimator = kindler.Estimator.from_torch(
     model=lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)),
-    optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=5e-3),
+    optimizer=lambda model: optim.Adam(model.parameters(), lr=5e-3),
     loss=nn.CrossEntropyLoss(),
     metrics=["accuracy"],
     workers=2,

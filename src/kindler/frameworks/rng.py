@@ -49,42 +49,54 @@ def _lists(state: Any) -> Any:
 
 
 class OwnGenerators:
-    """The states of Python's and numpy's generators, taken in microseconds where nothing was drawn."""
+    """States of Python's, numpy's and other generators, taken in microseconds where nothing was drawn."""
 
     def __init__(self) -> None:
-        self._python: tuple[Any, bytes] = ((), b"")  # what tells states apart, and the pickled state
-        self._numpy: tuple[bytes, bytes] = (b"", b"")
-        self._address: int | None = None  # of numpy's Mersenne twister
+        self._python, self._numpy = _address_of_python(), _address_of_numpy()
+        self._seen: tuple[bytes, ...] = ()
+        self._taken = b""
 
-    def take(self) -> tuple[bytes, bytes]:
-        """For `put_back`."""
-        return self._of_python(), self._of_numpy()
+    def take(self, *others: bytes) -> bytes:
+        """For `put_back`; `others` are states of other generators."""
+        # A normal number that is kept for the next call leaves without a trace in the words.
+        kept = random._inst.gauss_next is not None  # type: ignore[attr-defined]
+        seen = _words(self._python), _words(self._numpy), *others
+        if kept or not all(seen) or seen != self._seen:
+            of_numpy = np.random.get_state(legacy=True)
+            kept = kept or not isinstance(of_numpy, tuple) or bool(of_numpy[3])
+            self._seen = () if kept else seen
+            self._taken = pickle.dumps((random.getstate(), of_numpy, others))
+        return self._taken
 
     @staticmethod
-    def put_back(states: tuple[bytes, bytes]) -> None:
-        random.setstate(pickle.loads(states[0]))
-        np.random.set_state(pickle.loads(states[1]))
+    def put_back(taken: bytes) -> tuple[bytes, ...]:
+        """Returns the states of the others."""
+        of_python, of_numpy, others = pickle.loads(taken)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        return tuple(others)
 
-    def _of_python(self) -> bytes:
-        state = random.getstate()
-        words = state[1]
-        mark = words[-1], words[1], words[_WORDS // 2], state[2]  # the first word is the same for all seeds
-        if mark != self._python[0]:
-            self._python = mark, pickle.dumps(state)
-        return self._python[1]
 
-    def _of_numpy(self) -> bytes:
-        if self._address is None:
-            random_of_numpy: Any = np.random  # whose annotations leave this out
-            bits = random_of_numpy.get_bit_generator()
-            self._address = bits.ctypes.state_address if isinstance(bits, np.random.MT19937) else 0
-        words = ctypes.string_at(self._address, 4 * (_WORDS + 1)) if self._address else b""
-        if not words or words != self._numpy[0]:
-            state = np.random.get_state(legacy=True)
-            # A normal number that is kept for the next call leaves without a trace in the words.
-            keeps = bool(state[3]) if isinstance(state, tuple) else True
-            self._numpy = b"" if keeps else words, pickle.dumps(state)
-        return self._numpy[1]
+def _words(address: int) -> bytes:
+    """The words of a Mersenne twister, and how many of them are used; empty without an address."""
+    return ctypes.string_at(address, 4 * (_WORDS + 1)) if address else b""
+
+
+def _address_of_python() -> int:
+    """Where CPython keeps them; 0 if not where it did from 3.10 to 3.14."""
+    generator: Any = random._inst
+    start = object.__basicsize__
+    if start + 4 * (_WORDS + 1) > type(generator).__basicsize__:
+        return 0
+    _, (*words, used), _ = generator.getstate()
+    is_there = np.frombuffer(_words(id(generator) + start), np.uint32).tolist() == [used, *words]
+    return id(generator) + start if is_there else 0
+
+
+def _address_of_numpy() -> int:
+    random_of_numpy: Any = np.random  # whose annotations leave this out
+    bits = random_of_numpy.get_bit_generator()
+    return int(bits.ctypes.state_address) if isinstance(bits, np.random.MT19937) else 0
 
 
 class Drawing:

@@ -126,16 +126,16 @@ class TorchReplica(ModuleReplica):
 
     def snapshot(self) -> bytes:
         raw = torch_state.to_raw([self.counter.keep(), list(self.tracked.buffers())])
-        drawn = torch.get_rng_state().numpy().tobytes()
-        return pickle.dumps((self._generators.take(), drawn, raw), pickle.HIGHEST_PROTOCOL)
+        drawn = self._generators.take(torch.get_rng_state().numpy().tobytes())
+        return pickle.dumps((drawn, raw), pickle.HIGHEST_PROTOCOL)
 
     def restore(self, snapshot: bytes) -> None:
-        own, drawn, raw = pickle.loads(snapshot)
+        drawn, raw = pickle.loads(snapshot)
         counted, buffers = torch_state.from_raw(raw)
         self.counter.restore([counted])
         self.tracked.put_back(buffers)
-        torch.set_rng_state(torch.frombuffer(bytearray(drawn), dtype=torch.uint8))
-        self._generators.put_back(own)
+        (own,) = self._generators.put_back(drawn)
+        torch.set_rng_state(torch.frombuffer(bytearray(own), dtype=torch.uint8))
 
     def _meet_in_steps(self) -> None:
         """Losses may gather rows, and several losses share their divisors."""

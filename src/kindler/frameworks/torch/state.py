@@ -30,6 +30,7 @@ _FORMAT = 3
 _TENSOR = "kindler.tensor"  # stands for a large tensor, by its number
 _RAW = "kindler.raw"  # begins what stands for a tensor in a snapshot
 _KNOWN_TO_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _KNOWN_TO_NUMPY}  # which pickle faster
 _LARGE_BYTES = 1 << 16
 EVERY_WORKER = "callbacks run on every worker; freeze, unfreeze and add parameters on all of them alike."
 _MOVED = {
@@ -176,9 +177,9 @@ def _loaded(data: bytes) -> Any:
 def to_raw(tree: Any) -> Any:
     """A tree whose tensors, on the CPU, are arrays of their memory, which pickle fast; for `from_raw`."""
     if isinstance(tree, torch.Tensor):
+        if not tree.dim():
+            return _RAW, tree.item(), _NAMES.get(tree.dtype, tree.dtype)
         tensor = tree.detach()
-        if not tensor.dim():
-            return _RAW, tensor.item(), tensor.dtype
         if tensor.dtype in _KNOWN_TO_NUMPY:
             return _RAW, tensor.numpy()
         return _RAW, to_array(tensor), tensor.dtype
@@ -191,7 +192,8 @@ def to_raw(tree: Any) -> Any:
 
 def from_raw(tree: Any) -> Any:
     if type(tree) is tuple and tree and tree[0] == _RAW:
-        return torch.tensor(tree[1], dtype=tree[2] if len(tree) == 3 else None)
+        dtype = tree[2] if len(tree) == 3 else None
+        return torch.tensor(tree[1], dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     if isinstance(tree, dict):
         return {name: from_raw(part) for name, part in tree.items()}
     if type(tree) in (list, tuple):
