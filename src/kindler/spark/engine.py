@@ -59,6 +59,7 @@ from kindler.spark.frames import (
     dealt_rows,
     feed_frame,
     frame_error,
+    lost_prepared_rows,
     own_columns,
 )
 from kindler.spark.ingest import ComputedRows, ReceivedRows, Staging, can_stage, staged_batches
@@ -290,7 +291,7 @@ class _SparkLaunch:
 
     def incomplete(self, outcomes: Sequence[Outcome], *, started: bool) -> BaseException:
         if (error := self._error) is not None:
-            if started:
+            if started or lost_prepared_rows(error):
                 reason = f"Spark abandoned its task ({first_line(error)})"
                 return WorkerLostError(reason, rank=None, host="the cluster")
             return frame_error(error, [(feed.frame, feed.columns.names) for feed in self._feeds])

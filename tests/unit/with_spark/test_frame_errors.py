@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kindler.spark.frames import of_task
+from kindler.spark.frames import lost_prepared_rows, of_task
 
 pytestmark = pytest.mark.spark
 
@@ -31,3 +31,19 @@ def test_the_users_exception_and_its_place_are_all_that_is_left(text: str) -> No
 
 def test_errors_of_others_are_not_ours() -> None:
     assert of_task("An exception was thrown from the Python worker:\nValueError: bad") is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "lost"),
+    [
+        ("org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for 0", True),
+        ("org.apache.spark.shuffle.FetchFailedException", True),
+        ("Stage failed because barrier task ResultTask(3, 0) finished unsuccessfully.\nValueError: 3", False),
+    ],
+)
+def test_rows_that_went_with_a_machine_can_be_computed_again_and_what_a_task_raised_cannot(
+    reason: str, lost: bool
+) -> None:
+    said = "Job aborted due to stage failure: Could not recover from a failed barrier ResultStage."
+
+    assert lost_prepared_rows(RuntimeError(f"{said} Most recent failure reason: {reason}")) is lost
