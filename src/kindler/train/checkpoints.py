@@ -19,15 +19,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kindler.errors import ConfigError
 from kindler.files import Folder, folder_at, split
 from kindler.train.metric_names import Direction, improves
 from kindler.train.metric_names import parse as parse_metric
-
-if TYPE_CHECKING:
-    pass
 
 Piece: TypeAlias = "bytes | memoryview"
 
