@@ -42,7 +42,9 @@ def main() -> None:
         report.figure("keras on tensorflow", [seconds[0] for seconds, _, _ in restarts], "s")
         if given.goodput:
             wanted_s = GOODPUT_S / 20 if given.quick else GOODPUT_S
-            report.ratio("goodput", *goodput(folder, wanted_s), at_least=0.9)
+            undisturbed, disturbed, equal = goodput(folder, wanted_s)
+            report.ratio("goodput", undisturbed, disturbed, at_least=0.9)
+            report.limit("goodput, weights that differ", [0 if equal else 1], "", at_most=0)
     report.finish(rows=ROWS, batch_size=BATCH)
 
 
@@ -99,21 +101,24 @@ def same(one: Any, other: Any) -> bool:
     return all(bool((weights[0][name] == weights[1][name]).all()) for name in weights[1])
 
 
-def goodput(folder: Path, wanted_s: float) -> tuple[list[float], list[float]]:
-    """Seconds of an undisturbed run of about `wanted_s`, and of the same one that loses workers."""
+def goodput(folder: Path, wanted_s: float) -> tuple[list[float], list[float], bool]:
+    """Seconds of an undisturbed run of about `wanted_s`, and of the same one that loses workers; and whether
+    both end with the same weights."""
     timed(lambda: run(on_torch, None, 10))  # starts the process that workers are forked from
-    few, many = (timed(lambda steps=steps: run(on_torch, None, steps)) for steps in (100, 600))  # type: ignore[misc]
+    (few, _), (many, _) = (timed(lambda steps=steps: run(on_torch, None, steps)) for steps in (100, 600))
     steps = 100 + int((wanted_s - few) / max(many - few, 1e-3) * 500)
     place = folder / "goodput"
     place.mkdir()
-    whole = timed(lambda: run(on_torch, None, steps))
-    return [whole], [timed(lambda: run(on_torch, place, steps, every_s=LOSS_EVERY_S))]
+    whole, alone = timed(lambda: run(on_torch, None, steps))
+    lossy, estimator = timed(lambda: run(on_torch, place, steps, every_s=LOSS_EVERY_S))
+    return [whole], [lossy], same(estimator, alone)
 
 
-def timed(work: Callable[[], Any]) -> float:
+def timed(work: Callable[..., Any]) -> tuple[float, Any]:
+    """The seconds that it took, and what it returned."""
     began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    made = work()
+    return time.perf_counter() - began, made
 
 
 class Marks:

@@ -212,28 +212,40 @@ def remaining_workers(
     return wanted
 
 
-class DecommissionWatch(threading.Thread):
-    """Tells of each executor with running tasks that Spark decommissions, unless `known` names it."""
+class Polling(threading.Thread):
+    """Looks at what Spark says every `every_s` until the block ends, or a look returns False."""
 
-    def __init__(self, spark: SparkSession, tell: Callable[..., None], known: Sequence[str]) -> None:
-        super().__init__(name="kindler-decommissions", daemon=True)
-        self._spark, self._tell, self._known = spark, tell, set(known)
+    def __init__(self, name: str, every_s: float) -> None:
+        super().__init__(name=name, daemon=True)
+        self._every_s = every_s
         self._ended = threading.Event()
 
-    def __enter__(self) -> DecommissionWatch:
+    def __enter__(self) -> Polling:
         self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
-        self.join()
+        self.join(limits.CLOSE_S)  # a JVM that hangs may keep it for ever
 
     def run(self) -> None:
-        while not self._ended.wait(limits.NOTICE_POLL_S):
+        while not self._ended.wait(self._every_s):
             with suppress(Py4JError, OSError):  # the session may end meanwhile, or executors come and go
-                self._look()
+                if self.look() is False:
+                    return
 
-    def _look(self) -> None:
+    def look(self) -> bool | None:
+        raise NotImplementedError
+
+
+class DecommissionWatch(Polling):
+    """Tells of each executor with running tasks that Spark decommissions, unless `known` names it."""
+
+    def __init__(self, spark: SparkSession, tell: Callable[..., None], known: Sequence[str]) -> None:
+        super().__init__("kindler-decommissions", limits.NOTICE_POLL_S)
+        self._spark, self._tell, self._known = spark, tell, set(known)
+
+    def look(self) -> None:
         ids = {number for number in decommissioned(self._spark) if f"executor {number}" not in self._known}
         for executor in executor_summaries(self._spark) if ids else ():
             if str(executor.id()) in ids and executor.activeTasks():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from kindler.errors import DiskFullError, naming_full_disk
-from kindler.spark.executors import never_retries
+from kindler.spark.executors import Polling, never_retries
 from kindler.spark.frames import LANE
 from kindler.spark.versions import is_connect, stage_data, temporary_folder, to_arrow
 from kindler.temporary import Folder
@@ -168,7 +167,7 @@ class ReceivedRows:
         self._report(REPORT, stage="received", rows=self._rows, bytes=self._bytes, done=done)
 
 
-class ComputedRows(threading.Thread):
+class ComputedRows(Polling):
     """`written` counts where tasks write files; otherwise Spark's shuffle counts are used."""
 
     def __init__(
@@ -180,27 +179,19 @@ class ComputedRows(threading.Thread):
         report: Callable[..., None],
         written: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        super().__init__(name="kindler-computed-rows", daemon=True)
+        super().__init__("kindler-computed-rows", _POLL_S)
         self._context, self._group, self._over, self._report = context, group, over, report
         self._written = written
-        self._ended = threading.Event()
+        self._reported: dict[str, int] = {}
 
-    def __enter__(self) -> ComputedRows:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        reported: dict[str, int] = {}
-        with suppress(Py4JError, OSError):  # the session may end meanwhile: there is nothing to report then
-            while not self._ended.wait(_POLL_S) and not self._over():
-                counts = self._counts()
-                if counts["tasks"] and counts != reported:
-                    reported = counts
-                    self._report(REPORT, stage="computed", **counts)
+    def look(self) -> bool:
+        if self._over():
+            return False
+        counts = self._counts()
+        if counts["tasks"] and counts != self._reported:
+            self._reported = counts
+            self._report(REPORT, stage="computed", **counts)
+        return True
 
     def _counts(self) -> dict[str, int]:
         tracker = self._context.statusTracker()

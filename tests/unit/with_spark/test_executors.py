@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from typing import Any
 
 import pytest
 from torch import nn
 
 import kindler
-from kindler import Estimator
+from kindler import Estimator, limits
 from kindler.errors import ConfigError
 from kindler.spark import executors
-from kindler.spark.executors import ExecutorPython, check_executors, executor_pythons
+from kindler.spark.executors import ExecutorPython, Polling, check_executors, executor_pythons
 
 pytestmark = pytest.mark.spark
 
@@ -101,3 +102,38 @@ def test_a_python_that_cannot_run_there_is_named(text: str, message: str) -> Non
     with pytest.raises(ConfigError, match=message):
         raise error
     assert executors._cannot_start("Job aborted: out of memory") is None
+
+
+def test_a_session_that_never_answers_does_not_hold_what_polls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    class Hangs(Polling):
+        def look(self) -> None:
+            asked.set()
+            answers.wait()
+
+    monkeypatch.setattr(limits, "CLOSE_S", 0.01)
+    polling = Hangs("test-polling", every_s=0.0)
+    with polling:
+        assert asked.wait(30)
+
+    assert polling.is_alive()
+    answers.set()
+    polling.join(30)
+    assert not polling.is_alive()
+
+
+def test_what_is_polled_is_looked_at_until_it_says_that_it_is_over() -> None:
+    looks: list[int] = []
+
+    class Counts(Polling):
+        def look(self) -> bool:
+            looks.append(len(looks))
+            if len(looks) == 2:
+                raise OSError("executors come and go")
+            return len(looks) < 3
+
+    with Counts("test-polling", every_s=0.0) as polling:
+        polling.join(30)
+
+    assert looks == [0, 1, 2]
