@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from kindler import Estimator
+from kindler import Estimator, RunSettings
 from kindler.callbacks import Callback
 from kindler.errors import ConfigError, DataError, WorkerError, WorkerLostError
 from tests.conftest import eventually_none, fork_servers, workers
@@ -76,7 +76,7 @@ def test_the_users_own_exception_comes_first_and_no_jvm_stack(
 
 def test_a_killed_worker_is_reported_lost_with_its_last_lines(partitioned: Callable[..., Any]) -> None:
     with pytest.raises(WorkerLostError, match="worker 1 .*SIGKILL") as caught:
-        regression().fit(
+        regression(settings=RunSettings(max_failures=0)).fit(
             frame(partitioned), epochs=2, batch_size=8, callbacks=[AtStepThree(die=True)], verbose=0
         )
 

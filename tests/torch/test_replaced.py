@@ -17,10 +17,12 @@ from interrupted import (
     EPOCHS,
     FALL,
     STEPS,
+    Dies,
     Shaky,
     assert_same,
     figures,
     fit,
+    processes,
     shaky,
     times_trained,
     weights,
@@ -35,42 +37,6 @@ from tests.exact import Note
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
 
 LAST_OF_EPOCH = 2 * STEPS
-
-
-class Dies(Callback):
-    """Each of these ranks dies once, in this hook and after this many steps; also notes who trains."""
-
-    def __init__(self, folder: Path, *ranks: int, hook: str = "on_step_end", step: int = FALL) -> None:
-        self.folder, self.ranks, self.hook, self.step = str(folder), ranks, hook, step
-
-    def on_run_begin(self, run: Any) -> None:
-        with Path(self.folder, f"processes-{run.rank}").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        self._now("on_run_begin", run)
-
-    def on_epoch_begin(self, run: Any) -> None:
-        self._now("on_epoch_begin", run)
-
-    def on_step_begin(self, run: Any) -> None:
-        self._now("on_step_begin", run)
-
-    def on_step_end(self, run: Any) -> None:
-        self._now("on_step_end", run)
-
-    def on_validation_begin(self, run: Any) -> None:
-        self._now("on_validation_begin", run)
-
-    def on_epoch_end(self, run: Any, logs: dict[str, Any]) -> None:
-        self._now("on_epoch_end", run)
-
-    def on_run_end(self, run: Any) -> None:
-        self._now("on_run_end", run)
-
-    def _now(self, hook: str, run: Any) -> None:
-        marker = Path(self.folder, f"died-{run.rank}")
-        if hook == self.hook and run.rank in self.ranks and run.step == self.step and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DiesInForward(Shaky):
@@ -113,11 +79,6 @@ class DiesWhileAnotherIsLate(Shaky):
                 threading.Event().wait(3.0)
         outputs: torch.Tensor = super().forward(ids, x)
         return outputs
-
-
-def processes(folder: Path) -> list[int]:
-    """How many processes each rank had."""
-    return [len(set(file.read_text().split())) for file in sorted(folder.glob("processes-*"))]
 
 
 @pytest.fixture(scope="module")

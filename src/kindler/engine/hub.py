@@ -395,11 +395,11 @@ class Hub(Handler):
         self.abort(self._over[rank])
 
     def let_go(self, rank: int, reason: str) -> bool:
-        """Go on without a rank, or wait for its replacement; return whether the run allows that."""
-        if self._await_another(rank, {"host": self._members[rank].host, "reason": reason}):
+        """Go on without a rank, or wait for another supervisor; return whether the run allows that."""
+        member = self._members[rank]
+        if not self._job.together and self._await_another(rank, {"host": member.host, "reason": reason}):
             return True
         with self._lock:
-            member = self._members[rank]
             if not member.optional or member.finished:
                 return member.finished
             member.finished = True

@@ -220,7 +220,7 @@ class Supervisor:
         job, ports = self._job, self._job.settings.port_range
         if self._cargo:
             # One that may come again gets them from the driver: others have long passed them on.
-            crew = job.crew if job.together else 0
+            crew = job.crew if job.together and not self._attempt else 0
             self._carrier = Carrier(self._rank, crew, job.secret, host=self._address, ports=ports)
         if self._spec.ports:
             self._ports = HeldPorts(self._spec.ports, address=self._address, ports=ports)

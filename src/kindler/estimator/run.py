@@ -161,7 +161,7 @@ def run(
                 buffers = (packed, spec, state, *(stored.data for stored in checkpoints))
                 earlier = len(notices)
                 known = tuple(notice["key"] for notice in notices)
-                regroups = replaced.left if task.trains and count.size > 1 and spark is None else 0
+                regroups = replaced.left if task.trains and count.size > 1 else 0
                 try:
                     outcomes = _launch(
                         model, task, buffers, count.size, dealing, spark, feeds, known, hear, regroups

@@ -2,8 +2,9 @@
 
 Only `DataFrame.mapInArrow` is used, so classic sessions and Spark Connect run the same code. It is a barrier
 stage, unless the ranks need not all run together, or Spark allocates executors dynamically. Tasks end
-normally even if the run fails: the failure travels as an Outcome, and Spark has no stack to print. Only a
-plain task whose worker can be replaced fails when that dies, so that Spark runs it again.
+normally even if the run fails: the failure travels as an Outcome, and Spark has no stack to print. A worker
+that dies is replaced within its task where the others wait for it (`Job.regroups`). Only a plain task whose
+worker can be replaced fails when that dies, so that Spark runs it again.
 
 Large buffers and results bypass the JVM, over the workers' connections to the driver. Where workers cannot
 reach it, they travel with the task and its rows, or through a shared folder (`BufferFiles`).
@@ -145,7 +146,7 @@ def _launch(
         if is_dynamic(spark):
             # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
             # the last of them, while Spark starts executors for those that wait; running tasks keep theirs.
-            job = replace(job, together=False)
+            job = replace(job, together=False, regroups=0)
         return _SparkLaunch(job, spark, frame, feeds)
     if is_dynamic(spark):
         raise ConfigError(
@@ -155,7 +156,7 @@ def _launch(
             " with spark.dynamicAllocation.enabled=false and a fixed spark.executor.instances."
         )
     # Those who meet at the first of them need it, and each other's addresses, from the beginning to the end.
-    job = replace(job, together=True, replaceable=False)
+    job = replace(job, together=True, replaceable=False, regroups=0)
     return _SparkLaunch(job, spark, frame, feeds, files=BufferFiles(folder, job.run_id))
 
 
@@ -208,7 +209,7 @@ class _SparkLaunch:
             Hub(job, host=bind, advertised=advertised, cargo=job.buffers if large else ())
         )
         again = job.settings.max_failures if job.replaceable and never_retries(self._spark) else 0
-        task = replace(task, hub=hub.address, cargo=large, again=again)
+        task = replace(task, hub=hub.address, cargo=large, again=again or job.regroups)
         self._start(replace(task, job=replace(job, buffers=())) if large else task, stack)
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
@@ -460,23 +461,29 @@ class _SupervisorTask:
         job = self.job if self.files is None else self.files.received(self.job)
         job = _with_gpus(job, rank)
         far, base = self.hub is not None, _local_folder(rank)
-        with ExitStack() as stack:
-            rows: Path | None = None  # where they lie between a worker that died and the next one
-            last = attempt + self.again
+        folder = Folder(f"kindler-{job.run_id}-{rank}-", base)
+        with folder:  # a worker that takes another's place finds its files
+            first, last = attempt, attempt + self.again
             while True:
                 with (
                     Supervisor(
-                        job, rank, hub=hub, owner=owner, base=base, far=far, cargo=self.cargo, attempt=attempt
+                        job,
+                        rank,
+                        hub=hub,
+                        owner=owner,
+                        base=base,
+                        far=far,
+                        cargo=self.cargo,
+                        attempt=attempt,
+                        folder=folder,
                     ) as supervisor,
                     on_sigterm(supervisor.give_notice) if job.movable else nullcontext(),
                 ):
                     supervisor.start()
                     try:
-                        if rows is None:
-                            rows_here = self._rows(batches, rank)
-                            _spool(supervisor, self.feeds, rows_here, rank=rank, size=self.job.crew)
-                        else:
-                            self._move_rows(rows, supervisor.scratch)
+                        if attempt == first:
+                            rows = self._rows(batches, rank)
+                            _spool(supervisor, self.feeds, rows, rank=rank, size=self.job.crew)
                     except KindlerError as exc:
                         return supervisor.failed(exc)
                     outcome = supervisor.run()
@@ -486,8 +493,6 @@ class _SupervisorTask:
                         raise _WorkerIsLost(
                             outcome.fields.get("reason", "the driver received nothing from it")
                         )
-                    rows = rows or stack.enter_context(Folder(f"kindler-{job.run_id}-rows-", base))
-                    self._move_rows(supervisor.scratch, rows)
                     attempt += 1
 
     def _rows(self, batches: Iterator[pa.RecordBatch], rank: int) -> Iterator[pa.RecordBatch]:
@@ -496,10 +501,6 @@ class _SupervisorTask:
         for _ in batches:
             pass
         return staged_batches(self.staged, rank)
-
-    def _move_rows(self, source: Path, target: Path) -> None:
-        for name, _ in self.feeds:
-            (source / name).rename(target / name)
 
     @contextmanager
     def _meeting(self, context: Any, rank: int) -> Iterator[tuple[Address, _RankZeroWatcher | None]]:

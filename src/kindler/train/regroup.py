@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +35,9 @@ class OwnStates:
 
     def __init__(self, worker: Group) -> None:
         self._worker = worker
-        self._file, self._path = tempfile.mkstemp(prefix="own-", dir=worker.scratch)
+        # A process finds that of the one whose place it takes, where it has its folder.
+        self._path = str(worker.scratch / f"own-{worker.rank}")
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._files: dict[int, int] = {}  # of the ranks of this machine
         self._too_large = -1  # the epoch in which they were
 

@@ -263,6 +263,22 @@ def test_a_member_that_goes_without_a_word_is_lost(hub: Hub) -> None:
     assert channels[1].receive(60).kind == "abort"
 
 
+def test_a_supervisor_that_goes_without_a_word_is_not_awaited_where_all_run_together() -> None:
+    settings = RunSettings(heartbeat_s=0.05)
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, settings=settings, regroups=2)) as hub:
+        channels = [join(hub, rank) for rank in (0, 1)]
+        for channel in channels:
+            channel.receive(60)
+            channel.send("pulse", ticks=0, waiting=False)
+            channel.send("open", turn=0)
+            assert channel.receive(60).kind == "gathered"
+        channels[0].close()
+
+        [event] = heard(hub)
+        assert (event.rank, event.kind) == (0, "lost")
+        assert channels[1].receive(60).kind == "abort"
+
+
 def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:
     quiet = join(hub, 0, "quiet")
     for _ in range(100):
