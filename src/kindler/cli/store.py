@@ -110,6 +110,10 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
     if shelf != "models":
         return
 
+    add = command(verbs, "show", "show a version and what made it", _show, shelf=shelf)
+    add("name", metavar="NAME", help=NAMES)
+    add("--json", action="store_true", help="print JSON, with the source of functions and all files")
+
     add = command(verbs, "split", "divide a tag's requests among versions, or show how", _split, shelf=shelf)
     add("name", metavar="NAME@TAG", help="the tag; a name alone shows all of its splits")
     shares = {
@@ -239,6 +243,27 @@ def _get_dataset(shelf: Shelf, version: Version, chosen: argparse.Namespace) -> 
     if chosen.columns:
         options["columns"] = chosen.columns.split(",")
     write(shelf.get(str(version), trusted=chosen.trusted, **options), target)
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    from kindler.shelves.lineage import fits, shown
+
+    shelf = _shelf(chosen)
+    version = shelf.metadata(chosen.name)
+    tags = sorted(tag for tag, number in shelf.tags(version.name).items() if number == version.number)
+    if chosen.json:
+        facts = {
+            **{key: getattr(version, key) for key in ("bucket", "name", "kind", "size", "digest")},
+            "version": version.number,
+            "created": version.created.isoformat(),
+            "tags": tags,
+            "attributes": dict(version.attributes),
+            "lineage": fits(version),
+        }
+        print(json.dumps(facts, indent=2))
+    else:
+        print(shown(version, tags))
+    return 0
 
 
 def _remove(chosen: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ from kindler.estimator.groups import names_groups
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import choose_engine, recognise
 from kindler.estimator.inputs.spark import SqlFunctionInput
+from kindler.estimator.lineage import Lineage, utc_now
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.run import Listener, RunObserver, RunResults, job_of, run
 from kindler.estimator.saving import Saving
@@ -109,6 +110,7 @@ class Estimator(Saving):
         self._summaries = Summaries()
         self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
+        self._lineage = Lineage()
 
     @bare_interrupts
     @names_groups
@@ -221,7 +223,7 @@ class Estimator(Saving):
         on_driver: DriverCallbackList,
         clock: RunClock,
     ) -> History:
-        model, config = self._model, self._run_config
+        model, config, began = self._model, self._run_config, utc_now()
         refuse(*fit_complaints(model, self._prepare, options, data, validation))
         options = self._with_preparation(options, trains=True)
         if validation is not None:
@@ -255,6 +257,7 @@ class Estimator(Saving):
             earlier = [row for row in self.history if row["epoch"] < first]
             goodput = clock.goodput(results.spent)
             self.history = History([*earlier, *results.rows], results.mode, goodput)
+            self._keep_lineage(options, results, began)
             show_line(str(goodput), verbose=options.verbose)
             if results.halted:
                 resume = "; fit(resume=True) finishes this run" if options.checkpoint is not None else ""

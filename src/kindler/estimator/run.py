@@ -34,6 +34,7 @@ from kindler.errors import (
 )
 from kindler.estimator.inputs.contract import Input, Prepared, SourceRequest
 from kindler.estimator.inputs.recognise import choose_engine, session_for
+from kindler.estimator.lineage import described
 from kindler.estimator.model import FrameworkModel
 from kindler.files import folder_at
 from kindler.frameworks.pickling import pickle_for_workers
@@ -83,6 +84,9 @@ class RunResults:
     step: int = 0
     halted: bool = False  # whether the user interrupted the run, which ended after `step`
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds of the first worker
+    made: Mapping[str, Any] = field(default_factory=dict)  # what a record of the fit keeps of it
+    packed: bytes = b""  # the model that was sent to the workers
+    before: bytes = b""  # the state that training began with
 
 
 def run(
@@ -107,6 +111,8 @@ def run(
             sources = {
                 name: _prepared(model, options, item, name, spark, folder) for name, item in inputs.items()
             }
+            trains = isinstance(options, FitOptions)
+            read = {name: described(item, sources[name][0]) for name, item in inputs.items() if trains}
         task = Task(
             framework=model.framework,
             options=options,
@@ -186,7 +192,13 @@ def run(
                 trained = parse(saved).state
             if not task.trains:
                 progress.result(report["rows"][0])
-    return RunResults(state=trained, halted=halted, **report)
+    made = {
+        **read,
+        "engine": "local" if spark is None else "spark",
+        "workers": count.size,
+        **report.pop("made"),
+    }
+    return RunResults(state=trained, halted=halted, made=made, packed=spec, before=state, **report)
 
 
 def _leave_machine(notice: Mapping[str, Any], spark: SparkSession | None) -> None:

@@ -6,13 +6,14 @@ recipe, a pickle of the user's own code, can run code when read: that needs `tru
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import cloudpickle
 import numpy as np
@@ -24,7 +25,9 @@ from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, Untrus
 from kindler.estimator.checks import ability_complaints, refuse, run_complaints, warn_caller
 from kindler.estimator.constructors import Constructors
 from kindler.estimator.exporting import example_of, write_onnx, write_openvino
+from kindler.estimator.lineage import RECIPE_BYTES, Lineage, record
 from kindler.estimator.model import FrameworkModel, LiveModel
+from kindler.estimator.run import RunResults
 from kindler.files import folder_at, split
 from kindler.frameworks.caller_state import leaves_no_trace
 from kindler.frameworks.pickling import pickle_for_workers
@@ -39,7 +42,7 @@ from kindler.train.checkpoints import (
 )
 from kindler.train.goodput import Goodput
 from kindler.train.history import History
-from kindler.train.options import RunConfig
+from kindler.train.options import FitOptions, RunConfig
 from kindler.types import ScoringData
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ SUFFIX = ".estimator"
 
 _FORMAT = 1
 _FACTS, _RECIPE, _STATE, _PREPARATION = "estimator.json", "recipe.pickle", "state", "preparation.pickle"
+_MADE, _FIT = "made.estimator", "fit.pickle"
 _IN_FILE = ("workers", "engine", "device", "seed")
 _CAN_BE_PASSED = ("workers", "engine", "device", "settings")
 
@@ -71,6 +75,7 @@ class Saving(Constructors):
     _prepare: Prepare
     _columns: ColumnOptions
     _layout: dict[str, Any]
+    _lineage: Lineage
     history: History
 
     @leaves_no_trace
@@ -131,7 +136,9 @@ class Saving(Constructors):
         copied = self._create(model, **{**self._arguments(), **changes})
         if state:
             copied._live.state = state
-        return copied._restore_record(self._record)
+        copied._restore_record(self._record)
+        copied._lineage = self._lineage
+        return copied
 
     def _arguments(self) -> dict[str, Any]:
         """What this estimator was made with, besides its model."""
@@ -150,6 +157,7 @@ class Saving(Constructors):
         if other._live.state:
             self._live.state = other._live.state
             self._restore_record(other._record)
+            self._lineage = other._lineage
 
     @leaves_no_trace
     def to_onnx(self, path: str | PathLike[str], example: ScoringData | None = None) -> None:
@@ -197,6 +205,7 @@ class Saving(Constructors):
         warning says if the optimizer differs.
         """
         self._live.load_weights(str(path))
+        self._lineage = Lineage()
         return self
 
     @classmethod
@@ -220,7 +229,7 @@ class Saving(Constructors):
             from kindler.frameworks.keras.files import read_model
 
             return cls.from_keras(model=read_model(str(path), trusted=trusted), **options)
-        facts, recipe, state, preparation = _read(path)
+        facts, recipe, state, preparation, made = _read(path)
         if not trusted:
             raise UntrustedError(what=f"loading {path}", reason="it holds a model's code, as a pickle")
         wrong = sorted(set(options) - set(_CAN_BE_PASSED))
@@ -232,6 +241,7 @@ class Saving(Constructors):
         estimator = cls._create(model, **arguments)
         estimator._restore_record(facts)
         estimator._live.state = state
+        estimator._lineage = replace(estimator._lineage, recipe=made)
         return estimator
 
     if not TYPE_CHECKING:
@@ -273,6 +283,7 @@ class Saving(Constructors):
                 f" {self._model.framework!r}."
             )
         self._live.load_state(checkpoint.state)
+        self._lineage = Lineage()
         return self
 
     @staticmethod
@@ -285,19 +296,64 @@ class Saving(Constructors):
         return latest(folder)
 
     def _write_whole(self, path: Path) -> None:
+        made = {_MADE: self._lineage.recipe} if self._lineage.recipe else {}
+        self._write(path, self._model.packed, self._live.state, self._record, made)
+
+    def _write(
+        self,
+        to: Path | BinaryIO,
+        packed: bytes,
+        state: bytes,
+        record: Mapping[str, Any],
+        others: Mapping[str, bytes],
+    ) -> None:
         facts = {
             "format": _FORMAT,
             "framework": self._model.framework,
             **{name: getattr(self._run_config, name) for name in _IN_FILE},
             "preload": list(self._model.extra_preload),
-            **self._record,
+            **record,
         }
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr(_FACTS, json.dumps(facts))
-            archive.writestr(_RECIPE, self._model.packed)
-            archive.writestr(_STATE, self._live.state)
-            if self._prepare.functions or self._prepare.active:
-                archive.writestr(_PREPARATION, pickle_for_workers(self._prepare))
+        files: dict[str, str | bytes] = {_FACTS: json.dumps(facts), _RECIPE: packed, _STATE: state, **others}
+        if self._prepare.functions or self._prepare.active:
+            files[_PREPARATION] = pickle_for_workers(self._prepare)
+        with zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+
+    def _keep_lineage(self, options: FitOptions, results: RunResults, began: str) -> None:
+        """Keep what made the weights that a fit has just trained."""
+        before = results.before
+        new = "given weights" if self._model.facts.has_instance else "a creator"
+        recipe = io.BytesIO()
+        if len(results.packed) + len(before) <= RECIPE_BYTES:
+            again = replace(options, checkpoint=None, resume=False, verbose=0)
+            empty = {**self._record, "history": [], "goodput": None, "lineage": []}
+            self._write(recipe, results.packed, before, empty, {_FIT: pickle_for_workers(again)})
+        fit = record(
+            self._model,
+            options,
+            self._run_config,
+            {**results.made, "interrupted_after": results.step if results.halted else None},
+            results.rows[-1] if results.rows else {},
+            began=began,
+            start="the fit before" if before or self._lineage.fits else new,
+            parent=self._lineage.version,
+            functions=self._prepare.functions,
+        )
+        self._lineage = Lineage((*self._lineage.fits, fit), recipe.getvalue())
+
+    def _stored_as(self, version: Mapping[str, Any]) -> None:
+        """The weights are those of this version, which the next fit names as its parent."""
+        self._lineage = replace(self._lineage, version=dict(version))
+
+    @property
+    def lineage(self) -> list[dict[str, Any]]:
+        """What made the current weights: a record of each `fit` they come from, oldest first, as JSON.
+
+        Empty after weights were loaded from a file. See the guide "Lineage" for what is in a record.
+        """
+        return [dict(fit) for fit in self._lineage.fits]
 
     @property
     def signature(self) -> dict[str, Any]:
@@ -323,6 +379,7 @@ class Saving(Constructors):
             "signature": self.signature,
             "history": list(self.history),
             "goodput": None if goodput is None else dict(goodput.seconds),
+            "lineage": self.lineage,
         }
 
     def _restore_record(self, record: Mapping[str, Any]) -> Self:
@@ -331,6 +388,7 @@ class Saving(Constructors):
         self._layout = dict(signature["layout"])
         self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
         self.history = History(record["history"], goodput=None if seconds is None else Goodput(seconds))
+        self._lineage = Lineage(tuple(record.get("lineage") or ()))
         return self
 
     def _warn_if_untrained(self, call: str) -> None:
@@ -346,11 +404,12 @@ class Saving(Constructors):
             )
 
 
-def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, bytes]:
+def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, bytes, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(_FACTS))
-            prepared = archive.read(_PREPARATION) if _PREPARATION in archive.namelist() else b""
+            there = set(archive.namelist())
+            prepared, made = (archive.read(n) if n in there else b"" for n in (_PREPARATION, _MADE))
             recipe, state = archive.read(_RECIPE), archive.read(_STATE)
     except (zipfile.BadZipFile, KeyError, ValueError) as exc:
         raise ConfigError(
@@ -362,4 +421,4 @@ def _read(path: str | PathLike[str]) -> tuple[dict[str, Any], bytes, bytes, byte
         raise ConfigError(
             f"{path} has estimator format {facts.get('format')!r}; this version of Kindler reads {_FORMAT}."
         )
-    return facts, recipe, state, prepared
+    return facts, recipe, state, prepared, made

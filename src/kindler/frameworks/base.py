@@ -7,6 +7,7 @@ can do faster or what only it can do (exports, row weights), which its row decla
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
@@ -526,6 +527,15 @@ class BaseReplica:
         """Return only the model's weights, in the form that `load` reads from a file."""
         return self.state()
 
+    def digests(self) -> dict[str, str]:
+        """Return a hash of each of the model's variables, by name: equal ones are equal to the bit."""
+        groups = self.variables(*_MODEL)
+        return {
+            name if group == "parameters" else f"{name} ({group})": digest(array)
+            for group, arrays in groups.items()
+            for name, array in arrays.items()
+        }
+
     def load_weights(self, data: bytes) -> None:
         self.load_state(data, weights_only_model=True)
 
@@ -536,6 +546,12 @@ class BaseReplica:
     def load(self, path: str) -> None:
         """Read the weights from a file written by `save` or by the framework itself."""
         self.load_weights(Path(path).read_bytes())
+
+
+def digest(array: Array) -> str:
+    found = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
+    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:32]
 
 
 def packed(fields: Mapping[str, Any], variables: Variables) -> list[Buffer]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.groups import grouped
+from kindler.estimator.lineage import installed
 from kindler.models.kind import (
     Data,
     LoadedModel,
@@ -40,9 +40,10 @@ from kindler.models.kind import (
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
 from kindler.models.signature import Array, Arrays, Signature, TensorSpec, fit, rows_of
+from kindler.store import Version
 from kindler.train.callbacks import TensorBoard
 
-_MODEL, _PREPARATION = "model", "preparation.pickle"
+_MODEL, _PREPARATION, _MADE = "model", "preparation.pickle", "made.estimator"
 # What an estimator is made with; the other options of a fit are arguments of `Estimator.fit`.
 _MAKING = (
     *("workers", "engine", "device", "seed", "optimization", "prepare", "settings"),
@@ -137,6 +138,11 @@ class EstimatorKind(ModelKind):
             **obj._record,
             "inputs": obj._inputs,
         }
+        if recipe := obj._lineage.recipe:
+            (folder / _MADE).write_bytes(recipe)
+            meta["made"] = _MADE
+        if obj.lineage and (weights := obj.lineage[-1].get("weights")) is not None:
+            meta["changed_since"] = obj._replica.digests() != weights
         if obj._live.is_untrained:
             meta["untrained"] = True
         if obj._prepare.active:
@@ -166,6 +172,9 @@ class EstimatorKind(ModelKind):
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
         return inner.estimator(model=model, **options)._restore_record(meta)
+
+    def belongs(self, obj: Any, version: Version) -> None:
+        obj._stored_as({"version": str(version), "bucket": version.bucket, "digest": version.digest})
 
     def settle(self, device: str, meta: Meta) -> None:
         self._inside = _inner(meta)
@@ -240,7 +249,7 @@ def _with_code(preparation: Prepare) -> bytes:
     modules = {_module_of(function) for function in preparation.functions.values()} - {"__main__"}
     with contextlib.ExitStack() as stack:
         for module in (sys.modules.get(name) for name in modules):
-            if module is not None and not _installed(module):
+            if module is not None and not installed(module):
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
         packed: bytes = cloudpickle.dumps(preparation)
@@ -251,15 +260,6 @@ def _module_of(function: Any) -> str:
     function = getattr(function, "function", function)  # of `batched`
     function = getattr(function, "func", function)  # of a partial
     return getattr(function, "__module__", None) or type(function).__module__
-
-
-def _installed(module: Any) -> bool:
-    """Whether a module is part of Python, of a package that was installed, or of Kindler."""
-    file = getattr(module, "__file__", None)
-    if file is None or module.__name__.partition(".")[0] == "kindler":
-        return True
-    folders = {sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")}
-    return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 class _Wrapped(Predictor):

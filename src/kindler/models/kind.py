@@ -57,6 +57,9 @@ class Handler:
         """
         raise NotImplementedError
 
+    def belongs(self, obj: Any, version: Version) -> None:
+        """Called with an object that was stored as, or read from, a version."""
+
     def write_blobs(self, obj: Any, store: VersionStore) -> tuple[list[File], dict[str, Any]] | None:
         """Write blobs elsewhere, as Spark's tasks do; None if `write` should write files here."""
         return None

@@ -98,9 +98,11 @@ class Shelf:
         handler = self._handler(obj, kind, options)
         with self.store.stage() as folder:
             meta = handler.write(obj, folder, trusted=trusted, **options)
-            return self.store.publish(
+            version = self.store.publish(
                 address, folder, kind=handler.kind, meta=meta, attributes=attributes, tags=tag
             )
+        handler.belongs(obj, version)
+        return version
 
     def get(
         self,
@@ -362,7 +364,9 @@ class Shelf:
         handler = self._kinds.handler(stored.kind)
         self._check_get(handler, options)
         with self.store.files(stored) as folder:
-            return handler.read(folder, stored.meta, trusted=trusted, **options)
+            obj = handler.read(folder, stored.meta, trusted=trusted, **options)
+        handler.belongs(obj, stored)
+        return obj
 
     def _check_get(self, handler: Handler, options: Mapping[str, Any]) -> None:
         if not handler.takes_any:

@@ -57,6 +57,7 @@ _ATTRIBUTE = re.compile(r"(.*)#(\d+)L?", re.DOTALL)
 _FILE = re.compile(r"\{path=(.*?); isDirectory=false; length=(\d+); replication=")
 _UNREADABLE_NAMES = "the names of its columns cannot be parsed"
 _SIMPLE_NAME = re.compile(r"\w+|`[^`]+`")
+_PLAN_CHARACTERS = 20_000
 _SPARK_VERSION = b"org.apache.spark.version"
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 # Since then a file says so itself where its dates are of the old calendar. Compared as text, as Spark does.
@@ -101,6 +102,12 @@ class PlainScan:
 
     files: parquet.ParquetFiles
     columns: StoredColumns
+
+
+def plan_of(frame: DataFrame) -> str:
+    """The plan of a frame as text, the same in every session: without the numbers of its columns."""
+    text = explained(frame) if is_connect(frame.sparkSession) else optimized_plan(frame).toString()
+    return re.sub(r"#\d+L?", "", text)[:_PLAN_CHARACTERS]
 
 
 def plain_parquet(frame: DataFrame, names: Sequence[str], *, must: bool = False) -> PlainScan | None:

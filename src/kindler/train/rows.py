@@ -76,8 +76,6 @@ def _open_batches(worker: Group, task: Task, source: Source, what: str, *, train
         spool = spool.with_lanes(len(counts))
     else:
         counts = [part["rows"] for part in parts]
-    # A checkpoint from the middle of an epoch can be used with the same rows only.
-    marked = task.folder is not None and trains
     options = BatchOptions(
         counts=counts,
         rank=worker.rank,
@@ -85,7 +83,7 @@ def _open_batches(worker: Group, task: Task, source: Source, what: str, *, train
         batch_size=task.options.batch_size,
         seed=task.config.seed,
         shuffle=shuffle,
-        marks=_marks(worker, spool, len(counts)) if marked else (),
+        marks=_marks(worker, spool, len(counts)) if trains else (),
         weighted=task.options.columns.weight_col is not None,
         memory_bytes=2 * half_of_memory(),
     )

@@ -6,6 +6,7 @@ sends candidates, and every worker makes the same choice.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import warnings
@@ -71,6 +72,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
             if (inputs := data.no_rows()) is not None:
                 replica.expect(inputs)
             data.held_by(replica.hold)
+        weights: dict[str, str] | None = None
         start = begin(replica, task, states, data, rank=worker.rank)
         if len(states) == 1:  # a new run: what its user has frozen since the last one counts
             replica.restore_requires_grad()
@@ -97,6 +99,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
                 if state is None:
                     whole = sync.whole(replica)  # on all workers: they may have to meet for it
                     state = whole.state() if worker.leads else b""
+                    weights = replica.digests() if worker.leads and whole is replica else None
         else:
             evaluate = fit_loop.evaluate if follows else step_loop.evaluate
             rows, state, moved = [evaluate(worker, task, replica, data)], b"", False
@@ -110,8 +113,22 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
             "step": replica.step,
             "spent": stopwatch.seconds,
             "moved": moved,
+            "made": {
+                **_rows_read(data),
+                "threads": worker.threads,
+                "device": placed.device,
+                "weights": weights,
+            },
         }
         return [json.dumps(report).encode(), state]
+
+
+def _rows_read(data: Rows) -> dict[str, Any]:
+    """How many rows were read, and a fingerprint of them and of their order; nothing if nobody counted."""
+    if not data.counts:
+        return {}
+    marks = json.dumps([list(data.counts), list(data.marks)])
+    return {"rows": sum(data.counts), "fingerprint": hashlib.sha256(marks.encode()).hexdigest()[:32]}
 
 
 def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:

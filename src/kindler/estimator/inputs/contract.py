@@ -121,10 +121,12 @@ class Input:
     Attributes:
         data: The data itself.
         engine: Where its workers run unless the user decides.
+        name: What a record of the run calls this kind of data.
         has_columns: Whether columns can be chosen; user code that makes batches has none.
     """
 
     engine: Literal["local", "spark"] = "local"
+    name: ClassVar[str] = "memory"
     has_columns: ClassVar[bool] = True
 
     def __init__(self, data: Any) -> None:
@@ -138,6 +140,10 @@ class Input:
     def session(self) -> SparkSession | None:
         """The Spark session that the data lives in, if any."""
         return None
+
+    def describe(self) -> dict[str, Any]:
+        """What a record of the run keeps of the data, besides the files that workers read themselves."""
+        return {"type": f"{type(self.data).__module__}.{type(self.data).__qualname__}"}
 
     def complete(self, columns: ColumnOptions, known: ColumnOptions) -> ColumnOptions:
         """Complete the requested columns with those of the last `fit`."""

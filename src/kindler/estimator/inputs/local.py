@@ -20,6 +20,7 @@ from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named,
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Column, ColumnPlan, conform
+from kindler.data.paths import absolute
 from kindler.data.ragged import Ragged
 from kindler.data.sources import (
     DeliveredSource,
@@ -58,12 +59,17 @@ if TYPE_CHECKING:
 
 
 class ParquetInput(Input):
+    name = "parquet"
     part: tuple[float, bool] | None = None  # the share to validate with, and whether these rows are it
 
     def split(self, share: float, seed: int) -> tuple[Input, Input]:
         parts = ParquetInput(self.data), ParquetInput(self.data)
         parts[0].part, parts[1].part = (share, False), (share, True)
         return parts
+
+    def describe(self) -> dict[str, Any]:
+        paths = self.data if isinstance(self.data, list) else [self.data]
+        return {"paths": [absolute(path) for path in paths]}
 
     @staticmethod
     def accepts(data: Any) -> bool:
@@ -245,6 +251,7 @@ class LoaderInput(Input):
     """A torch `DataLoader`, a `tf.data.Dataset`, a Keras `PyDataset`, or a function that makes batches."""
 
     has_columns = False
+    name = "code"
 
     @staticmethod
     def accepts(data: Any) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 class ShardsInput(Input):
     data: XShards
+    name = "shards"
 
     def __init__(self, data: XShards) -> None:
         super().__init__(data)

@@ -41,6 +41,7 @@ class FrameInput(Input):
     """A Spark DataFrame. Scoring returns a lazy DataFrame, batch or streaming."""
 
     engine = "spark"
+    name = "frame"
 
     def __init__(self, data: Any) -> None:
         from kindler.spark.versions import require_pyspark
@@ -55,6 +56,11 @@ class FrameInput(Input):
     def session(self) -> SparkSession:
         session: SparkSession = self.data.sparkSession
         return session
+
+    def describe(self) -> dict[str, Any]:
+        from kindler.spark.direct import plan_of
+
+        return {"plan": plan_of(self.data), "paths": self.data.inputFiles()}
 
     def split(self, share: float, seed: int) -> tuple[Input, Input]:
         training, held_out = self.data.randomSplit([1.0 - share, share], seed=seed)

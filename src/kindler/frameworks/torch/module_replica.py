@@ -14,7 +14,7 @@ import torch
 
 from kindler.collective import Array, Batch, Collective, share_bytes
 from kindler.errors import ConfigError
-from kindler.frameworks.base import BaseReplica, with_config
+from kindler.frameworks.base import BaseReplica, digest, with_config
 from kindler.frameworks.contract import Facts, Scored, Variables
 from kindler.frameworks.labels import LabelSource
 from kindler.frameworks.rng import seed_own
@@ -473,6 +473,10 @@ class ModuleReplica(BaseReplica):
 
     def weights(self) -> bytes:
         return states.save_weights(self._model_state())
+
+    def digests(self) -> dict[str, str]:
+        tensors = {n: t for n, t in self._model_state().items() if isinstance(t, torch.Tensor)}
+        return {name: digest(states.to_array(tensor)) for name, tensor in tensors.items()}
 
     def load_weights(self, data: bytes) -> None:
         self._freezer.wait()

@@ -1,0 +1,126 @@
+"""What made a model, kept by an estimator and by the versions of a store."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from kindler import Columns, Estimator, Store, cli
+
+COLUMNS: dict[str, Any] = {
+    "feature_cols": ["a", "b"],
+    "label_cols": "y",
+    "columns": Columns(stack_features=True),
+    "verbose": 0,
+}
+
+
+def net(config: dict[str, Any]) -> torch.nn.Module:
+    return torch.nn.Linear(2, config["width"])
+
+
+def estimator(**options: Any) -> Estimator:
+    return Estimator.from_torch(
+        net,
+        optimizer=partial(torch.optim.Adam, lr=0.1),
+        loss=torch.nn.MSELoss(),
+        config={"width": 1, "api_key": "hidden"},
+        **{"workers": 2, "seed": 3, **options},
+    )
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "rows.parquet", seed=0)
+
+
+def write_rows(path: Path, *, seed: int) -> Path:
+    x = np.random.default_rng(seed).normal(size=(60, 2)).astype("float32")
+    pq.write_table(pa.table({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1)}), path)
+    return path
+
+
+@pytest.fixture
+def om(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_a_version_keeps_what_made_it(rows: Path, om: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    made = estimator()
+    made.fit(str(rows), epochs=2, batch_size=8, **COLUMNS)
+    om.models.put(made, "net", tag="prod")
+
+    (fit,) = om.models.metadata("net").meta["lineage"]
+    assert fit == made.lineage[0]
+    (file,) = fit["data"]["files"]
+    assert (file["path"], file["size"]) == (str(rows), rows.stat().st_size)
+    assert (fit["rows"], fit["workers"], fit["seed"], fit["start"]) == (60, 2, 3, "a creator")
+    assert fit["options"]["batch_size"] == 8
+    assert fit["config"] == {"width": 1, "api_key": "***"}
+    assert fit["code"][0]["name"].endswith("test_lineage.net")
+    assert "torch.nn.Linear(2" in fit["code"][0]["source"]
+    assert fit["packages"]["torch"] == torch.__version__
+    assert sorted(fit["weights"]) == ["bias", "weight"]
+    assert fit["metrics"]["loss"] == made.history[-1]["loss"]
+
+    where = ("--store", str(rows.parent / "store"))
+    assert cli.main(["models", "show", "net@prod", *where]) == 0
+    text = capsys.readouterr().out
+    assert "fit 1 of 1" in text
+    assert str(rows) in text
+    assert cli.main(["models", "show", "net", "--json", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["lineage"] == [fit]
+
+
+def test_the_fingerprint_is_of_the_rows_and_of_their_order() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+
+    def fingerprint(rows: Any) -> str:
+        made = estimator(workers=1)
+        made.fit({"x": rows, "y": rows.sum(1)}, batch_size=8, verbose=0)
+        return str(made.lineage[0]["fingerprint"])
+
+    first = fingerprint(x)
+    assert fingerprint(x) == first
+    assert fingerprint(x[::-1]) != first
+
+
+def test_a_chain_of_fits_goes_through_files_and_versions(rows: Path, om: Store, tmp_path: Path) -> None:
+    made = estimator(workers=1)
+    made.fit(str(rows), **COLUMNS)
+    made.save(tmp_path / "net.estimator")
+    again = Estimator.load(tmp_path / "net.estimator", trusted=True)
+    assert again.lineage == made.lineage
+    assert again._lineage.recipe == made._lineage.recipe
+    version = om.models.put(again, "net")
+
+    again.copy().fit(str(rows), **COLUMNS)
+    assert len(again.lineage) == 1
+    again.fit(str(rows), **COLUMNS)
+    assert [fit["start"] for fit in again.lineage] == ["a creator", "the fit before"]
+    assert again.lineage[1]["parent"]["version"] == str(version)
+
+    read = om.models.get("net", optimizer=torch.optim.Adam, loss=torch.nn.MSELoss(), workers=1)
+    read.fit(str(rows), **COLUMNS)
+    assert read.lineage[1]["parent"]["digest"] == version.digest
+
+
+def test_weights_that_come_from_elsewhere_have_no_lineage(rows: Path, om: Store, tmp_path: Path) -> None:
+    made = estimator(workers=1)
+    made.fit(str(rows), **COLUMNS)
+    made.save(tmp_path / "weights.pt")
+    assert not om.models.put(made, "net").meta["changed_since"]
+
+    with torch.no_grad():
+        made.get_model().weight.zero_()
+    assert om.models.put(made, "net").meta["changed_since"]
+    made.load_weights(tmp_path / "weights.pt")
+    assert made.lineage == []

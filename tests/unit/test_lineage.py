@@ -1,0 +1,114 @@
+"""Records of what made a model: what is kept of files, what is left out, how others' records are shown."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kindler.estimator import lineage
+from kindler.shelves.lineage import shown
+from kindler.store import Version
+
+
+def test_credentials_are_left_out() -> None:
+    given = {
+        "path": "s3://key:secret@bucket/rows.parquet?sig=abc",
+        "plan": "Relation jdbc:postgresql://bob:pw@db/x?password=pw then s3://bucket/b",
+        "config": {"width": 4, "api_key": "abc", "DB_PASSWORD": "abc", "rate": np.float32(0.5)},
+    }
+
+    assert lineage.cleaned(given) == {
+        "path": "s3://bucket/rows.parquet",
+        "plan": "Relation jdbc:postgresql://db/x then s3://bucket/b",
+        "config": {"width": 4, "api_key": "***", "DB_PASSWORD": "***", "rate": 0.5},
+    }
+
+
+def test_files_have_their_size_and_the_hash_of_their_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+
+    known = lineage.files_record([str(tmp_path / "a"), str(tmp_path / "gone")])
+    assert known["file_count"] == 2
+    there, gone = known["files"]
+    assert gone == {"path": str(tmp_path / "gone")}
+    assert (there["size"], there["hashed"]) == (3, "all")
+    assert there["sha256"] == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_of_too_much_data_both_ends_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "_WHOLE_BYTES", 10)
+    monkeypatch.setattr(lineage, "_END_BYTES", 4)
+    (tmp_path / "a").write_bytes(b"0123----------6789")
+
+    (file,) = lineage.files_record([str(tmp_path / "a")])["files"]
+    assert file["hashed"] == "ends"
+    assert file["sha256"] == hashlib.sha256(b"01236789").hexdigest()
+
+
+def test_code_is_named_with_its_commit_and_whether_it_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        return done.stdout.strip()
+
+    file = tmp_path / "nets.py"
+    file.write_text("a = 1\n")
+    assert lineage._commit(str(file)) == {}
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "a")
+
+    commit = git("rev-parse", "HEAD")
+    assert lineage._commit(str(file)) == {"commit": commit, "changed": False}
+    file.write_text("a = 2\n")
+    assert lineage._commit(str(file)) == {"commit": commit, "changed": True}
+
+
+def version(**meta: Any) -> Version:
+    return Version(
+        bucket="default",
+        shelf="models",
+        name="net",
+        number=1,
+        kind="estimator",
+        created=datetime(2026, 1, 2, tzinfo=timezone.utc),
+        size=3,
+        digest="0" * 64,
+        files=(),
+        meta=meta,
+        attributes={},
+    )
+
+
+def test_a_record_of_anybody_is_shown_as_text() -> None:
+    hostile = {
+        "user": "\x1b[31mred\nnext",
+        "data": {"files": ["x"] * 12, "kind": 7},
+        "code": [None],
+        "seed": 1,
+    }
+
+    lines = shown(version(lineage=[hostile, "no record"]), ["prod"]).splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert "  user          [31mred next" in lines
+    assert "  tags         prod" in lines
+    assert "  seed         1" in lines
+    assert "               ... and 2 more" in lines
+
+
+def test_a_version_without_a_record_says_so() -> None:
+    assert "no record of what made it" in shown(version(lineage={"a": 1}), [])
