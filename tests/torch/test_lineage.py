@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 import torch
 
 from kindler import Columns, Estimator, Store, cli
+from kindler.errors import ConfigError
+from kindler.estimator import lineage
 
 COLUMNS: dict[str, Any] = {
     "feature_cols": ["a", "b"],
@@ -124,3 +128,68 @@ def test_weights_that_come_from_elsewhere_have_no_lineage(rows: Path, om: Store,
     assert om.models.put(made, "net").meta["changed_since"]
     made.load_weights(tmp_path / "weights.pt")
     assert made.lineage == []
+
+
+@pytest.fixture
+def stored(rows: Path, om: Store) -> Store:
+    made = estimator()
+    made.fit(str(rows), epochs=2, batch_size=8, validation_split=0.2, **COLUMNS)
+    om.models.put(made, "net")
+    return om
+
+
+def test_a_fresh_process_reproduces_a_version_to_the_bit_and_names_a_changed_file(
+    stored: Store, rows: Path
+) -> None:
+    def command(*options: str) -> subprocess.CompletedProcess[str]:
+        asked = ["models", "reproduce", "net@1", "--store", str(rows.parent / "store"), *options]
+        return subprocess.run(
+            [sys.executable, "-m", "kindler", *asked], capture_output=True, text=True, timeout=120
+        )
+
+    refused = command()
+    assert (refused.returncode, "trusted" in refused.stderr) == (1, True)
+    done = command("--trusted")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "net@1 is equal to the bit: 2 arrays, loss, val_loss\n",
+    ), done.stderr
+
+    write_rows(rows, seed=1)
+    changed = command("--trusted")
+    assert changed.returncode == 1
+    assert f"{rows} has changed" in changed.stderr
+    rows.unlink()
+    assert f"{rows} is gone" in command("--trusted").stderr
+
+
+def test_what_differs_is_named(stored: Store, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = stored.models.reproduce("net", trusted=True, seed=4)
+    assert not other.equal
+    assert set(other.weights) == {"weight", "bias"}
+    assert "seed: 3 then, 4 now" in other.differences
+    assert set(other.metrics) == {"loss", "val_loss"}
+
+    packages = {**stored.models.metadata("net").meta["lineage"][0]["packages"], "torch": "1.0"}
+    monkeypatch.setattr(lineage, "_packages", lambda: packages)
+    monkeypatch.setattr(lineage, "_processor", lambda: "another one")
+    same = stored.models.reproduce("net", trusted=True)
+    assert same.equal
+    assert f"package torch: {torch.__version__} then, 1.0 now" in same.differences
+    assert any(line.startswith("processor: ") for line in same.differences)
+
+    changed = write_rows(rows.parent / "changed.parquet", seed=1)
+    told = stored.models.reproduce("net", trusted=True, data=str(changed))
+    assert any(line.startswith("fingerprint of the rows: ") for line in told.differences)
+
+
+def test_rows_that_the_record_cannot_read_again_are_compared_by_their_fingerprint(om: Store) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
+    made = estimator()
+    made.fit((x, x.sum(1)), batch_size=8, verbose=0)
+    made.fit((x, x.sum(1)), batch_size=8, verbose=0)
+    om.models.put(made, "net")
+
+    with pytest.raises(ConfigError, match=r"kind 'memory'.\nHint: pass data="):
+        om.models.reproduce("net", trusted=True)
+    assert om.models.reproduce("net", trusted=True, data=(x, x.sum(1))).equal

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -113,6 +115,16 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
     add = command(verbs, "show", "show a version and what made it", _show, shelf=shelf)
     add("name", metavar="NAME", help=NAMES)
     add("--json", action="store_true", help="print JSON, with the source of functions and all files")
+
+    what = "train a version again from its record, and compare weights and metrics to the bit"
+    add = command(verbs, "reproduce", what, _reproduce, shelf=shelf)
+    add("name", metavar="NAME", help=NAMES)
+    paths = "Parquet files, a folder or a table to train from instead of the recorded files"
+    add("--data", metavar="PATH", help=paths)
+    add("--validation-data", metavar="PATH", help="the same to validate with")
+    add("--seed", type=int, metavar="N", help="another seed than the recorded one")
+    add("--workers", type=int, metavar="N", help="another number of workers")
+    add("--trusted", action="store_true", help="run the code of the recipe, without which nothing is trained")
 
     add = command(verbs, "split", "divide a tag's requests among versions, or show how", _split, shelf=shelf)
     add("name", metavar="NAME@TAG", help="the tag; a name alone shows all of its splits")
@@ -264,6 +276,15 @@ def _show(chosen: argparse.Namespace) -> int:
     else:
         print(shown(version, tags))
     return 0
+
+
+def _reproduce(chosen: argparse.Namespace) -> int:
+    models: Any = _shelf(chosen)
+    sys.path.append(os.getcwd())  # modules of the user's own, which a script beside them found, too
+    options = {key: getattr(chosen, key) for key in ("trusted", "data", "validation_data", "seed", "workers")}
+    result = models.reproduce(chosen.name, **options)
+    print(result)
+    return 0 if result.equal else 1
 
 
 def _remove(chosen: argparse.Namespace) -> int:

@@ -212,6 +212,7 @@ class Estimator(Saving):
         if validation_split is not None:
             refuse(*split_complaints(validation_split, held_out))
             rows, held_out = rows.split(validation_split, self._run_config.seed)
+            rows.held_out = validation_split
         with sigterm_interrupts():
             return self._fit(rows, held_out, options, DriverCallbackList(driver_callbacks), clock)
 

@@ -35,6 +35,7 @@ from kindler.train.options import FitOptions, RunConfig
 if TYPE_CHECKING:
     from kindler.estimator.model import FrameworkModel
 
+FIT = "fit.pickle"  # the options, in a recipe
 RECIPE_BYTES = 64 << 20  # what a fit began from, above which it is not kept
 
 _WHOLE_BYTES = 256 << 20  # of all files together; of the others the ends are hashed
@@ -78,8 +79,7 @@ def described(item: Input, source: Any) -> dict[str, Any]:
     direct = isinstance(source, ParquetSource)
     paths = source.files.files if direct else facts.get("paths") or ()
     facts |= {"direct": direct} | files_record(paths)
-    if direct and source.within is not None:
-        facts["within"] = list(source.within)
+    facts["validation_split"] = item.held_out
     return cleaned(_without_nothing(facts))  # type: ignore[no-any-return]
 
 
@@ -152,7 +152,7 @@ def record(
         "config": {name: value for name, value in user_config.items() if isinstance(value, Plain)},
         **made,
         "code": code,
-        "packages": _packages(model.row.package, str(members.get("backend"))),
+        "packages": _packages(),
         "machine": {"system": platform.platform(), "processor": _processor()},
         "metrics": {name: value for name, value in metrics.items() if name not in BOOKKEEPING},
     }
@@ -240,14 +240,9 @@ def _commit(file: str | None) -> dict[str, Any]:
     return {"commit": commits[0], "changed": changed} if commits and commits[0] != "(initial)" else {}
 
 
-def _packages(*used: str) -> dict[str, str]:
-    wanted = [name for name in _PACKAGES if name in sys.modules or name in used]
-    return {"python": platform.python_version()} | versions_of(wanted)
-
-
-def versions_of(packages: Sequence[str]) -> dict[str, str]:
-    versions = {}
-    for name in packages:
+def _packages() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions

@@ -25,7 +25,7 @@ from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, Untrus
 from kindler.estimator.checks import ability_complaints, refuse, run_complaints, warn_caller
 from kindler.estimator.constructors import Constructors
 from kindler.estimator.exporting import example_of, write_onnx, write_openvino
-from kindler.estimator.lineage import RECIPE_BYTES, Lineage, record
+from kindler.estimator.lineage import FIT, RECIPE_BYTES, Lineage, record
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.run import RunResults
 from kindler.files import folder_at, split
@@ -52,7 +52,7 @@ SUFFIX = ".estimator"
 
 _FORMAT = 1
 _FACTS, _RECIPE, _STATE, _PREPARATION = "estimator.json", "recipe.pickle", "state", "preparation.pickle"
-_MADE, _FIT = "made.estimator", "fit.pickle"
+_MADE = "made.estimator"
 _IN_FILE = ("workers", "engine", "device", "seed")
 _CAN_BE_PASSED = ("workers", "engine", "device", "settings")
 
@@ -329,7 +329,7 @@ class Saving(Constructors):
         if len(results.packed) + len(before) <= RECIPE_BYTES:
             again = replace(options, checkpoint=None, resume=False, verbose=0)
             empty = {**self._record, "history": [], "goodput": None, "lineage": []}
-            self._write(recipe, results.packed, before, empty, {_FIT: pickle_for_workers(again)})
+            self._write(recipe, results.packed, before, empty, {FIT: pickle_for_workers(again)})
         fit = record(
             self._model,
             options,

@@ -13,7 +13,9 @@ from kindler.shelves.shelf import Shelf
 from kindler.store.names import parse_selector
 
 if TYPE_CHECKING:
+    from kindler.shelves.lineage import Reproduction
     from kindler.store.splits import Split
+    from kindler.types import Data
 
 # Forms of other systems that a model can be written in.
 _FORMS = Registry(
@@ -74,6 +76,48 @@ class Models(Shelf):
     def _protected(self, name: str) -> set[int]:
         splits = self.splits(name).values()
         return super()._protected(name).union(*((*split.canary, *split.shadow) for split in splits))
+
+    def reproduce(
+        self,
+        name: str,
+        *,
+        trusted: bool = False,
+        data: Data | None = None,
+        validation_data: Data | None = None,
+        seed: int | None = None,
+        workers: int | None = None,
+    ) -> Reproduction:
+        """Train a stored estimator again from its record, and compare weights and metrics to the bit.
+
+        Files are compared first: those that are missing or have changed are named before anything is trained.
+        Processes of this session do the work; `kindler models reproduce` is a fresh one.
+
+        Args:
+            name: The name, optionally with a version.
+            trusted: Its recipe is code, which this runs: pass True only for versions of people whose programs
+                you would run.
+            data: The data, if the record cannot read it again: a Spark DataFrame that is not just files,
+                arrays, your own batches. Its fingerprint is compared.
+            validation_data: The same of the validation data.
+            seed: Another seed than the recorded one.
+            workers: Another number of workers.
+
+        Raises:
+            ConfigError: There is no record or recipe, or the record cannot read the data again.
+            DataError: Files are missing or have changed.
+            UntrustedError: `trusted` was not passed.
+        """
+        from kindler.shelves.lineage import reproduce
+
+        return reproduce(
+            self.store,
+            self.metadata(name),
+            trusted=trusted,
+            data=data,
+            validation_data=validation_data,
+            seed=seed,
+            workers=workers,
+        )
 
     def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:
         """Write a version to a folder as an MLflow model, with its signature and its requirements.

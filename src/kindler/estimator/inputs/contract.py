@@ -122,11 +122,13 @@ class Input:
         data: The data itself.
         engine: Where its workers run unless the user decides.
         name: What a record of the run calls this kind of data.
+        held_out: The share of the rows that `split` left to validate with, if it did.
         has_columns: Whether columns can be chosen; user code that makes batches has none.
     """
 
     engine: Literal["local", "spark"] = "local"
     name: ClassVar[str] = "memory"
+    held_out: float | None = None
     has_columns: ClassVar[bool] = True
 
     def __init__(self, data: Any) -> None:
