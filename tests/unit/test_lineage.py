@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kindler.estimator import lineage
-from kindler.shelves.lineage import shown
+from kindler.shelves.lineage import differences, shown
 from kindler.store import Version
 
 
@@ -112,3 +112,36 @@ def test_a_record_of_anybody_is_shown_as_text() -> None:
 
 def test_a_version_without_a_record_says_so() -> None:
     assert "no record of what made it" in shown(version(lineage={"a": 1}), [])
+
+
+def test_a_changed_file_package_processor_or_function_is_named() -> None:
+    then = {
+        "seed": 1,
+        "workers": 2,
+        "fingerprint": "a",
+        "data": {"files": [{"path": "/a", "sha256": "1"}]},
+        "packages": {"torch": "2.1", "numpy": "2"},
+        "machine": {"processor": "x"},
+        "code": [{"name": "nets.net", "sha256": "1"}, {"name": "__main__.loss", "sha256": "1"}],
+    }
+    now = {
+        **then,
+        "fingerprint": "b",
+        "data": {"files": [{"path": "/a", "sha256": "2"}]},
+        "packages": {"torch": "2.2", "numpy": "2"},
+        "machine": {"processor": "y"},
+        "code": [{"name": "nets.net", "sha256": "2"}, {"name": "__main__.loss", "sha256": "2"}],
+    }
+
+    assert list(differences(then, then)) == []
+    assert list(differences(then, now)) == [
+        "file /a: 1 then, 2 now",
+        "fingerprint of the rows: a then, b now",
+        "the source of nets.net: 1 then, 2 now",
+        "package torch: 2.1 then, 2.2 now",
+        "processor: x then, y now",
+    ]
+    assert list(differences(then, {**now, "seed": 2}))[:2] == [
+        "seed: 1 then, 2 now",
+        "file /a: 1 then, 2 now",
+    ]

@@ -191,20 +191,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
     for group, what in (("options", ""), ("strategy", "strategy "), ("columns", ""), ("config", "config ")):
         yield from _changes(what, then.get(group), now.get(group))
     for side in ("data", "validation"):
-        files = [
-            {file["path"]: file.get("sha256") for file in one.get(side, {}).get("files", ())}
-            for one in (then, now)
-        ]
-        if set(files[0]) == set(files[1]):
-            yield from _changes("file ", *files)
+        before, after = (_hashes(one.get(side), "files", "path") for one in (then, now))
+        if set(before) == set(after):
+            yield from _changes("file ", before, after)
     yield from _changed("rows", then.get("rows"), now.get("rows"))
     if all(then.get(name) == now.get(name) for name in ("seed", "workers")):  # which deal the rows
         yield from _changed("fingerprint of the rows", then.get("fingerprint"), now.get("fingerprint"))
-    code = [
-        {f"{one['role']} {one['name']}": one.get("sha256") for one in fit.get("code", ())}
-        for fit in (then, now)
-    ]
-    yield from _changes("the source of ", *code)
+    yield from _changes("the source of ", *(_hashes(one, "code", "name") for one in (then, now)))
     yield from _changes("package ", then.get("packages"), now.get("packages"))
     yield from _changes("", then.get("machine"), now.get("machine"))
 
