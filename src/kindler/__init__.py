@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kindler.config import RunSettings as RunSettings
     from kindler.data.preparation import Prepare as Prepare
     from kindler.data.preparation import batched as batched
+    from kindler.data.tables import Table as Table
     from kindler.engine.placement import current_worker as current_worker
     from kindler.estimator.estimator import Estimator as Estimator
     from kindler.readers import read_csv as read_csv
@@ -60,6 +61,7 @@ _PUBLIC = _by_name(
         "kindler.collective": "all_gather",
         "kindler.config": "Checkpoints Columns Device Epochs Optimization RunSettings",
         "kindler.data.preparation": "Prepare batched",
+        "kindler.data.tables": "Table",
         "kindler.engine.placement": "current_worker",
         "kindler.estimator.estimator": "Estimator",
         "kindler.readers": "read_csv read_images read_json read_parquet read_tfrecord",

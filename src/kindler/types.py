@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+    from kindler.data.tables import Table
     from kindler.train.callbacks import Callback, DriverCallback
     from kindler.xshards import XShards
 
@@ -60,7 +61,8 @@ _Dataset: TypeAlias = "torch.utils.data.Dataset[Any] | datasets.Dataset | ray.da
 _Local: TypeAlias = (
     "_Array | Mapping[str, Any] | tuple[Any, ...] | Sequence[_Array] | pd.DataFrame | pa.Table"
 )
-ScoringData: TypeAlias = "DataFrame | XShards | _Path | Sequence[_Path] | _Local | pa.RecordBatch | _Dataset"
+_Files: TypeAlias = "_Path | Table | Sequence[_Path | Table]"
+ScoringData: TypeAlias = "DataFrame | XShards | _Files | _Local | pa.RecordBatch | _Dataset"
 """What `predict` takes."""
 Data: TypeAlias = "ScoringData | torch.utils.data.DataLoader[Any] | tf.data.Dataset | Callable[..., Any]"
 """What `fit` and `evaluate` take: also loaders, and functions that make them."""

@@ -1,13 +1,10 @@
 """Reads rows of Parquet files by number with pyarrow, without Spark.
 
-For Delta and Iceberg tables, the formats' own libraries list the current files. Only plain tables are
-accepted, in which every row is a row of one of these files: nothing deleted within a file, no renamed
-columns. Other tables, and those outside this machine's folders, need Spark.
+A file of a table may have a `FileView`, by which its rows become rows of the table; `tables.py` makes them.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -15,16 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from kindler.data.file_view import FileView, Storage
 from kindler.data.paths import expand, file_system, hidden
-from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.errors import ConfigError, DataError
 
 Footer: TypeAlias = tuple[tuple[int, ...], int, pa.Schema]
 EachFile: TypeAlias = Callable[[Callable[[str], Footer], Sequence[str]], Iterable[Footer]]
@@ -34,9 +30,6 @@ _Result = TypeVar("_Result")
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TABLE_MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
-_USE_SPARK = "Hint: read it with Spark and pass the DataFrame."
-# Features that do not change which rows the files hold, nor under which names and types.
-_HARMLESS = {"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint", "domainMetadata", "appendOnly"}
 _FILE_THREADS = 8
 # Decoded batches of about this size are still in the processor's cache when they are written away:
 # 188 MB of list<float> decode in 0.24 s of processor time instead of the 0.30 s of whole row groups.
@@ -47,21 +40,31 @@ _BUFFER_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ParquetFiles:
-    """One table, with rows numbered from 0 in file order; `nbytes` is its approximate decoded size."""
+    """One table, with rows numbered from 0 in file order; `nbytes` is its approximate decoded size.
+
+    Row groups, rows and schemas are those of the table: without deleted rows, with columns that are not in
+    the file. `views` is empty if the files hold just these.
+    """
 
     files: tuple[str, ...]
     row_groups: tuple[tuple[int, ...], ...]
     rows: int
     nbytes: int
     schemas: tuple[pa.Schema, ...]
+    views: tuple[FileView | None, ...] = ()
 
     def locate(self, row: int) -> str:
         start = 0
-        for file, groups in zip(self.files, self.row_groups, strict=True):
+        for number, (file, groups) in enumerate(zip(self.files, self.row_groups, strict=True)):
             if row < start + sum(groups):
-                return f"{row} (row {row - start} of {file})"
+                view = self.view(number)
+                position = row - start if view is None else view.position(row - start)
+                return f"{row} (row {position} of {file})"
             start += sum(groups)
         return str(row)
+
+    def view(self, number: int) -> FileView | None:
+        return self.views[number] if self.views else None
 
 
 def inspect(
@@ -83,7 +86,7 @@ def inspect_files(
     """Like `inspect` for explicit files; `check` runs on each file wherever it is opened, and may raise."""
     if not files:
         raise ConfigError(f"no Parquet file in {named}.")
-    footers = list((each or each_here)(partial(_footer, check=check), files))
+    footers = list((each or each_here)(partial(footer, check=check), files))
     groups = tuple(rows for rows, _, _ in footers)
     total = sum(map(sum, groups))
     if not total:
@@ -120,17 +123,32 @@ def scan(
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the rows [start, stop) in small batches; other row groups are not read."""
     first = 0
-    for file, groups, schema in zip(files.files, files.row_groups, files.schemas, strict=True):
+    for number, groups in enumerate(files.row_groups):
         last = first + sum(groups)
         if max(start, first) < min(stop, last):
-            with _open(file) as opened:
-                if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != schema:
-                    raise DataError(f"{file} has changed since it was counted.")
-                _require(opened.schema_arrow, names, file)
-                yield from _rows(
-                    opened, names, groups, max(start - first, 0), min(stop, last) - first, use_threads
-                )
+            yield from _of_file(
+                files, number, names, max(start - first, 0), min(stop, last) - first, use_threads
+            )
         first = last
+
+
+def _of_file(
+    files: ParquetFiles, number: int, names: Sequence[str], start: int, stop: int, use_threads: bool
+) -> Iterator[pa.RecordBatch]:
+    file, schema, view = files.files[number], files.schemas[number], files.view(number)
+    groups, stored = (view.groups, view.stored) if view else (files.row_groups[number], schema)
+    with _open(file, view.storage if view else None) as opened:
+        if _group_rows(opened) != groups or opened.schema_arrow.remove_metadata() != stored:
+            raise DataError(f"{file} has changed since it was counted.")
+        _require(schema, names, file)
+        if view is None:
+            yield from _rows(opened, names, groups, start, stop, use_threads)
+            return
+
+        def read(names: Sequence[str], first: int, last: int) -> Iterator[pa.RecordBatch]:
+            return _rows(opened, names, groups, first, last, use_threads)
+
+        yield from view.rows(file, schema.empty_table().select(list(names)).schema, start, stop, read)
 
 
 class RowReader:
@@ -238,8 +256,12 @@ def _require(schema: pa.Schema, names: Sequence[str], file: str) -> None:
             )
 
 
-def _footer(file: str, check: Callable[[str, pq.ParquetFile], None]) -> Footer:
-    with _open(file) as opened:
+def footer(
+    file: str,
+    check: Callable[[str, pq.ParquetFile], None] = lambda file, opened: None,
+    storage: Storage | None = None,
+) -> Footer:
+    with _open(file, storage) as opened:
         check(file, opened)
         groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
         nbytes = sum(group.total_byte_size for group in groups)
@@ -251,8 +273,8 @@ def _group_rows(opened: pq.ParquetFile) -> tuple[int, ...]:
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 
-def _open(file: str) -> pq.ParquetFile:
-    system, path = file_system(file)
+def _open(file: str, storage: Storage | None = None) -> pq.ParquetFile:
+    system, path = file_system(file) if storage is None else (None, storage.open(file))
     local = isinstance(system, fs.LocalFileSystem)
     try:
         return pq.ParquetFile(
@@ -269,16 +291,13 @@ def _open(file: str) -> pq.ParquetFile:
 
 def _data_files(path: str, inside: Sequence[tuple[str, ...]]) -> Callable[[tuple[str, ...]], bool]:
     kind, deeper = _table_kind(inside)
-    if kind in ("Delta", "Iceberg") and not deeper:
-        current = _delta_files(path) if kind == "Delta" else _iceberg_files(path)
-        missing = sorted(current - set(inside))
-        if missing:
-            raise DataError(f"{path!r} lacks its file {'/'.join(missing[0])!r}.")
-        return current.__contains__
     if kind is not None:
+        hint = "read it with Spark and pass the DataFrame."
+        if kind != "Hudi":
+            hint = f"pass kindler.Table({'its path' if deeper else repr(path)}), or {hint}"
         verb = "contains" if deeper else "is"
         raise ConfigError(
-            f"{path!r} {verb} a table of {kind}, whose files also hold deleted rows.\n{_USE_SPARK}"
+            f"{path!r} {verb} a table of {kind}, whose files also hold deleted rows.\nHint: {hint}"
         )
     return lambda parts: parts[-1].lower().endswith(_SUFFIXES) and not any(map(hidden, parts))
 
@@ -292,62 +311,3 @@ def _table_kind(inside: Sequence[tuple[str, ...]]) -> tuple[str | None, bool]:
         if parts[-2:-1] == ("metadata",) and parts[-1].endswith(".metadata.json"):
             return "Iceberg", len(parts) > 2
     return None, False
-
-
-def _delta_files(path: str) -> set[tuple[str, ...]]:
-    deltalake = _library("deltalake", path, extra="delta")
-    try:
-        table = deltalake.DeltaTable(path)
-        features = set(table.protocol().reader_features or ()) - _HARMLESS
-    except Exception as exc:  # the library's own, of many kinds
-        raise ConfigError(
-            f"{path!r}: the log of this Delta table cannot be read ({exc}).\n{_USE_SPARK}"
-        ) from exc
-    if features:
-        raise ConfigError(
-            f"{path!r} is a Delta table with {', '.join(sorted(features))}, whose files cannot be read "
-            f"directly.\n{_USE_SPARK}"
-        )
-    return _below(path, table.file_uris())
-
-
-def _iceberg_files(path: str) -> set[tuple[str, ...]]:
-    """Only where the folder names the newest metadata (`version-hint.text`)."""
-    tables = _library("pyiceberg.table", path, extra="iceberg")
-    hint = Path(path, "metadata", "version-hint.text")
-    try:
-        newest = Path(path, "metadata", f"v{int(hint.read_text())}.metadata.json")
-    except (OSError, ValueError):
-        raise ConfigError(
-            f"{path!r}: only its catalog knows the newest version of this Iceberg table.\n{_USE_SPARK}"
-        ) from None
-    try:
-        tasks = list(tables.StaticTable.from_metadata(str(newest)).scan().plan_files())
-    except Exception as exc:  # the library's own, of many kinds
-        raise ConfigError(f"{path!r}: this Iceberg table cannot be read ({exc}).\n{_USE_SPARK}") from exc
-    if any(task.delete_files for task in tasks):
-        raise ConfigError(f"{path!r} is an Iceberg table with deleted rows in its files.\n{_USE_SPARK}")
-    return _below(path, [task.file.file_path for task in tasks])
-
-
-def _library(name: str, path: str, *, extra: str) -> Any:
-    if not os.path.isdir(path):
-        raise ConfigError(f"{path!r} is a table that is not in a folder of this machine.\n{_USE_SPARK}")
-    package = name.partition(".")[0]
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as exc:
-        if exc.name != package:
-            raise
-        raise MissingExtraError(what=f"{path!r}, a table with a log,", package=package, extra=extra) from exc
-
-
-def _below(path: str, files: Iterable[str]) -> set[tuple[str, ...]]:
-    root = Path(path).resolve()
-    found = set()
-    for file in files:
-        place = Path(unquote(urlsplit(file).path) if file.startswith("file:") else file).resolve()
-        if root not in place.parents:
-            raise ConfigError(f"{path!r}: its file {file!r} is in another folder.\n{_USE_SPARK}")
-        found.add(place.relative_to(root).parts)
-    return found

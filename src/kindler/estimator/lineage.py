@@ -77,7 +77,9 @@ def described(item: Input, source: Any) -> dict[str, Any]:
     """The data of a run as JSON; `source` is what the workers read."""
     facts: dict[str, Any] = {"kind": item.name, **item.describe()}
     direct = isinstance(source, ParquetSource)
-    paths = source.files.files if direct else facts.get("paths") or ()
+    paths = facts.get("paths") or ()
+    if direct:  # files of a table never change
+        paths = [file for place, file in enumerate(source.files.files) if source.files.view(place) is None]
     facts |= {"direct": direct} | files_record(paths)
     facts["validation_split"] = item.held_out
     return cleaned(_without_nothing(facts))  # type: ignore[no-any-return]

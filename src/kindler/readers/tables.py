@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kindler.data import parquet
+from kindler.data import parquet, tables
 from kindler.data.parquet import ParquetFiles
 from kindler.data.shards import frames
 from kindler.data.shards.codec import Packed, from_table, pack, unpack
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 def read_parquet(
-    file_path: Paths,
+    file_path: Paths | tables.Table,
     columns: Sequence[str] | None = None,
     schema: pa.Schema | Mapping[str, Any] | None = None,
     *,
     engine: str = "auto",
     num_shards: int | None = None,
 ) -> XShards:
-    """Read Parquet files into shards of pandas DataFrames.
+    """Read Parquet files, or a Delta or Iceberg table, into shards of pandas DataFrames.
 
     Args:
-        file_path: A file, a folder, a glob, a URI, or a list of them.
+        file_path: A file, a folder, a glob, a URI, or a list of them; or a `Table`.
         columns: The columns to read, in this order. Default: all.
         schema: Types to read columns as: a pyarrow.Schema, a pyspark StructType, or a dict of pyarrow types
             or their names.
@@ -54,7 +54,10 @@ def read_parquet(
         DataError: A file is not Parquet, lacks a column, or its types are incompatible with the others.
     """
     where = backends.choose(engine)
-    files: ParquetFiles = on_engine(where, partial(_inspect, listed(file_path)))
+    if isinstance(file_path, tables.Table):
+        files = tables.inspect(file_path)
+    else:
+        files = on_engine(where, partial(_inspect, listed(file_path)))
     wanted = _wanted(files, _names(columns), schema)
     sizes = [sum(groups) for groups in files.row_groups]
     if num_shards is None:
@@ -111,8 +114,8 @@ def _read_rows(files: ParquetFiles, schema: pa.Schema, number: int, packed: Pack
 
 
 def _inspect(given: list[str]) -> ParquetFiles:
-    files = parquet.inspect(given)
-    refuse_keys(given, files.files)
+    files = tables.inspect(given)
+    refuse_keys(given, [file for number, file in enumerate(files.files) if files.view(number) is None])
     return files
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.config import RunSettings
+from kindler.data.tables import Table
 from kindler.engine.notices import sigterm_interrupts
 from kindler.errors import ConfigError, DataError, UntrustedError
 from kindler.estimator.estimator import Estimator
@@ -252,7 +253,9 @@ def _rows(fit: Mapping[str, Any], side: str, given: Any) -> Input:
         return recognise(given)
     known, name = fit[side], "data" if side == "data" else "validation_data"
     files = known.get("files") or []
-    if not known.get("direct") or len(files) < known.get("file_count", 0):
+    if known.get("tables") and known.get("direct") and not files:
+        return recognise([Table.of(described) for described in known["tables"]])
+    if known.get("tables") or not known.get("direct") or len(files) < known.get("file_count", 0):
         raise ConfigError(
             f"{name}: the record does not say how to read it again; it was of the kind"
             f" {known.get('kind')!r}.\nHint: pass {name}=..., the same data; its fingerprint is compared."

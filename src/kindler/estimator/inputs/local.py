@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from kindler.data import parquet
+from kindler.data import parquet, tables
 from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, values, with_columns
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
@@ -58,7 +58,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_PATHS = (str, os.PathLike, tables.Table)
+
+
 class ParquetInput(Input):
+    """Parquet files and tables, as paths or `Table`."""
+
     name = "parquet"
     part: tuple[float, bool] | None = None  # the share to validate with, and whether these rows are it
 
@@ -68,17 +73,24 @@ class ParquetInput(Input):
         return parts
 
     def describe(self) -> dict[str, Any]:
-        paths = self.data if isinstance(self.data, list) else [self.data]
-        return {"paths": [absolute(path) for path in paths]}
+        paths = [place for place in self.places if isinstance(place, str)]
+        found = [place.describe() for place in self.places if isinstance(place, tables.Table)]
+        return {"paths": [absolute(path) for path in paths], **({"tables": found} if found else {})}
+
+    @cached_property
+    def places(self) -> list[str | tables.Table]:
+        return tables.located(self.data)
 
     @staticmethod
     def accepts(data: Any) -> bool:
         if isinstance(data, list):
-            return bool(data) and all(isinstance(item, str | os.PathLike) for item in data)
-        return isinstance(data, str | os.PathLike)
+            return bool(data) and all(isinstance(item, _PATHS) for item in data)
+        return isinstance(data, _PATHS)
 
     def source(self, request: SourceRequest) -> Prepared:
-        source = not_empty(parquet_source(parquet.inspect(self.data, opener(request.spark)), request.columns))
+        source = not_empty(
+            parquet_source(tables.inspect(self.places, opener(request.spark)), request.columns)
+        )
         if self.part is None:
             return source, None
         (share, held_out), rows = self.part, source.files.rows
@@ -86,7 +98,7 @@ class ParquetInput(Input):
         return replace(source, within=(kept, rows) if held_out else (0, kept)), None
 
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
-        files = parquet.inspect(self.data)
+        files = tables.inspect(self.places)
         columns = not_empty(parquet_source(files, options)).columns
         first = next(iter(parquet.scan(files, columns.names, 0, 1)))
         return columns, repeated_row(pa.Table.from_batches([first]), columns)
@@ -107,7 +119,7 @@ class ParquetInput(Input):
             raise ConfigError(
                 f"output_path={str(options.output_path)!r} exists already; it is not overwritten."
             )
-        files = parquet.inspect(self.data)
+        files = tables.inspect(self.places)
         source = parquet_source(files, options.columns)
         refuse_taken(options.output_cols or ("prediction",), parquet.schema(files).names)
         with beside(target) as unfinished:

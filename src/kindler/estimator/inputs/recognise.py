@@ -34,8 +34,8 @@ def recognise(data: Any) -> Input:
             return kind_of_input(data)
     raise ConfigError(
         f"data is {kind(data)}.\nHint: pass a Spark DataFrame, an XShards, a Parquet path or list of paths, a"
-        " dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table; or a torch DataLoader, a"
-        " tf.data.Dataset, or a function of (config, batch_size) that returns one."
+        " kindler.Table, a dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table; or a torch"
+        " DataLoader, a tf.data.Dataset, or a function of (config, batch_size) that returns one."
     )
 
 
