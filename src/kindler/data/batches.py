@@ -20,6 +20,7 @@ from kindler.data.preparation import PreparedRows, Preparer
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import Bucketed, Rounds
 from kindler.data.spool import Layout, Spool
+from kindler.data.statistics import Summary
 from kindler.errors import ConfigError
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Rows:
         counts: Rows per lane; empty if they were not counted. Together with `marks` this identifies the data:
             only then can a run resume in the middle of an epoch.
         marks: A fingerprint of each lane's rows; see `Spool.fingerprint`.
+        statistics: Summaries of each worker's rows, on the first worker; empty if they were not made.
         label_shapes: The row shape of each label in the first batch, if it may differ between batches.
         varies: Whether row shapes differ between batches.
         prepares: Whether waiting for a batch means waiting for a transform.
@@ -72,6 +74,7 @@ class Rows:
     expected: int | None
     counts: tuple[int, ...] = ()
     marks: tuple[str, ...] = ()
+    statistics: Sequence[Mapping[str, Summary]] = ()
     label_shapes: Sequence[Sequence[int]] | None = None
     varies: bool = False
     prepares: bool = False

@@ -107,6 +107,7 @@ class Estimator(Saving):
         self._live = LiveModel(model, int(seed))
         self._columns = ColumnOptions()
         self._layout: dict[str, Any] = {}
+        self._statistics: dict[str, Any] | None = None
         self._summaries = Summaries()
         self._converted: tuple[str, FrameworkModel] | None = None
         self.history = History()
@@ -252,6 +253,7 @@ class Estimator(Saving):
             self._summaries.finish(results.rows)
             on_driver.finish(results.rows)
             self._layout = results.layout
+            self._statistics = results.statistics
             self._columns = replace(options.columns, weight_col=None, ragged=None, length_col=None)
             self._live.state = results.state
             first = results.rows[0]["epoch"] if options.resume and results.rows else math.inf

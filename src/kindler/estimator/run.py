@@ -79,6 +79,7 @@ class RunResults:
 
     rows: list[dict[str, Any]]
     layout: dict[str, Any]  # dtype and row shape of each column
+    statistics: dict[str, Any] | None  # of the training data, if they were made
     state: bytes  # what training continues from; empty after an evaluation
     mode: str | None = None  # how the framework ran the steps, if it had a choice
     step: int = 0

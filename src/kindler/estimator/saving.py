@@ -10,6 +10,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from kindler.config import Device, RunSettings
 from kindler.data.column_options import ColumnOptions
 from kindler.data.preparation import Prepare
+from kindler.data.statistics import Statistics
 from kindler.errors import ConfigError, NotFittedError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import ability_complaints, refuse, run_complaints, warn_caller
 from kindler.estimator.constructors import Constructors
@@ -76,6 +78,7 @@ class Saving(Constructors):
     _columns: ColumnOptions
     _layout: dict[str, Any]
     _lineage: Lineage
+    _statistics: dict[str, Any] | None
     history: History
 
     @leaves_no_trace
@@ -372,6 +375,14 @@ class Saving(Constructors):
         }
 
     @property
+    def statistics(self) -> dict[str, Any] | None:
+        """What the rows of the last `fit` were like, as JSON: counts, moments, quantiles, categories.
+
+        None before a `fit`, and after one with batches that your own code creates.
+        """
+        return deepcopy(self._statistics)
+
+    @property
     def _record(self) -> dict[str, Any]:
         """What is known of the training, besides its result, as JSON."""
         goodput = self.history.goodput
@@ -380,13 +391,15 @@ class Saving(Constructors):
             "history": list(self.history),
             "goodput": None if goodput is None else dict(goodput.seconds),
             "lineage": self.lineage,
+            "statistics": self._statistics,
         }
 
     def _restore_record(self, record: Mapping[str, Any]) -> Self:
         """Take over the `_record` of another estimator of the same model."""
-        signature, seconds = record["signature"], record.get("goodput")
+        signature, seconds, statistics = record["signature"], record.get("goodput"), record.get("statistics")
         self._layout = dict(signature["layout"])
         self._columns = ColumnOptions(**{key: value for key, value in signature.items() if key != "layout"})
+        self._statistics = None if statistics is None else Statistics.from_json(statistics).to_json()
         self.history = History(record["history"], goodput=None if seconds is None else Goodput(seconds))
         self._lineage = Lineage(tuple(record.get("lineage") or ()))
         return self

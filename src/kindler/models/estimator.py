@@ -8,6 +8,7 @@ metrics are code: whoever wants to train on gives them to `get`.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from kindler import sandbox
 from kindler.config import RunSettings
 from kindler.data.preparation import Prepare
 from kindler.data.ragged import Ragged
+from kindler.data.statistics import STATISTICS, Statistics
 from kindler.errors import ConfigError, UntrainedWarning, UntrustedError
 from kindler.estimator.checks import warn_caller
 from kindler.estimator.estimator import Estimator
@@ -132,10 +134,12 @@ class EstimatorKind(ModelKind):
         reject_unknown(options, inner.put_options, what=f"put of an estimator of kind {inner.kind!r}")
         inside = folder / _MODEL
         inside.mkdir()
+        record = obj._record
+        statistics = record.pop("statistics")
         meta = {
             "model_kind": inner.kind,
             "model_meta": inner.write(model, inside, trusted=trusted, **options),
-            **obj._record,
+            **record,
             "inputs": obj._inputs,
         }
         if recipe := obj._lineage.recipe:
@@ -143,6 +147,9 @@ class EstimatorKind(ModelKind):
             meta["made"] = _MADE
         if obj.lineage and (weights := obj.lineage[-1].get("weights")) is not None:
             meta["changed_since"] = obj._replica.digests() != weights
+        if statistics is not None:  # too large for the catalog, which lists read
+            (folder / STATISTICS).write_text(json.dumps(statistics))
+            meta["statistics"] = STATISTICS
         if obj._live.is_untrained:
             meta["untrained"] = True
         if obj._prepare.active:
@@ -171,7 +178,8 @@ class EstimatorKind(ModelKind):
             options = {"inputs": str(style), **options}
         for_model = {name: options.pop(name) for name in inner.get_options if name in options}
         model = inner.read(folder / _MODEL, meta["model_meta"], trusted=trusted, **for_model)
-        return inner.estimator(model=model, **options)._restore_record(meta)
+        statistics = Statistics.read(folder / STATISTICS).to_json() if meta.get("statistics") else None
+        return inner.estimator(model=model, **options)._restore_record({**meta, "statistics": statistics})
 
     def belongs(self, obj: Any, version: Version) -> None:
         obj._stored_as({"version": str(version), "bucket": version.bucket, "digest": version.digest})

@@ -25,6 +25,7 @@ from kindler.data.ragged import Ragged
 from kindler.data.row_order import RowAssignment, joined_counts
 from kindler.data.sources import Source
 from kindler.data.spool import Spool, agreed
+from kindler.data.statistics import Summary, measured, sample_size, some_rows, summarised
 from kindler.engine.placement import half_of_memory
 from kindler.errors import ConfigError, DataError
 from kindler.group import Group
@@ -40,7 +41,10 @@ def open_rows(
 ) -> Rows:
     """This worker's data; all workers call it. `numbered` is for a loop that asks for steps by number."""
     if not isinstance(source, StreamSource):
-        return _open_batches(worker, task, source, what, trains=trains)
+        spool, batches = _open_batches(worker, task, source, what, trains=trains)
+        if trains:
+            batches.statistics = statistics_of(worker, spool, task.config.seed)
+        return batches
     return (NumberedSteps if numbered else AgreedSteps)(
         worker,
         source,
@@ -52,7 +56,18 @@ def open_rows(
     )
 
 
-def _open_batches(worker: Group, task: Task, source: Source, what: str, *, trains: bool) -> Batches:
+def statistics_of(worker: Group, spool: Spool, seed: int) -> list[dict[str, Summary]]:
+    """The summaries of all workers, on the first one; merged later, as no other worker should wait for it."""
+    some = some_rows(spool.rows, sample_size(spool.rows), seed=seed + worker.rank)
+    own = summarised(measured(spool.arrays, spool.positions(some)), spool.rows)
+    shown = json.dumps({name: one.to_json() for name, one in own.items()}).encode()
+    parts = [json.loads(part) for part in worker.to_first(shown) if part]
+    return [{name: Summary.from_json(one) for name, one in part.items()} for part in parts]
+
+
+def _open_batches(
+    worker: Group, task: Task, source: Source, what: str, *, trains: bool
+) -> tuple[Spool, Batches]:
     """This worker's part of a source, cut into as many steps as on every other; all workers call it."""
     dealing = task.dealing or RowAssignment.between(worker.size, seed=task.config.seed)
     shuffle = trains and task.training.shuffle
@@ -88,9 +103,12 @@ def _open_batches(worker: Group, task: Task, source: Source, what: str, *, train
         memory_bytes=2 * half_of_memory(),
     )
     if preparation is None:
-        return Batches(spool, source.columns, options)
+        return spool, Batches(spool, source.columns, options)
     stack = bool(task.options.columns.stack_features)
-    return _prepared_batches(worker, spool, source.columns, preparation, options, trains=trains, stack=stack)
+    batches = _prepared_batches(
+        worker, spool, source.columns, preparation, options, trains=trains, stack=stack
+    )
+    return spool, batches
 
 
 def _gathered(worker: Group, mine: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from kindler.data.batches import Rows
+from kindler.data.statistics import Statistics, merged
 from kindler.engine.placement import Placement, current_worker, set_current_worker
 from kindler.errors import ConfigError
 from kindler.frameworks.devices import explained
@@ -109,6 +110,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
         report = {
             "rows": rows,
             "layout": data.layout,
+            "statistics": _described(data),
             "mode": replica.mode,
             "step": replica.step,
             "spent": stopwatch.seconds,
@@ -146,6 +148,10 @@ def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) ->
     )
     worker.answer_calls(server.serve, server.check)
     return []
+
+
+def _described(data: Rows) -> dict[str, Any] | None:
+    return Statistics(columns=merged(data.statistics)).to_json() if data.statistics else None
 
 
 def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:
