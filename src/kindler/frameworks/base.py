@@ -276,8 +276,8 @@ class BaseReplica:
         """Whether it can go on after the loss of a rank: it has `snapshot`, and calls `before_exchange`."""
         return False
 
-    def snapshot(self) -> bytes:
-        """Return what `local_state` does, fast, for processes of the same run only."""
+    def snapshot(self) -> bytes | None:
+        """Return what `local_state` does, fast, for processes of the same run only; None if it cannot."""
         raise NotImplementedError
 
     def restore(self, snapshot: bytes) -> None:

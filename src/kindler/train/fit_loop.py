@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from kindler.collective import Batch
 from kindler.data.batches import Rows
 from kindler.group import Group
 from kindler.train.checkpoints import restore_callbacks
-from kindler.train.loop import Loop
+from kindler.train.loop import Loop, Place
 from kindler.train.options import Task
 
 if TYPE_CHECKING:
@@ -112,46 +113,99 @@ class FitLoop(Loop):
         self._idle_since = 0.0  # when the last step ended
         self._opening = False
         self._mean = 0.0
+        self._hooks: Any = None
+        self._asked_to_stop = False
+        self.replica.before_exchange = lambda: self._note(self._done + 1, ahead=True)
+        self.replica.after_exchange = self._moved
 
     def run(self) -> None:
         start, replica, length, last = self.start, self.replica, self._length, self.last_epoch
-        epoch, done, steps = start.epoch, start.step_in_epoch, self._epoch_steps
-        if self.is_over or not self.goes_on(epoch if done else epoch + 1, begins=True):
+        epoch, done, steps, point = start.epoch, start.step_in_epoch, self._epoch_steps, start.point
+        if self.is_over or not self.goes_on(epoch if start.within_epoch else epoch + 1, begins=True):
             return
         callbacks, weights = self.options.callbacks, self.options.class_weight
-        hooks = replica.hooks(callbacks, self, size=self.worker.size, epochs=last, steps=length)
-        if done:
+        if self._hooks is None:
+            options = {"size": self.worker.size, "epochs": last, "steps": length}
+            self._hooks = replica.hooks(callbacks, self, **options)
+        hooks = self._hooks
+        hooks.opens = point is None or start.takes_over
+        if start.within_epoch:
             hooks.offset, hooks.closes = done, False
-            steps.first, steps.length = (epoch - 1) * length + done, length - done
-            replica.fit(steps, hooks, epochs=(epoch - 1, epoch), class_weight=weights, ends=epoch == last)
-            hooks.opens, hooks.closes = False, True
-            if replica.model.stop_training or epoch == last:
-                hooks.on_train_end()
-                return
-        if epoch < last:
+            if point is not None and (point.over or point.row is not None or done == length):
+                self._end_epoch_again(point.row)
+                if epoch == last:  # as `fit` does
+                    replica.optimizer.finalize_variable_values(replica.model.trainable_weights)
+            else:
+                steps.first, steps.length = (epoch - 1) * length + done, length - done
+                replica.fit(steps, hooks, epochs=(epoch - 1, epoch), class_weight=weights, ends=epoch == last)
+            hooks.opens, hooks.offset = False, 0
+        hooks.closes = True
+        if start.within_epoch and (replica.model.stop_training or epoch == last):
+            hooks.on_train_end()
+        elif epoch < last:
             steps.first, steps.length = epoch * length, length
             replica.fit(steps, hooks, epochs=(epoch, last), class_weight=weights)
+
+    def _end_epoch_again(self, row: Mapping[str, Any] | None) -> None:
+        """The end of an epoch whose steps are made; all but the agreement on it, if it has a `row`."""
+        epoch, hooks, model = self.start.epoch - 1, self._hooks, self.replica.model
+        model.stop_training = False
+        hooks.on_train_begin()
+        if row is None:
+            hooks.on_epoch_begin(epoch)
+            hooks.on_epoch_end(epoch, dict(model.get_metrics_result()))
+            return
+        start = self.start
+        if start.point is not None and start.takes_over:
+            self.replica.load_state(start.point.state)
+            self._first_step = start.step - start.step_in_epoch
+        self.start = replace(start, point=None)
+        model.stop_training = self._agree_on_end(dict(row))
 
     def train_begins(self) -> None:
         """Callbacks forget their state in their own `on_train_begin`, so restore it after that."""
         restore_callbacks(self.stateful, self.start.callbacks)
 
-    def epoch_begins(self, epoch: int) -> None:
-        """Keras's epoch `epoch` is the run's `epoch + 1`."""
+    def epoch_begins(self, epoch: int) -> bool:
+        """Keras's epoch `epoch` is the run's `epoch + 1`; returns whether it is new to the callbacks."""
+        point = self.start.point
         self._base = epoch * self._length
         self._done = self.begin_epoch(epoch + 1)
         self._epoch_steps.first = self._base + self._done
         self.replica.epoch_rows = self._rows_of(0, self._done)[0]
         self._opening, self._idle_since = True, time.perf_counter()
         self._mean = self.replica.tallies.figures().get("loss", 0.0) if self._done else 0.0
+        return point is None or bool(point.state)
+
+    def epoch_has_begun(self) -> None:
+        if (point := self.start.point) is not None:
+            if point.state and self.options.callbacks:  # what they did is in the state of the others
+                self._go_to(point)
+            self.start = replace(self.start, point=None)
+
+    def _note(self, steps: int, *, ahead: bool = False) -> None:
+        """Keep this rank's own state as that of the end of this step of the epoch."""
+        if self.note is not None:
+            epoch, done, step = self.place
+            rows = self.replica.epoch_rows + self._rows_of(done, steps)[0]
+            self.note(Place(epoch, steps, step + steps - done), rows, ahead)
+
+    def _moved(self) -> None:
+        self.resumable = False  # from here to the step's end, nothing undoes it
 
     def step_begins(self) -> None:
+        self.replica.begin_step()
         if self._opening:  # not earlier: the callbacks of the epoch's beginning may have changed the rate
             self.sync.begin_epoch(self.replica)
+            self._note(self._done)
             self._opening = False
-        self.replica.begin_step()
         if self.guard.skips:
             self.replica.keep_step()
+
+    def step_made(self, steps: int) -> None:
+        """Before and after the callbacks of its end."""
+        self._note(min(steps, self._length))
+        self.resumable = True
 
     def step_ends(self, steps: int, logs: Any) -> bool:
         replica, steps = self.replica, min(steps, self._length)  # Keras rounds up to whole executions
@@ -209,6 +263,7 @@ class FitLoop(Loop):
     def epoch_ends(self, epoch: int, logs: dict[str, Any], hooks: Any) -> None:
         """Before the user's callbacks: metrics of all ranks, validation included."""
         replica, worker = self.replica, self.worker
+        self._epoch_is_over = True
         self.catch_up()
         if worker.size > 1:
             merged = _merged(worker, replica)
@@ -218,6 +273,7 @@ class FitLoop(Loop):
             with self.stopwatch.timing("validation"):
                 evaluated = evaluate(worker, self.task, replica, self.validation, hooks)
             logs.update({f"val_{name}": value for name, value in evaluated.items()})
+        self.resumable = False  # what is undone from here on would be done twice
 
     def epoch_over(self, epoch: int, logs: dict[str, Any], asked_to_stop: bool) -> bool:
         worker = self.worker
@@ -225,11 +281,19 @@ class FitLoop(Loop):
             rows = worker.total([self.replica.epoch_rows])[0]
         else:
             rows = self.train.rows_of_all(self._base, self._base + self._done)
-        row = self.row(epoch + 1, rows, logs)
+        self._asked_to_stop = asked_to_stop
+        return self._agree_on_end(self.row(epoch + 1, rows, logs))
+
+    def _agree_on_end(self, row: dict[str, Any]) -> bool:
+        """End an epoch that the callbacks have seen; returns whether it is the last."""
+        worker, asked = self.worker, self._asked_to_stop
         if self.options.callbacks and worker.size > 1:
-            asked_to_stop = worker.total([int(asked_to_stop)]) != [0]
-        self.end_epoch(row, stopped="a callback requested it" if asked_to_stop else None)
-        return self.is_over or not self.goes_on(epoch + 2, begins=True)
+            self._row, self.resumable = row, True
+            asked = worker.total([int(asked)]) != [0]
+            self._row, self.resumable = None, False
+        self._asked_to_stop = False
+        self.end_epoch(row, stopped="a callback requested it" if asked else None)
+        return self.is_over or not self.goes_on(row["epoch"] + 1, begins=True)
 
     def _rows_of(self, first: int, last: int) -> tuple[int, int]:
         return self.train.rows_of(self._base + first, self._base + last)

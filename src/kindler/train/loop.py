@@ -146,7 +146,8 @@ class Loop:
         self._epoch_is_over = False  # its steps are made
         self._row: Mapping[str, Any] | None = None  # of an epoch whose end is being agreed
         self.resumable = False  # whether a replacement for another rank can continue from `place`
-        self.note: Callable[[Place, int], None] | None = None  # keeps this rank's own state for that
+        # Keeps this rank's own state for that, after a step or ahead of its end.
+        self.note: Callable[[Place, int, bool], None] | None = None
         self._began = self._seconds = 0.0
         self._warned_slow = False
         self.writes_checkpoints = folder is not None

@@ -41,13 +41,16 @@ class OwnStates:
         self._files: dict[int, int] = {}  # of the ranks of this machine
         self._too_large = -1  # the epoch in which they were
 
-    def write(self, place: Place, snapshot: Callable[[], bytes], rows: int) -> None:
-        start, nbytes = _start_of(place), -1
+    def write(
+        self, place: Place, snapshot: Callable[[], bytes | None], rows: int, *, ahead: bool = False
+    ) -> None:
+        """`ahead`: before the step is made; what is written after it comes first in `read`."""
+        start, nbytes = _start_of(place, ahead=ahead), -1
         if self._too_large != place.epoch:
             data = snapshot()
-            if len(data) <= _MOST_BYTES:
+            if data is not None and len(data) <= _MOST_BYTES:
                 nbytes = os.pwrite(self._file, data, start + _HEAD.size)
-            else:
+            elif data is not None:
                 self._too_large = place.epoch  # and it grows: it is not taken again before the next epoch
         # At last: what was there before is of the step before the last, which nobody goes back to.
         os.pwrite(self._file, _HEAD.pack(*place, rows, nbytes), start)
@@ -57,13 +60,14 @@ class OwnStates:
         file = self._file if rank == self._worker.rank else self._files.get(rank)
         if file is None:
             return None
-        head = os.pread(file, _HEAD.size, _start_of(place))
-        if len(head) < _HEAD.size:
-            return None
-        *written, rows, nbytes = _HEAD.unpack(head)
-        if tuple(written) != place or nbytes < 0:
-            return None
-        return os.pread(file, nbytes, _start_of(place) + _HEAD.size), rows
+        for start in (_start_of(place, ahead=False), _start_of(place, ahead=True)):
+            head = os.pread(file, _HEAD.size, start)
+            if len(head) < _HEAD.size:
+                continue
+            *written, rows, nbytes = _HEAD.unpack(head)
+            if tuple(written) == place:
+                return None if nbytes < 0 else (os.pread(file, nbytes, start + _HEAD.size), rows)
+        return None
 
     def share(self) -> None:
         """Open those of the other ranks of this machine; all ranks call it."""
@@ -85,8 +89,8 @@ class OwnStates:
             os.close(file)
 
 
-def _start_of(place: Place) -> int:
-    return place.step % 2 * 2 * _MOST_BYTES
+def _start_of(place: Place, *, ahead: bool) -> int:
+    return (place.step % 2 * 2 + ahead) * 2 * _MOST_BYTES
 
 
 class Regrouper:
@@ -131,7 +135,8 @@ class Regrouper:
         """Run a loop to its end, through losses, or until it moves; see `Loop.run_until_moved`."""
         own = self._own
         if own is not None:
-            loop.note = lambda place, rows: own.write(place, self._replica.snapshot, rows)
+            take = self._replica.snapshot
+            loop.note = lambda place, rows, ahead: own.write(place, take, rows, ahead=ahead)
         while True:
             try:
                 return loop.run_until_moved()

@@ -153,7 +153,7 @@ class StepLoop(Loop):
         if self.note is not None:
             epoch, done, step = self.place
             rows = self.replica.epoch_rows + (self._rows if steps else 0)
-            self.note(Place(epoch, done + steps, step + steps), rows)
+            self.note(Place(epoch, done + steps, step + steps), rows, steps > 0)
 
     def _gather_for_hooks(self) -> None:
         """A callback may write a checkpoint by itself, on the first worker only."""

@@ -54,6 +54,18 @@ def test_the_last_two_steps_are_known_on_the_same_machine_even_without_the_folde
     assert states[0].read(1, place(3)) is None, "that one has written nothing"
 
 
+def test_what_is_written_after_a_step_comes_before_what_was_written_ahead_of_its_end(
+    states: list[OwnStates],
+) -> None:
+    states[0].write(place(3), lambda: b"ahead", rows=30, ahead=True)
+    assert states[1].read(0, place(3)) == (b"ahead", 30)
+    states[0].write(place(3), lambda: b"after", rows=31)
+    assert states[1].read(0, place(3)) == (b"after", 31)
+
+    states[0].write(place(4), lambda: None, rows=40)
+    assert states[1].read(0, place(4)) is None, "it cannot be told"
+
+
 def test_a_state_that_is_too_large_is_not_taken_again_before_the_next_epoch(states: list[OwnStates]) -> None:
     taken: list[int] = []
 

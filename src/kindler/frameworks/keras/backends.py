@@ -132,6 +132,12 @@ def seed_everything(backend: str, seed: int, *, compiled: bool = True) -> None:
     store.set_global_attribute("global_seed_generator", None)
 
 
+def drew_globally() -> bool:
+    """Whether Keras's own generator was used, which layers without a seed of their own draw from."""
+    store = importlib.import_module("keras.src.backend.common.global_state")
+    return store.get_global_attribute("global_seed_generator") is not None
+
+
 def _imported() -> str | None:
     keras = sys.modules.get("keras")
     return str(keras.backend.backend()) if keras is not None and hasattr(keras, "backend") else None

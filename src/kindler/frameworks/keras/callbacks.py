@@ -47,8 +47,9 @@ def make_hooks(
                 super().on_train_end(logs)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            watch.epoch_begins(epoch)
-            super().on_epoch_begin(epoch, logs)
+            if watch.epoch_begins(epoch):
+                super().on_epoch_begin(epoch, logs)
+            watch.epoch_has_begun()
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             watch.step_begins()
@@ -56,8 +57,10 @@ def make_hooks(
                 super().on_train_batch_begin(batch + self.offset, logs)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            watch.step_made(batch + self.offset + 1)
             if listens:
                 super().on_train_batch_end(batch + self.offset, logs)
+                watch.step_made(batch + self.offset + 1)  # they may draw random numbers
             if size > 1 and model.stop_training:
                 self.asked, model.stop_training = True, False
             if watch.step_ends(batch + self.offset + 1, _Figures(logs or {})):

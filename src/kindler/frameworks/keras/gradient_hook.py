@@ -51,12 +51,22 @@ class HostCode:
             raise error from None
 
 
+class Current:
+    """The collective in use. Compiled steps keep this one when a worker was replaced."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.collective, name)
+
+
 def share_steps(
-    model: Any, collective: Collective, backend: str, *, may_idle: bool, gathers: bool
-) -> HostCode:
-    """Make every optimizer of the model apply the mean over the rows of all ranks."""
+    model: Any, collective: Any, exchange: HostCode, backend: str, *, may_idle: bool, gathers: bool
+) -> None:
+    """Make every optimizer of the model apply what `exchange` returns, the mean over all ranks' rows."""
     _refuse_other_means(model)
-    on, rows, exchange = backends.on(backend), Rows(), HostCode(collective.mean)
+    on, rows = backends.on(backend), Rows()
     gather = on.gather(RowGather(collective), rows, exchange) if gathers else refuse_to_gather
     _hook_step(model, on, rows, gather, may_idle=may_idle)
 
@@ -65,7 +75,6 @@ def share_steps(
 
     for optimizer in optimizers(model):
         object.__setattr__(optimizer, *_rerouted(optimizer, backend, share))
-    return exchange
 
 
 def send_steps(model: Any, learn: Means, backend: str, *, may_idle: bool) -> HostCode:

@@ -17,6 +17,8 @@ from kindler.frameworks.row_gather import RowGather
 from kindler.frameworks.torch.device import backward_on, resolve_device
 from kindler.frameworks.torch.device import taken_bytes as taken_bytes
 from kindler.frameworks.torch.gather import Gather
+from kindler.frameworks.torch.state import from_raw as from_raw
+from kindler.frameworks.torch.state import to_raw as to_raw
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

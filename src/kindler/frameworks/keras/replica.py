@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -10,15 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from kindler.collective import Array, Batch, Collective, Gradients
-from kindler.errors import ConfigError
+from kindler.collective import Array, Batch, Collective, Gradients, gathering
+from kindler.errors import ConfigError, SyncError
 from kindler.frameworks.base import BaseReplica, with_config
 from kindler.frameworks.contract import Facts, Use, Variables
 from kindler.frameworks.keras import backends, callbacks, files, gradient_hook
 from kindler.frameworks.keras import spec as specs
 from kindler.frameworks.keras.dataset import Arranged, dataset, with_text, zeros
 from kindler.frameworks.keras.export import export
-from kindler.frameworks.keras.gradient_hook import HostCode, alone, instead, optimizers, refuse_own_step
+from kindler.frameworks.keras.gradient_hook import (
+    Current,
+    HostCode,
+    alone,
+    instead,
+    optimizers,
+    refuse_own_step,
+)
 from kindler.frameworks.keras.metrics import UNTRIED, Tallies
 from kindler.frameworks.keras.spec import KerasSpec
 from kindler.frameworks.keras.state import (
@@ -33,7 +41,7 @@ from kindler.frameworks.keras.state import (
 )
 from kindler.frameworks.keras.tried_loss import is_own, try_loss
 from kindler.frameworks.merged_buffers import merge_parts
-from kindler.frameworks.rng import own_states, restore_own, seed_own
+from kindler.frameworks.rng import OwnGenerators, own_states, restore_own, seed_own
 from kindler.frameworks.state_format import Buffer, ScoringModel
 from kindler.temporary import Folder
 
@@ -79,6 +87,11 @@ class KerasReplica(BaseReplica):
         self._drawn: list[Array] = []
         self._drawing_ops: Any = None
         self._kept: tuple[list[Array], list[Array]] = ([], [])
+        self._current: Current | None = None
+        self.after_exchange: Callable[[], None] = lambda: None
+        self._generators = OwnGenerators()
+        self._judged: Any = None  # what this step's metrics will be given after the exchange
+        self._is_ahead = self._drew_globally = False
 
     def arrange(self, features: Sequence[str], labels: Sequence[str], *, by_name: bool = False) -> None:
         """Set the columns of batches; `by_name` passes inputs by name unless the spec says otherwise."""
@@ -203,9 +216,81 @@ class KerasReplica(BaseReplica):
             return
         self._leave_graphs()
         self._meets = collective is self._collective
-        self._exchange = gradient_hook.share_steps(
-            self.model, collective, self.spec.backend, may_idle=self.may_idle, gathers=self._meets
+        self._current, self._exchange = Current(collective), HostCode(self._mean_of_all)
+        gradient_hook.share_steps(
+            self.model,
+            self._current,
+            self._exchange,
+            self.spec.backend,
+            may_idle=self.may_idle,
+            gathers=self._meets,
         )
+        if self.regroups:
+            object.__setattr__(self.model, "compute_loss", self._noting(self.model.compute_loss))
+
+    def _mean_of_all(self, arrays: Sequence[Array], weight: float) -> list[Array]:
+        assert self._current is not None, "share_steps comes first"
+        self._is_ahead = True
+        self.before_exchange()
+        self._is_ahead = False
+        self._judged = None  # it may be large
+        means = self._current.collective.mean(arrays, weight)
+        self.after_exchange()
+        return means
+
+    def _noting(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(
+            x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **options: Any
+        ) -> Any:
+            self._judged = y, y_pred, sample_weight
+            return compute_loss(x, y, y_pred, sample_weight, **options)
+
+        return noted
+
+    @property
+    def regroups(self) -> bool:
+        """Only where Keras's own step is made, eagerly: its metrics are counted after the exchange."""
+        model, keras = self.model, self.keras.Model
+        return (
+            self.spec.backend == "torch"
+            and not (self.on_gpu or self.may_idle or model.jit_compile)
+            and model.steps_per_execution == 1
+            and type(model).train_step is keras.train_step
+            and type(model).compute_metrics is keras.compute_metrics
+        )
+
+    def rejoin(self, collective: Collective, state: bytes = b"") -> None:
+        super().rejoin(collective, state)
+        self._tried = True  # by those that were there before
+        if self._current is not None:
+            self._current.collective = collective
+
+    def snapshot(self) -> bytes | None:
+        self._drew_globally = self._drew_globally or backends.drew_globally()
+        if self._drew_globally:
+            return None
+        values = [variable.value for variable in self._own_variables]
+        raw = self._on.to_raw([values, self._judged if self._is_ahead else None])
+        drawn = self._generators.take(*(part.tobytes() for part in self._on.randomness()))
+        return pickle.dumps((drawn, raw), pickle.HIGHEST_PROTOCOL)
+
+    def restore(self, snapshot: bytes) -> None:
+        def refuse(tensor: Any) -> Any:
+            raise SyncError("a metric gathers rows of all workers, and one of them was lost meanwhile.")
+
+        drawn, raw = pickle.loads(snapshot)
+        values, judged = self._on.from_raw(raw)
+        for variable, value in zip(self._own_variables, values, strict=True):
+            variable.assign(value)
+        if judged is not None:
+            with gathering(refuse):
+                self.model.compute_metrics(None, *judged)
+        self._drawn = [np.frombuffer(bytearray(part), np.uint8) for part in OwnGenerators.put_back(drawn)]
+        self._on.restore_randomness(self._drawn)  # for the end of an epoch; a step restores it once more
+
+    @cached_property
+    def _own_variables(self) -> list[Any]:
+        return self._local_variables()
 
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
         """Let `learn` move the parameters instead of the optimizer, within `fit`, too."""
@@ -393,6 +478,7 @@ class KerasReplica(BaseReplica):
         if self._others is not None:
             fork_seeds(self.model, self.seed, epoch, self.rank)
         super().begin_epoch(epoch)
+        self._drawn = []
         # The user's own code draws other numbers on every rank and in every epoch.
         backends.seed_everything(self.spec.backend, seed_of(self.seed, epoch, self.rank), compiled=False)
         if self._drawing_ops is not None:
