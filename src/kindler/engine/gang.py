@@ -15,7 +15,7 @@ from kindler.config import RunSettings
 from kindler.engine.feeds import WINDOW_BYTES, FeedReader, FeedWriter
 from kindler.engine.hub import Event, Hub
 from kindler.engine.job import GangMember, Job
-from kindler.engine.outcome import Outcome, failure, is_sync_timeout, lost_error
+from kindler.engine.outcome import Outcome, failure, is_own_error, is_sync_timeout, lost_error
 from kindler.errors import ConfigError, KindlerError, StartTimeoutError, TrainingError, fresh
 from kindler.frame import Piece
 
@@ -291,19 +291,27 @@ class Gang:
             launch.end()
 
     def _judged(self, received: list[Outcome]) -> list[Outcome]:
-        outcomes = verdict(received, self._launch.outcomes(self._hub))
+        returned = self._launch.outcomes(self._hub)
+        unbegun = self._hub is not None and self._hub.ended_unbegun
+        if unbegun or self._reason is not None:  # broken exchanges are the echo of that
+            received, returned = map(_without_echoes, (received, returned))
+        outcomes = verdict(received, returned)
         results = {o.rank for o in outcomes if o.kind == "result"} - self.job.services
         left = {o.rank: o for o in [*received, *outcomes] if o.kind == "left"}
         if results and len(results | left.keys() | self.job.services) == self.job.size:
             return outcomes  # whatever became of the engine's own job
         if left and not results and self._reason is None:
             raise lost_error(left[min(left)])
-        if self._hub is not None and self._hub.ended_unbegun:
+        if unbegun:
             raise NotBegun
         if self._reason is not None:
             raise TrainingError(f"the gang was aborted: {self._reason}.")
         started = self._hub is not None and self._hub.joined > 0
         raise self._launch.incomplete(outcomes, started=started) from None
+
+
+def _without_echoes(outcomes: list[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.kind != "error" or is_own_error(outcome)]
 
 
 class NotBegun(Exception):

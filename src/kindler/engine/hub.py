@@ -95,9 +95,9 @@ class Hub(Handler):
         self._abort_at: float | None = None
         self._ending = False
         self._halt: HaltVote | None = None
+        self._is_noticed = False  # all are asked to halt once all have their job
         self._looked = time.monotonic()
-        # Whether the gang was ended for a notice that came before its first step.
-        self.ended_unbegun = False
+        self.ended_unbegun = False  # whether it was ended for a notice that came before its first step
         beat_s = beat_interval(settings.heartbeat_s, settings.stall_timeout_s)
         # What a rank did just now is known a beat later.
         self._motion = Motion(self._size, settings.stall_timeout_s + beat_s, beat_s=beat_s)
@@ -219,11 +219,9 @@ class Hub(Handler):
         """
         address = None if rank is None else self._members[rank].address
         self.announce("notice", worker=rank, host=host, address=address, reason=reason, key=key)
-        if self._ask_to_halt(moves=True) is None:
-            with self._lock:
-                has_begun = all(m.has_job or m.finished or m.dead for m in self._members.values())
-            if len(self._members) < self._size or not has_begun:
-                self._end_unbegun()
+        self._is_noticed = True
+        if self._ask_to_halt(moves=True) is None and len(self._members) < self._size:
+            self._end_unbegun()
 
     def _end_unbegun(self) -> None:
         if self._at_driver and not self._aborted.is_set():  # elsewhere nobody hears why
@@ -248,7 +246,7 @@ class Hub(Handler):
         vote = self._halt
         if vote is None or not (vote.left(rank) if begun is None else vote.says(rank, begun)):
             return
-        if vote.moves and not vote.last:
+        if vote.moves and vote.last == begun == 0:
             self._end_unbegun()
         for other, member in list(self._members.items()):
             if other < self._crew and not member.finished and member.has_job:
@@ -608,7 +606,9 @@ class Hub(Handler):
             if self._halt is not None and rank < self._crew:  # it was asked of the one that it replaces
                 self._members[rank].peer.send("halt")
                 if self._halt.last is not None:
-                    self._members[rank].peer.send("halt_at", last=self._halt.last)
+                    self._members[rank].peer.send("halt_at", last=self._halt.last, moves=self._halt.moves)
+            elif self._is_noticed:
+                self._ask_to_halt(moves=True)
             if self._ending and rank in self._job.graces:
                 self._members[rank].peer.send("ending")
         with self._lock:

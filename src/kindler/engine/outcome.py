@@ -41,7 +41,7 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
     A broken exchange is only the echo of one of those on another rank.
     """
     bad = [o for o in outcomes if o.kind in ("error", "lost", "stalled")]
-    errors = [o for o in bad if o.kind == "error" and not o.fields.get("sync")]
+    errors = [o for o in bad if is_own_error(o)]
     lost = [o for o in bad if o.kind == "lost"]
     if errors:
         return _raised(errors[0])
@@ -51,6 +51,11 @@ def failure(outcomes: Iterable[Outcome]) -> KindlerError | None:
     if lost:
         return lost_error(lost[0])
     return _timed_out(bad) or (_raised(bad[0]) if bad else None)
+
+
+def is_own_error(outcome: Outcome) -> bool:
+    """Whether a rank's own code raised; a broken exchange is the echo of another rank's end."""
+    return outcome.kind == "error" and not outcome.fields.get("sync")
 
 
 def is_sync_timeout(outcome: Outcome) -> bool:

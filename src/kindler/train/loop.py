@@ -194,11 +194,11 @@ class Loop:
         number, whole = self.replica.step + 1 if in_step else epoch, in_step or begins
         self.halted = not self.worker.go_on(number, whole=whole)
         if self.halted and self.worker.moves:
-            raise _Moved(self._leave(done))
+            raise _Moved(self._leave(epoch, done))
         return not self.halted
 
-    def _leave(self, done: int) -> bytes:
-        """Save the run after step `done` of the epoch, or between two; return what is not in the folder."""
+    def _leave(self, epoch: int, done: int) -> bytes:
+        """Save the run after step `done` of the epoch, or before it; return what is not in the folder."""
         self.guard.look()
         self.step_log.flush()
         self.stopwatch.lap("steps")
@@ -207,7 +207,9 @@ class Loop:
             return b""
         local_states = self.worker.to_first(self.replica.local_state()) if done else ()
         fields: dict[str, Any] = {"step_in_epoch": done}
-        if done:
+        if not done:
+            self.replica.epoch = epoch - 1  # where ranks meet again at its beginning, it has begun
+        else:
             fields["seconds"] = time.perf_counter() - self._began
         if self.writes_checkpoints:
             self._save(local_states, **fields)

@@ -63,11 +63,16 @@ class StepLoop(Loop):
             self.start = replace(start, point=None)
             self._close(dict(start.point.row))
             epoch += 1
-        while not self.is_over and epoch <= self.last_epoch and self.goes_on(epoch, begins=True):
+        while not self.is_over and epoch <= self.last_epoch and self._enters(epoch):
             self._view.epoch = epoch
             self._epoch(epoch)
             epoch += 1
         self._each("on_run_end")
+
+    def _enters(self, epoch: int) -> bool:
+        """Whether to go on with an epoch; within one, that is decided before its next step."""
+        within = self.start.step_in_epoch > 0 and epoch == self.start.epoch
+        return within or self.goes_on(epoch, begins=True)
 
     def _epoch(self, epoch: int) -> None:
         replica, sync = self.replica, self.sync

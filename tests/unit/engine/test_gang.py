@@ -6,14 +6,16 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kindler.config import RunSettings
 from kindler.engine import fork_server, local
-from kindler.engine.gang import Gang
+from kindler.engine.gang import Gang, NotBegun
 from kindler.engine.job import Job, RankSpec, equal_ranks
+from kindler.engine.outcome import Outcome
 from kindler.errors import ConfigError, FeedError, TrainingError, WorkerError, WorkerLostError
 
 pytestmark = pytest.mark.usefixtures("no_workers_left")
@@ -255,3 +257,22 @@ def test_a_failed_gang_does_not_disturb_another() -> None:
 
         assert list(gang.output(0, "echoed")) == [(b"before",), (b"after",)]
         assert gang.wait()[0].buffers == (b"11",)
+
+
+@pytest.mark.parametrize(("sync", "error"), [(True, NotBegun), (False, WorkerError)])
+def test_after_a_notice_before_the_first_step_only_an_error_of_a_workers_own_counts(
+    sync: bool, error: type[Exception]
+) -> None:
+    fields = {"types": ["builtins:OSError"], "message": "reset", "traceback": "", "host": "h", "sync": sync}
+    gang = Gang(Job(ranks=equal_ranks("", 2)), SimpleNamespace(outcomes=lambda hub: []))  # type: ignore[arg-type]
+    gang._hub = SimpleNamespace(ended_unbegun=True, joined=2)  # type: ignore[assignment]
+    with pytest.raises(error):
+        gang._judged([Outcome(1, "error", fields)])
+
+
+def test_a_broken_exchange_does_not_hide_why_a_gang_was_aborted() -> None:
+    fields = {"types": ["builtins:OSError"], "message": "reset", "traceback": "", "host": "h", "sync": True}
+    gang = Gang(Job(ranks=equal_ranks("", 2)), SimpleNamespace(outcomes=lambda hub: []))  # type: ignore[arg-type]
+    gang.abort("it is late")
+    with pytest.raises(TrainingError, match="aborted: it is late"):
+        gang._judged([Outcome(1, "error", fields)])

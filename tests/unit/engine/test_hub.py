@@ -399,11 +399,42 @@ def test_a_notice_before_the_first_step_ends_all(hub: Hub) -> None:
         channel.receive(60)
         channel.send("pulse", ticks=0, waiting=False)
     channels[0].send("notice", reason="SIGTERM")
-    kinds = [channel.receive(60).kind for channel in channels]
-    if kinds == ["halt", "halt"]:  # otherwise it came before the job of the other one
-        for channel in channels:
-            channel.send("halting", begun=0)
-        kinds = [channel.receive(60).kind for channel in channels]
+    assert [channel.receive(60).kind for channel in channels] == ["halt", "halt"]
+    for channel in channels:
+        channel.send("halting", begun=0)
 
-    assert kinds == ["abort", "abort"]
+    assert [channel.receive(60).kind for channel in channels] == ["abort", "abort"]
     assert hub.ended_unbegun
+
+
+def test_a_notice_before_all_have_their_job_is_put_to_the_vote_once_they_have(hub: Hub) -> None:
+    channels = [join(hub, rank) for rank in (0, 1)]
+    for channel in channels:
+        channel.receive(60)
+    channels[0].send("pulse", ticks=0, waiting=False)
+    channels[0].send("notice", reason="SIGTERM")
+    assert [notice["name"] for notice in reports(hub)] == ["notice"]
+    channels[1].send("pulse", ticks=0, waiting=False)
+
+    assert [channel.receive(60).kind for channel in channels] == ["halt", "halt"]
+    assert not hub.ended_unbegun
+
+
+def test_a_notice_while_a_rank_is_being_replaced_is_put_to_the_vote_once_another_is_there() -> None:
+    job = Job(ranks=equal_ranks("", 2), secret=SECRET, settings=RunSettings(), movable=True, regroups=1)
+    with Hub(job) as hub:
+        channels = [join(hub, rank) for rank in (0, 1)]
+        for channel in channels:
+            assert channel.receive(60).kind == "welcome"
+            channel.send("pulse", ticks=0, waiting=False)
+            channel.send("open", turn=0)
+            assert channel.receive(60).kind == "gathered"
+        channels[1].send("lost", reason="its process was ended by SIGKILL")
+        assert channels[0].receive(60).kind == "gone"
+        hub.notice("h", "decommissioned")
+        channels[1] = join(hub, 1)
+        assert channels[1].receive(60).kind == "welcome"
+        channels[1].send("pulse", ticks=0, waiting=False)
+
+        assert [channel.receive(60).kind for channel in channels] == ["halt", "halt"]
+        assert not hub.ended_unbegun

@@ -171,12 +171,14 @@ class PlannedError(Exception):
 class GangRun:
     """One seed: runs a gang to its end and looks at all that happens."""
 
+    draws: Callable[[int, World], Drawn] = Drawn
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.world = World(seed, longest_s=LONGEST_S)
         self.world.scenario = self
         Network(self.world)
-        self.drawn = Drawn(seed, self.world)
+        self.drawn = type(self).draws(seed, self.world)
         self.job = self.drawn.job()
         where = "tasks" if self.drawn.on_tasks else "processes"
         self.world.say(f"{self.drawn.kind} gang of {self.drawn.crew} in {where}")
@@ -258,7 +260,11 @@ class GangRun:
     # What goes wrong.
 
     def _plan_mishaps(self) -> None:
-        draw = self.world.random
+        draw, mishaps = self.world.random, self._mishaps()
+        for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3])):
+            draw.choice(mishaps)()
+
+    def _mishaps(self) -> list[Callable[[], None]]:
         mishaps = [
             self._worker_dies,
             self._worker_dies,
@@ -280,8 +286,7 @@ class GangRun:
                 self._connection_breaks,
                 self._partition,
             ]
-        for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3])):
-            draw.choice(mishaps)()
+        return mishaps
 
     def _when(self) -> float:
         return self.world.random.choice([self.world.random.random() * 12, self.world.random.random() * 3])

@@ -263,6 +263,23 @@ class _Folder:
     def remove(self) -> None:
         pass
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _place(device: str, **_: Any) -> Any:
+    return SimpleNamespace(take=lambda: None, visible=None, device="cpu", index=0, shared=False, problem=None)
+
+
+@contextmanager
+def _telling(tell: Callable[[], None]) -> Iterator[None]:
+    """Stands in for `notices.telling`: the process takes SIGTERM."""
+    world().current.process.sigterm = tell  # type: ignore[attr-defined]
+    yield
+
 
 def _exit(code: int) -> None:
     raise SystemExit(code)
@@ -285,7 +302,7 @@ def simulation() -> Iterator[None]:
         (meeting, {"threading": threads}),
         (feeds, {"threading": threads}),
         (gang, {"threading": threads, "time": clock}),
-        (local, {"threading": threads, "fork_server": forks, "Supervisor": _Supervisor}),
+        (local, {"threading": threads, "fork_server": forks, "Supervisor": _Supervisor, "Folder": _Folder}),
         (
             hub,
             {
@@ -323,6 +340,9 @@ def simulation() -> Iterator[None]:
                 "enter_program_path": lambda paths: None,
                 "flush_output": lambda: None,
                 "usable_cores": lambda: 1,
+                "place": _place,
+                "set_current_worker": lambda info: None,
+                "telling": _telling,
             },
         ),
     ):

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tests.unit.simulation.brokers import substitutes
+from tests.unit.simulation.fits import FitRun
+from tests.unit.simulation.fits import substitutes as of_training
 from tests.unit.simulation.gangs import GangRun
 from tests.unit.simulation.processes import simulation
 from tests.unit.simulation.tasks import TaskEngine, TaskRun
@@ -26,14 +28,14 @@ class Run(Protocol):
     def run(self) -> None: ...
 
 
-RUNS: dict[str, Callable[[int], Run]] = {"gang": GangRun, "tasks": TaskRun}
+RUNS: dict[str, Callable[[int], Run]] = {"gang": GangRun, "fit": FitRun, "tasks": TaskRun}
 
 
 @contextmanager
 def ready() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
-        with simulation(), installed(*substitutes(TaskEngine)):
+        with simulation(), installed(*substitutes(TaskEngine), *of_training()):
             yield
     finally:
         logging.disable(logging.NOTSET)

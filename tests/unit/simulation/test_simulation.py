@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from unittest.mock import patch
 import pytest
 
 from kindler.engine.hub import Hub, _Member
+from kindler.engine.meeting import HaltVote
 from kindler.frame import Frame
+from kindler.frameworks.base import BaseReplica
 from kindler.runtime.broker_worker import _Slot
+from kindler.train.loop import Loop, Start
 from tests.unit.simulation.network import Peer
 from tests.unit.simulation.seeds import first_failure
 from tests.unit.simulation.world import world
@@ -23,6 +27,7 @@ from tests.whole import WHOLE
 
 ROOT = Path(__file__).parents[3]
 SEEDS = 10_000 if WHOLE else 2_000
+FITS = 10_000 if WHOLE else 1_000  # each takes as long as three others
 PLANTED = 1_000  # seeds, in which a planted defect must show
 
 
@@ -33,12 +38,18 @@ def test_gangs_end_with_all_results_or_with_the_error_of_what_went_wrong() -> No
 
 
 @pytest.mark.timeout(1800)
+def test_a_fit_ends_as_an_undisturbed_one_or_with_the_error_of_what_went_wrong() -> None:
+    failure = first_failure("fit", range(FITS))
+    assert failure is None, failure and failure[1]
+
+
+@pytest.mark.timeout(1800)
 def test_each_task_gets_one_report_and_runs_again_only_where_something_went_wrong() -> None:
     failure = first_failure("tasks", range(SEEDS))
     assert failure is None, failure and failure[1]
 
 
-@pytest.mark.parametrize("kind", ["gang", "tasks"])
+@pytest.mark.parametrize("kind", ["gang", "fit", "tasks"])
 def test_a_seed_is_the_same_world_in_every_process(kind: str) -> None:
     command = [sys.executable, "-m", "tests.unit.simulation.seeds", kind, "7"]
     run = partial(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -116,12 +127,65 @@ def leases_end_unnoticed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_survivor_keeps_half_a_step() -> Iterator[None]:
+    """It draws random numbers for the step again, after those that it had drawn."""
+    go_back = Loop.go_back
+
+    def goes_back(self: Loop, start: Start) -> None:
+        assert start.point is not None
+        go_back(self, replace(start, point=replace(start.point, snapshot=None)))
+
+    with patch.object(Loop, "go_back", goes_back):
+        yield
+
+
+@contextmanager
+def a_survivor_goes_on_at_a_step_of_its_own() -> Iterator[None]:
+    """It is a step behind, and does not take the state of who is ahead."""
+    rejoin = BaseReplica.rejoin
+
+    def rejoins(self: BaseReplica, collective: Any, state: bytes = b"") -> None:
+        rejoin(self, collective, b"" if self.step else state)
+
+    with patch.object(BaseReplica, "rejoin", rejoins):
+        yield
+
+
+@contextmanager
+def all_end_after_the_step_that_was_named_last() -> Iterator[None]:
+    """Where ranks are asked to halt, rather than after the newest one."""
+
+    def says(self: HaltVote, rank: int, begun: int) -> bool:
+        self._largest = begun
+        return self.left(rank)
+
+    with patch.object(HaltVote, "says", says):
+        yield
+
+
+@contextmanager
+def a_notice_during_a_replacement_is_forgotten() -> Iterator[None]:
+    notice = Hub.notice
+
+    def notices(self: Hub, *args: Any, **fields: Any) -> None:
+        notice(self, *args, **fields)
+        self._is_noticed = False
+
+    with patch.object(Hub, "notice", notices):
+        yield
+
+
 @pytest.mark.parametrize(
     ("kind", "defect"),
     [
         ("gang", acknowledgements_are_lost),
         ("gang", a_second_process_joins),
         ("gang", a_stale_lease_counts),
+        ("fit", a_survivor_keeps_half_a_step),
+        ("fit", a_survivor_goes_on_at_a_step_of_its_own),
+        ("fit", all_end_after_the_step_that_was_named_last),
+        ("fit", a_notice_during_a_replacement_is_forgotten),
         ("tasks", results_are_acknowledged_before_they_are_sent),
         ("tasks", leases_end_unnoticed),
     ],

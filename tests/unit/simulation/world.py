@@ -373,6 +373,9 @@ class _Event:
     def is_set(self) -> bool:
         return self._is_set
 
+    def clear(self) -> None:
+        self._is_set = False
+
     def set(self) -> None:
         self._is_set = True
         for task in list(self._waiters):
@@ -425,6 +428,7 @@ threads = SimpleNamespace(
 )
 clock = SimpleNamespace(
     monotonic=lambda: world().now,
+    perf_counter=lambda: world().now,
     time=lambda: 1.8e9 + world().now,
     sleep=lambda seconds: world().sleep(seconds),
 )

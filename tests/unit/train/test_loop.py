@@ -12,9 +12,11 @@ import pytest
 from kindler.config import Checkpoints
 from kindler.engine.meeting import Halting
 from kindler.errors import NonFiniteLossError
+from kindler.train.checkpoints import CheckpointFolder
 from kindler.train.goodput import Stopwatch
-from kindler.train.loop import Loop, Start, over_already
+from kindler.train.loop import Loop, Start, _Moved, over_already
 from kindler.train.options import FitOptions, Task
+from kindler.train.step_loop import StepLoop
 from kindler.train.triggers import Progress
 
 
@@ -83,6 +85,26 @@ def test_who_begins_an_epoch_late_joins_those_that_an_interrupt_found_in_it(tmp_
     assert run.goes_on(57, begins=True)  # all meet at its end
     assert not run.goes_on(57)
     assert not run.goes_on(58, begins=True)
+
+
+def test_workers_that_meet_again_at_the_beginning_of_an_epoch_leave_as_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    run = loop(tmp_path, at(2, 8))
+    run.worker.go_on, run.worker.moves = lambda number, whole: False, True
+    with pytest.raises(_Moved):
+        run.goes_on(2, begins=True)
+
+    (saved,) = CheckpointFolder(tmp_path).resume_candidates()
+    assert (saved.header.epoch, saved.header.step_in_epoch) == (1, 0)
+
+
+def test_whether_to_go_on_within_an_epoch_is_decided_before_its_next_step() -> None:
+    run: Any = SimpleNamespace(
+        start=Start(epoch=2, step=9, step_in_epoch=1), goes_on=lambda epoch, begins: False
+    )
+    assert StepLoop._enters(run, 2)
+    assert not StepLoop._enters(run, 3)
 
 
 def test_all_end_an_epoch_as_interrupted_if_one_was(tmp_path: Path) -> None:
