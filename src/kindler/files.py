@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -35,6 +36,26 @@ def folder_at(folder: str | PathLike[str]) -> Folder:
     return _RemoteFolder(name) if "://" in name else Folder(Path(name))
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk, where the file system can tell."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, with those it lies in, whose names are then on the disk."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
 class Folder:
     """The files of a folder, which the first write creates: on local disk, or elsewhere in a subclass."""
 
@@ -54,10 +75,10 @@ class Folder:
             return file.read(-1 if limit is None else limit)
 
     def write(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """Write a file, atomically."""
+        """Write a file, atomically; on return it outlasts a loss of power."""
         path = self._folder / name
         with naming_full_disk(path, sum(memoryview(piece).nbytes for piece in pieces)):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f".{name}-", suffix=_UNFINISHED)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -71,6 +92,7 @@ class Folder:
                 with suppress(OSError):  # `sweep` removes it
                     os.unlink(unfinished)
                 raise
+            sync(self._folder)
 
     def modified(self, name: str) -> float:
         """The time of a file's last write in seconds; 0 if the file system does not tell."""

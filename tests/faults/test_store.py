@@ -237,3 +237,22 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_left(
         with told(name, points[fault.k], failures):
             run(fault)
     assert not failures, "\n".join(failures)
+
+
+def test_a_version_is_in_the_catalog_once_its_blob_and_the_folders_of_that_are_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    url = tmp_path / "store"
+    counts = lambda point: point.path.startswith(str(tmp_path))  # noqa: E731
+    with watched(lambda talk: perform(url, (put,), talk), counts, calls=FILES) as program:
+        assert followed(program)[1] == []
+        assert program.ended(DEADLINE_S), program.left()
+
+    acts = [(point.kind, Path(point.path).name) for point in program.points]
+    linked = next(at for at, (kind, _) in enumerate(acts) if kind == "link")
+    blob = acts[linked][1]
+    made = acts.index(("mkdir", blob[:2]))
+    assert acts[made + 1] == ("sync", "blobs")
+    assert ("sync", "store") in acts[:made]
+    assert acts[linked + 1] == ("sync", blob[:2])
+    assert ("write", "catalog.sqlite-wal") in acts[linked:], "where the version is published"

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote
 
 from kindler.errors import ConfigError, DamagedError, StoreError
+from kindler.files import make_folder, sync
 from kindler.registry import imported
 from kindler.store.files import check_whole, disk_errors, sha256_of, staging_folder, user_folder
 from kindler.store.urls import folder_of
@@ -90,12 +91,13 @@ class FileBlobs:
         if exists and _renewed(target, sha256):
             return
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _sync(source)
+            make_folder(target.parent)
+            # On the disk, not only on its way there: a row must never outlive its bytes.
+            sync(source)
             source.chmod(0o444)
             if exists or not _linked(source, target):
                 self._copy(source, target)
-            _sync(target.parent)
+            sync(target.parent)
         except PermissionError as exc:
             raise StoreError(f"cannot write to the store at {self._folder / 'blobs'}: {exc}.") from exc
 
@@ -104,7 +106,7 @@ class FileBlobs:
         with staging_folder(self.stage) as folder:
             copy = folder / target.name
             shutil.copyfile(source, copy)
-            _sync(copy)
+            sync(copy)
             copy.chmod(0o444)
             os.replace(copy, target)
 
@@ -256,12 +258,3 @@ def _linked(source: Path, target: Path) -> bool:
     except OSError:
         return False  # another disk, or one without links
     return True
-
-
-def _sync(path: Path) -> None:
-    """On the disk, not only on its way there: a row must never outlive its bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

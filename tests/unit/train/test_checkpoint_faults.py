@@ -86,3 +86,23 @@ def test_what_was_saved_can_be_read_and_nothing_else_is_left(kind: str, tmp_path
         with told(name, points[fault.k], failures):
             run(fault)
     assert not failures, "\n".join(failures)
+
+
+def test_a_checkpoint_counts_as_written_once_its_name_and_that_of_its_folder_are_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    counts = lambda point: point.path.startswith((str(tmp_path), "socket:"))  # noqa: E731
+    with watched(lambda talk: save(folder, talk), counts, calls=FILES) as program:
+        while program.hear(DEADLINE_S) != "end":
+            pass
+        assert program.ended(DEADLINE_S), program.left()
+
+    acts = [(point.kind, Path(point.path).name) for point in program.points]
+    told = [at for at, (kind, name) in enumerate(acts) if name.startswith("socket:")]
+    assert acts[:2] == [("mkdir", "run"), ("sync", tmp_path.name)]
+    for first, last in zip([0, *told], told[:SAVED], strict=False):
+        kinds = [kind for kind, _ in acts[first:last]]
+        renamed = kinds.index("rename")
+        assert "sync" in kinds[kinds.index("write", 1) : renamed], "the bytes"
+        assert acts[first + renamed + 1] == ("sync", "run"), "the name"
