@@ -259,14 +259,16 @@ def test_a_failed_gang_does_not_disturb_another() -> None:
         assert gang.wait()[0].buffers == (b"11",)
 
 
-@pytest.mark.parametrize(("sync", "error"), [(True, NotBegun), (False, WorkerError)])
+@pytest.mark.parametrize(
+    ("sync", "error", "message"), [(True, NotBegun, "^$"), (False, WorkerError, "reset")]
+)
 def test_after_a_notice_before_the_first_step_only_an_error_of_a_workers_own_counts(
-    sync: bool, error: type[Exception]
+    sync: bool, error: type[Exception], message: str
 ) -> None:
     fields = {"types": ["builtins:OSError"], "message": "reset", "traceback": "", "host": "h", "sync": sync}
     gang = Gang(Job(ranks=equal_ranks("", 2)), SimpleNamespace(outcomes=lambda hub: []))  # type: ignore[arg-type]
     gang._hub = SimpleNamespace(ended_unbegun=True, joined=2)  # type: ignore[assignment]
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         gang._judged([Outcome(1, "error", fields)])
 
 

@@ -92,8 +92,9 @@ def test_workers_that_meet_again_at_the_beginning_of_an_epoch_leave_as_of_the_on
 ) -> None:
     run = loop(tmp_path, at(2, 8))
     run.worker.go_on, run.worker.moves = lambda number, whole: False, True
-    with pytest.raises(_Moved):
+    with pytest.raises(_Moved) as moved:
         run.goes_on(2, begins=True)
+    assert moved.value.checkpoint == b"", "it is in the folder"
 
     (saved,) = CheckpointFolder(tmp_path).resume_candidates()
     assert (saved.header.epoch, saved.header.step_in_epoch) == (1, 0)
