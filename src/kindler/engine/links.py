@@ -47,6 +47,7 @@ def connect_links(worker: Group, peers: Collection[int], *, timeout_s: float) ->
                     missing=lambda ranks: SyncTimeoutError(
                         op="connecting workers", missing=ranks, size=worker.size, waited_s=timeout_s
                     ),
+                    check=lambda: _check_presence(worker),
                 )
     except BaseException:
         for channel in channels.values():
@@ -55,6 +56,11 @@ def connect_links(worker: Group, peers: Collection[int], *, timeout_s: float) ->
     for channel in channels.values():
         channel.socket.settimeout(timeout_s)
     return {rank: channel.socket for rank, channel in sorted(channels.items())}
+
+
+def _check_presence(worker: Group) -> None:
+    if worker.absent:  # those that live give up as well, and all meet again
+        raise SyncError(f"workers {sorted(worker.absent)} died before all had connected.")
 
 
 def _listen(worker: Group, expected: int) -> socket.socket:

@@ -40,6 +40,7 @@ class Member:
     secret: bytes = b"secret"
     address: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
+    absent: frozenset[int] = frozenset()
     told: list[bytes] = field(default_factory=list)
     met: Callable[[list[bytes]], None] = lambda told: None
 
@@ -97,6 +98,20 @@ def test_each_pair_that_asks_for_it_is_connected(size: int) -> None:
         for other, sock in mine.items():
             assert sock.recv(2) == bytes([other, rank])
     close(links)
+
+
+def test_who_waits_for_a_rank_that_has_died_meanwhile_gives_up_at_once() -> None:
+    gang = members(2)
+
+    def die(told: list[bytes]) -> None:
+        gang[0].absent = frozenset({1})
+        raise ConnectionAbortedError
+
+    gang[1].met = die
+    waiting, _ = linked(gang, [[1], [0]], timeout_s=600)
+
+    assert isinstance(waiting, SyncError)
+    assert "workers [1] died" in str(waiting)
 
 
 def test_a_rank_that_needs_nobody_takes_part_in_the_meeting_alone() -> None:
