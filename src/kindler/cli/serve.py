@@ -27,6 +27,10 @@ _LIMITS = (
     ("task-results", int, "maximum number of tasks to remember"),
     ("task-result-bytes", int, "memory for the results of finished tasks together"),
     ("task-result-s", float, "seconds that the result of a finished task is kept"),
+    ("drift-rows", int, "rows of a model's last requests that are compared with its training data; 0: off"),
+    ("drift-psi", float, "population stability index above which a column is an alarm"),
+    ("drift-ks", float, "Kolmogorov-Smirnov distance above which a column of numbers is an alarm"),
+    ("drift-s", float, "seconds between comparisons for the metrics and the log"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
 )
 _OF_SERVER = ("fastapi", "uvicorn", "orjson", "prometheus_client", "sqlalchemy", "starlette", "pydantic")

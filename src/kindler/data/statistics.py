@@ -10,28 +10,32 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from kindler.data.columns import Array
-from kindler.data.ragged import Ragged
+from kindler.data.columns import Array, Column
+from kindler.data.ragged import Ragged, read_column
 from kindler.errors import DataError
 
 STATISTICS = "statistics.json"  # in the folder of a stored model
 POINTS = 128
 MOST_MEASURES = 256
 _FORMAT = 1
-_FEW, _SOME = 32, 64  # values of a row that are measured one by one, or of which the mean is taken
+FEW, _SOME = 32, 64  # values of a row that are measured one by one, or of which the mean is taken
 _MOST_BYTES = 4 << 20
 _MOST_CATEGORIES, _MOST_TEXT_BYTES, _MOST_NAME = 64, 64, 500
 _LEAST_ROWS, _MOST_ROWS, _ONE_OF = 1024, 4096, 32
+
+_MEASURE = re.compile(r"(?:mean|length)\((?P<of>.*)\)|(?P<at>.*)\[\d+\]", re.DOTALL)
 
 Category: TypeAlias = "str | float"
 
@@ -162,14 +166,50 @@ def measured(columns: Mapping[str, Any], rows: Array | None = None) -> dict[str,
     return dict(islice(every, MOST_MEASURES))
 
 
-def summarised(measures: Mapping[str, Array], rows: int) -> dict[str, Summary]:
-    """Summaries of measures that were taken of a sample of so many rows."""
-    numbers = {name: values for name, values in measures.items() if values.dtype != object}
-    made: dict[str, Summary | None] = dict(
-        zip(numbers, _of_numbers(list(numbers.values()), rows), strict=True)
-    )
-    made |= {name: _of_texts(values, rows) for name, values in measures.items() if name not in numbers}
+def summarised(measures: Mapping[str, Array], rows: int, *, cut: bool = False) -> dict[str, Summary]:
+    """Summaries of measures that were taken of a sample of so many rows.
+
+    Texts that are too many for categories are left out; with `cut`, which is for comparisons alone, the most
+    frequent ones stay.
+    """
+    numbers: dict[int, dict[str, Array]] = defaultdict(dict)
+    made: dict[str, Summary | None] = {}
+    for name, values in measures.items():
+        if values.dtype == object:
+            made[name] = _of_texts(values, rows, cut=cut)
+        else:
+            numbers[len(values)][name] = values
+    for alike in numbers.values():
+        made |= zip(alike, _of_numbers(list(alike.values()), rows), strict=True)
     return {name: one for name in measures if (one := made[name]) is not None}
+
+
+def as_predictions(outputs: Sequence[Any]) -> dict[str, Any]:
+    """The outputs of a model by the names that their columns have by default."""
+    return {f"prediction_{i}" if len(outputs) > 1 else "prediction": one for i, one in enumerate(outputs)}
+
+
+def described(columns: Mapping[str, Any], known: Collection[str]) -> dict[str, Summary]:
+    """Summaries of a sample of rows, in numpy or Arrow, to be compared with measures of these names."""
+    rows = len(next(iter(columns.values()), ()))
+    some = some_rows(rows, sample_size(rows))
+    measures: dict[str, Array] = {}
+    for name, column in columns.items():
+        if isinstance(column, np.ndarray):
+            measures |= measured({name: column}, some)
+        else:
+            measures |= _of_arrow(name, column.take(pa.array(some)), known)
+    return summarised({name: one for name, one in measures.items() if name in known}, rows, cut=True)
+
+
+def columns_of(measures: Iterable[str]) -> set[str]:
+    """What the columns of these measures may be called.
+
+    >>> sorted(columns_of(["age", "x[0]", "x[1]", "mean(image)"]))
+    ['age', 'image', 'mean(image)', 'x', 'x[0]', 'x[1]']
+    """
+    inside = (_MEASURE.fullmatch(name) for name in measures)
+    return {*measures, *(match["of"] or match["at"] for match in inside if match is not None)}
 
 
 def merged(parts: Sequence[Mapping[str, Summary]]) -> dict[str, Summary]:
@@ -188,7 +228,7 @@ def _measures(name: str, values: Any, rows: Array | None) -> list[tuple[str, Arr
         return []
     flat = array.reshape(len(array), math.prod(array.shape[1:]))
     width = flat.shape[1]
-    if width > _FEW:
+    if width > FEW:
         places = np.linspace(0, width - 1, min(width, _SOME)).astype(np.int64)
         some = flat[:, places] if rows is None else flat[rows[:, None], places]
         return [(f"mean({name})", some.mean(axis=1, dtype=np.float64))]
@@ -210,19 +250,32 @@ def _of_objects(name: str, values: Array) -> list[tuple[str, Array]]:
     ]
     lengths = np.array([len(value) if hasattr(value, "__len__") else math.nan for value in plain], np.float64)
     texts = [value if value is None or isinstance(value, bytes) else None for value in plain]
-    if np.nanmax(lengths, initial=0) > _MOST_TEXT_BYTES or not any(texts):
+    if np.nanmax(lengths, initial=0) > _MOST_TEXT_BYTES:
         return [(f"length({name})", lengths)]
     shown = [None if value is None else value.decode("utf-8", "replace") for value in texts]
     return [(name, np.array(shown, object)), (f"length({name})", lengths)]
 
 
-def _of_texts(values: Array, rows: int) -> Summary | None:
+def _of_arrow(name: str, column: Any, known: Collection[str]) -> dict[str, Array]:
+    """Nulls become missing values of each measure."""
+    nulls, ragged = column.null_count, f"length({name})" in known
+    plan = Column(name=name, role="feature", allow_nan=True, ragged=ragged)
+    values = read_column(column.drop_null() if nulls else column, plan, where=lambda row: row)
+    missing = {kind: np.full(nulls, None if kind == "O" else math.nan, kind) for kind in ("O", "f8")}
+    return {
+        measure: np.concatenate([one, missing["O" if one.dtype == object else "f8"]]) if nulls else one
+        for measure, one in measured({name: values}).items()
+    }
+
+
+def _of_texts(values: Array, rows: int, *, cut: bool) -> Summary | None:
     """None for texts that are not categories: what they say is nobody's business."""
     counts = Counter(value for value in values.tolist() if value is not None)
-    if len(counts) > _MOST_CATEGORIES:
+    if len(counts) > _MOST_CATEGORIES and not cut:
         return None
     present = counts.total()
-    shares: dict[Category, float] = {value: count / present for value, count in counts.most_common()}
+    most = counts.most_common(_MOST_CATEGORIES)
+    shares: dict[Category, float] = {value: count / present for value, count in most}
     missing = 1 - present / len(values) if len(values) else 0.0
     return Summary(rows=rows, sampled=len(values), missing=missing, categories=shares)
 

@@ -19,9 +19,12 @@ import numpy as np
 from kindler.config import Checkpoints, Columns, Device, Epochs, RunSettings
 from kindler.data.column_options import ColumnOptions, Names
 from kindler.data.columns import Column, ColumnPlan
+from kindler.data.drift import DriftRule, drift_of
 from kindler.data.preparation import Prepare, Preparer
+from kindler.data.statistics import Statistics
 from kindler.engine import local
 from kindler.engine.notices import sigterm_interrupts
+from kindler.errors import NotFittedError
 from kindler.estimator.checks import (
     ability_complaints,
     accelerator_complaints,
@@ -424,6 +427,33 @@ class Estimator(Saving):
     def _predict_with(self, data: Any, options: PredictOptions) -> Any:
         """Score with the options of `predict` as one value, which has `finish` as well."""
         return self._predict(recognise(data), options)
+
+    @bare_interrupts
+    def drift(self, data: Data, *, psi: float = 0.2, ks: float = 0.1) -> dict[str, Any]:
+        """Compare rows with those of the last `fit`: each feature, label and prediction that they have.
+
+        Args:
+            data: Rows of any kind that `predict` takes, scored or not. All of them are read once.
+            psi: The population stability index above which a column is an alarm.
+            ks: The Kolmogorov-Smirnov distance above which a column of numbers is an alarm.
+
+        Returns:
+            A report as JSON: `alarm`, its `reasons`, and the figures of each of the `columns` and
+            `predictions`. An alarm needs 200 rows, and a difference that is no chance.
+
+        Raises:
+            NotFittedError: The estimator has no statistics.
+        """
+        if self._statistics is None:
+            raise NotFittedError(
+                "drift: this estimator has no statistics of its training data; fit() makes them, unless your"
+                " own code creates the batches."
+            )
+        known = Statistics.from_json(self._statistics)
+        found = recognise(data).summaries({*known.columns, *known.predictions}, self._columns)
+        outputs = {name: one for name, one in found.items() if name in known.predictions}
+        columns = {name: one for name, one in found.items() if name in known.columns}
+        return drift_of(known, columns, outputs, rule=DriftRule(psi=psi, ks=ks))
 
     @bare_interrupts
     @names_groups

@@ -27,6 +27,7 @@ from kindler.models.registry import MODEL_KINDS
 from kindler.serve.auth import Authorizer
 from kindler.serve.bodies import READERS, Bodies, ClientGoneError, Receive
 from kindler.serve.catalog_routes import dataset_routes, list_routes, model_routes, server_routes
+from kindler.serve.drift import DriftWatch, DriftWindow
 from kindler.serve.endpoints import ENTRY, Requirement, authorize
 from kindler.serve.http_errors import STATUS_TEXTS, Problem
 from kindler.serve.inference_routes import (
@@ -35,7 +36,7 @@ from kindler.serve.inference_routes import (
     tensorflow_serving_routes,
     v2_routes,
 )
-from kindler.serve.model_registry import ModelRegistry
+from kindler.serve.model_registry import ModelRegistry, shown_name
 from kindler.serve.page import page_routes
 from kindler.serve.predictions import OMEGA, Predictions, codec_of, problem_of
 from kindler.serve.protocols import Reply
@@ -90,7 +91,15 @@ def create_app(
     settings = settings or ServeSettings()
     stats, keys = Stats(), Keys(storage.store)
     # Apart, so that nobody's large model, misspelled name or long script keeps others waiting.
-    sizes = {"catalog": 2, "lookup": 2, "load": _LOAD_THREADS, "dataset": 2, "body": READERS, "wait": 16}
+    sizes = {
+        "catalog": 2,
+        "lookup": 2,
+        "load": _LOAD_THREADS,
+        "dataset": 2,
+        "body": READERS,
+        "wait": 16,
+        "drift": 1,
+    }
     threads = {name: Threads(most, f"kindler-{name}") for name, most in sizes.items()}
     bodies = Bodies(settings, threads["body"])
     models = ModelRegistry(
@@ -114,10 +123,19 @@ def create_app(
         dataset_threads=threads["dataset"],
     )
 
+    def windows() -> list[tuple[str, int, DriftWindow]]:
+        known = [(shown_name(m.version), m.version.number, m.drift) for m in models.loaded()]
+        return [(name, number, window) for name, number, window in known if window is not None]
+
+    stats.drift = lambda: [(name, n, window.report) for name, n, window in windows() if window.report]
+    watch = DriftWatch(windows, threads["drift"])
+
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         await traffic.read()
+        watching = asyncio.create_task(watch.run(settings.drift_s))
         yield
+        watching.cancel()
         traffic.close()
         models.close()
         for pool in threads.values():
@@ -144,7 +162,7 @@ def create_app(
         v2_routes(models),
         tensorflow_serving_routes(models),
         server_routes(models, authorizer, tasks),
-        model_routes(models),
+        model_routes(models, watch),
         dataset_routes(models, bodies),
         list_routes(models),
         task_routes(tasks, bodies, threads["wait"]),  # its paths fit those of tags too

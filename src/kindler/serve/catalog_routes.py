@@ -20,6 +20,7 @@ from kindler.data.arrow import stream
 from kindler.serve.auth import Access, Authorizer
 from kindler.serve.bodies import Bodies
 from kindler.serve.datasets import as_table, read_value
+from kindler.serve.drift import DriftWatch
 from kindler.serve.endpoints import Authorized, Endpoint, Json, needs
 from kindler.serve.http_errors import Problem
 from kindler.serve.model_registry import ModelRegistry
@@ -124,7 +125,7 @@ def server_routes(models: ModelRegistry, authorizer: Authorizer, tasks: Tasks) -
     return routes
 
 
-def model_routes(models: ModelRegistry) -> APIRouter:
+def model_routes(models: ModelRegistry, watch: DriftWatch) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["models"], route_class=Endpoint)
 
     @routes.get("/model/{name:path}/tags/{tag}/split")
@@ -148,6 +149,20 @@ def model_routes(models: ModelRegistry) -> APIRouter:
             "methods": list(model.predictor.methods),
             **signature_view(model.predictor.signature),
         }
+
+    @routes.get("/model/{name:path}/drift")
+    @needs("predict", "read", on="models")
+    async def drift(name: str, access: Authorized) -> dict[str, Any]:
+        """How the rows a model was asked lately differ from its training data; loads it if needed."""
+        model = await models.find((access.bucket, name, None))
+        if model.drift is None:
+            raise Problem(
+                404,
+                f"{model.version} has no statistics of its training data, or --drift-rows is 0.\n"
+                "Hint: they are stored with an Estimator that was trained on rows of known columns.",
+            )
+        head = {"model": model.version.name, "version": model.version.number}
+        return {**head, **await watch.report(model.drift)}
 
     @routes.get("/model/{name:path}")
     @needs("predict", "read", on="models")

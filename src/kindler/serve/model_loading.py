@@ -17,14 +17,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from weakref import WeakSet
 
+from kindler.data.drift import DriftRule
+from kindler.data.statistics import STATISTICS, Statistics
 from kindler.engine.placement import FRUGAL, VISIBLE_GPUS, gpu_memory, is_device, machine_gpus, usable_cores
 from kindler.errors import ConfigError, KindlerError, MissingExtraError, UntrustedError
 from kindler.models.loaded import load, process_recipe
 from kindler.models.predictor import Predictor
 from kindler.models.registry import MODEL_KINDS
+from kindler.models.signature import Signature
 from kindler.sandbox.child import RemoteError
 from kindler.sandbox.process import ProcessLost, SandboxProcess, Start
 from kindler.serve.batching import Batcher
+from kindler.serve.drift import DriftWindow
 from kindler.serve.http_errors import Problem, as_problem
 from kindler.serve.model_pool import LocalPool, Lost, ModelPool, Pool
 from kindler.serve.model_process import DescribedModel, described, warmed
@@ -57,6 +61,7 @@ class LoadedModel:
         size: What it takes of the memory for models.
         device: Where it computes, "cpu" or "cuda:N"; None if that is left to its code.
         used: When it was last asked.
+        drift: The rows it is asked, beside those it was trained on; None if these are not known.
     """
 
     version: Version
@@ -66,6 +71,7 @@ class LoadedModel:
     size: int
     device: str | None
     used: float = field(default_factory=time.monotonic)
+    drift: DriftWindow | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -108,6 +114,9 @@ class ModelLoader:
         except Exception as exc:
             self._stats.loads["failed"] += 1
             raise _as_problem(version, exc) from exc
+        loaded.drift = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._window, version, loaded.predictor.signature
+        )
         _log.info("loaded %s in %.2f s", version, time.perf_counter() - started)
         return loaded
 
@@ -115,6 +124,21 @@ class ModelLoader:
         for pool in list(self._pools):
             pool.close()
         self._copy_threads.shutdown(cancel_futures=True)
+
+    def _window(self, version: Version, signature: Signature) -> DriftWindow | None:
+        """Statistics that cannot be read keep nobody from predicting."""
+        settings, files = self._settings, [file for file in version.files if file.path == STATISTICS]
+        if not settings.drift_rows or not files or not version.meta.get("statistics"):
+            return None
+        try:
+            with self._storage.store.stage() as folder:
+                self._storage.store.copy_files(replace(version, files=tuple(files)), folder)
+                known = Statistics.read(folder / STATISTICS)
+        except (KindlerError, OSError) as exc:
+            _log.warning("the drift of %s is not watched: %s", version, exc)
+            return None
+        rule = DriftRule(psi=settings.drift_psi, ks=settings.drift_ks)
+        return DriftWindow(known, signature, rule, settings.drift_rows)
 
     async def _load_here(self, version: Version) -> LoadedModel:
         def read() -> DescribedModel:

@@ -166,7 +166,10 @@ class Predictions:
             after, lambda: watches.append(asyncio.create_task(_watch(ticket, timeout_s - after, receive)))
         )
         try:
-            return await ticket.future, rows
+            outputs = await ticket.future
+            if loaded.drift is not None and method == predictor.methods[0]:
+                loaded.drift.add(inputs, outputs, rows)
+            return outputs, rows
         finally:
             timer.cancel()
             for watch in watches:

@@ -11,7 +11,15 @@ from kindler.engine.placement import half_of_memory, is_device
 from kindler.errors import ConfigError
 
 _LEVELS = ("debug", "info", "warning", "error")
-_LEAST = {"refresh_s": 0, "task_result_s": 0, "drain_s": 0, "timeout_s": 1e-3, "load_s": 1e-3}
+_LEAST = {
+    "refresh_s": 0,
+    "task_result_s": 0,
+    "drain_s": 0,
+    "timeout_s": 1e-3,
+    "load_s": 1e-3,
+    "drift_rows": 0,
+}
+_LEAST |= {"drift_psi": 1e-3, "drift_ks": 1e-3, "drift_s": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +58,11 @@ class ServeSettings:
             and "cuda:1" require a GPU.
         devices: The same for individual models, by name.
         device_memory_bytes: Memory of each GPU for all loaded models; by default nine tenths.
+        drift_rows: Rows of the last requests of a model that are compared with its training data; 0 turns
+            that off.
+        drift_psi: The population stability index above which a column is an alarm.
+        drift_ks: The Kolmogorov-Smirnov distance above which a column of numbers is an alarm.
+        drift_s: Seconds between comparisons for the metrics and the log.
     """
 
     model: str | None = None
@@ -79,6 +92,10 @@ class ServeSettings:
     device: str = "auto"
     devices: Mapping[str, str] = field(default_factory=dict)
     device_memory_bytes: int | None = None
+    drift_rows: int = 500
+    drift_psi: float = 0.2
+    drift_ks: float = 0.1
+    drift_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.isolation not in ("process", "none"):

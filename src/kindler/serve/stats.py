@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +183,7 @@ class Stats:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: defaultdict[str, _Histogram] = defaultdict(lambda: _Histogram(_SECONDS))
         self.loads: Counter[str] = Counter()
+        self.drift: Callable[[], Iterable[tuple[str, int, Mapping[str, Any]]]] = lambda: ()
         self.loaded = self.loaded_bytes = self.waiting = 0
         self._on_devices: list[tuple[str, int, str, int]] = []
         self.live = _Live(_SAMPLES)
@@ -260,7 +261,33 @@ class Stats:
         for name, number, device, size in self._on_devices:
             on_devices.add_metric([name, str(number), device], size)
         yield on_devices
+        yield from _drift(list(self.drift()))
         yield GaugeMetricFamily("kindler_waiting_rows", "Rows waiting for a model call", self.waiting)
+
+
+def _drift(reports: Sequence[tuple[str, int, Mapping[str, Any]]]) -> Iterator[Metric]:
+    """The last reports of models, versions and what is in them."""
+    text = "1 if the input or the predictions of a model version differ from those of its training"
+    alarms = GaugeMetricFamily("kindler_drift_alarm", text, labels=["model", "version"])
+    labels = ["model", "version", "part", "column"]
+    texts = {
+        "psi": "Population stability index",
+        "ks": "Kolmogorov-Smirnov distance",
+        "new": "New categories",
+    }
+    figures = {
+        name: GaugeMetricFamily(f"kindler_drift_{name}", t, labels=labels) for name, t in texts.items()
+    }
+    missing = GaugeMetricFamily("kindler_drift_missing", "Share of missing values", labels=labels)
+    for model, number, report in reports:
+        alarms.add_metric([model, str(number)], float(report["alarm"]))
+        for part in ("columns", "predictions"):
+            for column, one in report[part].items():
+                where = [model, str(number), part, column]
+                missing.add_metric(where, one["missing"][1])
+                for name, family in figures.items():
+                    family.add_metric(where, one[name])
+    yield from (alarms, missing, *figures.values())
 
 
 def _counter(name: str, text: str, labels: str, counts: Mapping[Any, int]) -> Metric:

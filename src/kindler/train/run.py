@@ -10,15 +10,16 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from kindler.data.batches import Rows
-from kindler.data.statistics import Statistics, merged
+from kindler.data.statistics import Statistics, Summary, as_predictions, measured, merged, summarised
 from kindler.engine.placement import Placement, current_worker, set_current_worker
 from kindler.errors import ConfigError
 from kindler.frameworks.devices import explained
@@ -37,6 +38,8 @@ from kindler.train.rows import open_rows
 ENTRY = "kindler.train.run:run"
 SERVER_ENTRY = "kindler.train.run:run_server"
 
+_PREDICTED_ROWS = 2048  # of the validation data
+
 
 def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequence[bytes]:
     """Train or evaluate; rank 0 returns the history (or metrics) as JSON, and the model's state.
@@ -46,6 +49,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
     `states` is the model's state (empty for a new one), then checkpoints to continue from, best first.
     """
     stopwatch = Stopwatch()
+    predictions: Mapping[str, Summary] = {}
     task: Task = cloudpickle.loads(task_bytes)
     follows = FRAMEWORKS.spec(task.framework).loop == "fit"
     placed = worker.place(task.config.device, share=task.config.share_gpus)
@@ -100,6 +104,9 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
                 if state is None:
                     whole = sync.whole(replica)  # on all workers: they may have to meet for it
                     state = whole.state() if worker.leads else b""
+                    if worker.leads and whole is replica and validation is not None:
+                        most = -(-_PREDICTED_ROWS * worker.size // task.options.batch_size)
+                        predictions = _predictions(replica, validation, most)
                     weights = replica.digests() if worker.leads and whole is replica else None
         else:
             evaluate = fit_loop.evaluate if follows else step_loop.evaluate
@@ -110,7 +117,7 @@ def run(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) -> Sequen
         report = {
             "rows": rows,
             "layout": data.layout,
-            "statistics": _described(data),
+            "statistics": _described(data, predictions),
             "mode": replica.mode,
             "step": replica.step,
             "spent": stopwatch.seconds,
@@ -150,8 +157,26 @@ def run_server(worker: Group, task_bytes: bytes, spec: bytes, *states: bytes) ->
     return []
 
 
-def _described(data: Rows) -> dict[str, Any] | None:
-    return Statistics(columns=merged(data.statistics)).to_json() if data.statistics else None
+def _described(data: Rows, predictions: Mapping[str, Summary]) -> dict[str, Any] | None:
+    if not data.statistics:
+        return None
+    return Statistics(columns=merged(data.statistics), predictions=predictions).to_json()
+
+
+def _predictions(replica: Any, validation: Rows, most: int) -> dict[str, Summary]:
+    """What the trained model predicts for up to so many of this worker's steps of the validation data."""
+    steps = validation.own_steps() if validation.counts else ()
+    chosen = sorted({steps[int(i)] for i in np.linspace(0, len(steps) - 1, most)}) if steps else []
+    try:
+        batches = [validation.batch(step) for step in chosen]
+        # Columns that a GPU keeps come as its tensors.
+        inputs = [[np.asarray(f.cpu() if hasattr(f, "cpu") else f) for f in b.features] for b in batches]
+        outputs = [[np.asarray(one) for one in replica.predict(tuple(arrays))] for arrays in inputs]
+        columns = as_predictions([np.concatenate(parts) for parts in zip(*outputs, strict=True)])
+    except Exception:  # noqa: BLE001 - a model that trains need not predict, and its training is done
+        return {}
+    rows = sum(batch.rows for batch in batches)
+    return merged([summarised(measured(columns), rows)]) if rows else {}
 
 
 def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:

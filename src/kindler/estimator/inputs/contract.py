@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -17,6 +17,7 @@ from kindler.data.columns import Array, ColumnPlan, conform, to_numpy
 from kindler.data.preparation import Prepare
 from kindler.data.ragged import read_column
 from kindler.data.sources import Source
+from kindler.data.statistics import Summary
 from kindler.engine.hub import Event
 from kindler.engine.job import Job
 from kindler.errors import ConfigError, DataError
@@ -173,6 +174,13 @@ class Input:
         `layout` has dtype and row shape of the columns that the model was trained on.
         """
         raise NotImplementedError
+
+    def summaries(self, known: Collection[str], columns: ColumnOptions) -> dict[str, Summary]:
+        """Summaries of the columns that have measures of these names; `columns` are those of the last fit."""
+        raise ConfigError(
+            f"drift needs rows with columns; received {kind(self.data)}.\n"
+            "Hint: pass a Spark DataFrame, a Parquet path, arrays or a table."
+        )
 
     def score_complaints(self, options: PredictOptions) -> list[str]:
         """Why `predict` cannot take this data with these options."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from kindler.data.sources import (
     spooled,
 )
 from kindler.data.spool import Spool
+from kindler.data.statistics import Summary, columns_of, described, merged
 from kindler.engine import local
 from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs.contract import (
@@ -103,6 +104,12 @@ class ParquetInput(Input):
         first = next(iter(parquet.scan(files, columns.names, 0, 1)))
         return columns, repeated_row(pa.Table.from_batches([first]), columns)
 
+    def summaries(self, known: Collection[str], columns: ColumnOptions) -> dict[str, Summary]:
+        files = parquet.inspect(self.data)
+        names = [name for name in parquet.schema(files).names if name in columns_of(known)]
+        batches = parquet.scan(files, names, 0, files.rows) if names else ()
+        return merged([described(dict(zip(names, batch.columns, strict=True)), known) for batch in batches])
+
     def score_complaints(self, options: PredictOptions) -> list[str]:
         if options.output_path is not None:
             return []
@@ -156,6 +163,10 @@ class MemoryInput(Input):
     @property
     def rows(self) -> Any:
         return self.data
+
+    def summaries(self, known: Collection[str], columns: ColumnOptions) -> dict[str, Summary]:
+        found = named(self.rows).called(columns.features, columns.labels).columns
+        return described({n: values(found[n], n) for n in columns_of(known) if n in found}, known)
 
     def split(self, share: float, seed: int) -> tuple[Input, Input]:
         found = named(self.rows)

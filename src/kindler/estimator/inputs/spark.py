@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from kindler.data.arrays import is_spark_frame
 from kindler.data.batches import inputs
 from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
+from kindler.data.statistics import Summary, columns_of, described, merged
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import (
     Input,
@@ -81,6 +83,25 @@ class FrameInput(Input):
     def sample(self, options: ColumnOptions, layout: Mapping[str, Any]) -> tuple[ColumnPlan, list[Array]]:
         columns, types = self.plan(options)
         return columns, zeros(columns, layout, types) or self.first_row(columns)
+
+    def summaries(self, known: Collection[str], columns: ColumnOptions) -> dict[str, Summary]:
+        from kindler.spark.frames import column
+        from kindler.spark.tasks import sent_task
+        from kindler.spark.versions import to_arrow
+
+        frame, wanted = self.data, columns_of(known)
+        if frame.isStreaming:
+            raise ConfigError(
+                "drift needs rows that end; received a streaming DataFrame.\n"
+                "Hint: call it in foreachBatch, on each batch."
+            )
+        names = [name for name in frame.columns if name in wanted]
+        if not names:
+            return {}
+        task = sent_task(partial(_summaries, tuple(names), frozenset(known)))
+        table = to_arrow(frame.select(*map(column, names)).mapInArrow(task, "summaries string"))
+        parts = [json.loads(part) for part in table.column("summaries").to_pylist()]
+        return merged([{n: Summary.from_json(one) for n, one in part.items()} for part in parts])
 
     def score(self, request: ScoreRequest) -> Any:
         from kindler.spark.executors import check_executors
@@ -151,6 +172,14 @@ class FrameInput(Input):
             )
         # The schema does not say how wide columns are.
         return repeated_row(collected(self.data, columns.names, rows=1), columns)
+
+
+def _summaries(
+    names: Sequence[str], known: Collection[str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    parts = [described(dict(zip(names, batch.columns, strict=True)), known) for batch in batches]
+    whole = {name: one.to_json() for name, one in merged(parts).items()}
+    yield pa.RecordBatch.from_pydict({"summaries": [json.dumps(whole)]})
 
 
 class SqlFunctionInput(Input):

@@ -7,6 +7,7 @@ import { shown } from "./tensors.js";
 import { tryIt } from "./tryit.js";
 
 const SMALL = 64 * 2 ** 20; // bytes: a model up to this is loaded to be looked at
+const PLOTS = 4; // of the columns that have drifted most
 const FEW = 8; // versions that are shown at once
 const NO_CURVE = new Set(["epoch", "step", "steps", "num_samples", "val_num_samples", "seconds", "rows_per_s"]);
 
@@ -16,11 +17,13 @@ export async function model({ bucket, name, version, may, signal, again }) {
   const place = { bucket, name, version, signal, again };
   const known = h("div");
   const form = h("div");
+  const drifted = h("div");
   const load = async () => {
     try {
       const served = await api(`model/${part(`${name}@${told.version}`)}/signature`, { query: { bucket }, signal });
       known.replaceChildren(signature(served));
       form.replaceChildren(tryIt(place, told, served, may("predict")));
+      drifted.replaceChildren(await drift(place, told));
     } catch (error) {
       if (error.name === "AbortError") return;
       known.replaceChildren(signature(told.signature), h("p.said", error.message));
@@ -50,6 +53,7 @@ export async function model({ bucket, name, version, may, signal, again }) {
       h("div", versions(place, told), tags(place, told, may("admin")), beside ? said : ""),
       h("div", beside ? curves : said)),
     beside ? "" : curves,
+    drifted,
     card("Try it", "", form));
 }
 
@@ -119,6 +123,32 @@ function signature(told) {
   const all = [...rows(told.inputs, "in"), ...rows(told.outputs, "out")];
   return h("div", table("Signature", ["", "Name", "Type", "Shape"], all),
     told.columns ? h("p.hint", "Columns: ", told.columns.map((name) => [h("code", name), " "])) : "");
+}
+
+async function drift({ bucket, name, signal }, told) {
+  let report;
+  try {
+    report = await api(`model/${part(`${name}@${told.version}`)}/drift`, { query: { bucket }, signal });
+  } catch (error) {
+    if (error.status === 404) return ""; // nothing is known of its training data
+    throw error;
+  }
+  const all = [...Object.entries(report.columns), ...Object.entries(report.predictions)];
+  all.sort(([, one], [, other]) => Boolean(other.alarm) - Boolean(one.alarm) || other.psi - one.psi);
+  if (!report.sampled || !all.length) return card("Drift", "", h("p.note", "No request to compare with the training data yet."));
+  const plots = all.slice(0, PLOTS).map(([column, one]) => {
+    const plot = lineChart(column, { height: 150, zero: true });
+    plot.update({ x: one.bins[0].map((_, i) => i + 1), xName: "bin", series: [
+      { name: "training", values: one.bins[0] }, { name: "requests", values: one.bins[1], second: true }] });
+    return plot;
+  });
+  const columns = ["Column", ["PSI", "right"], ["KS", "right"], ["Missing", "right"], ["New", "right"], "Alarm"];
+  return card("Drift", ".drift",
+    h("p", { class: report.alarm ? "said" : "note" }, `${report.alarm ? "The input has drifted. " : "No alarm. "}` +
+      `${report.sampled} rows of the last requests, beside the training data; share of rows in each bin:`),
+    h("div.plots", plots),
+    table("Drift", columns, all.map(([column, one]) => [h("code", column), short(one.psi), short(one.ks),
+      short(one.missing[1]), short(one.new), one.alarm ? h("strong", one.alarm) : ""])));
 }
 
 function attributes(told) {

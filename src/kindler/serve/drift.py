@@ -1,0 +1,151 @@
+"""Whether what a model is asked is still like what it was trained on: a sample of rows for each version.
+
+A request leaves copies of a few of its rows, if the sample's rate allows it. What they say is computed on a
+thread of its own: for the endpoint, and from time to time for the metrics and the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+
+from kindler.data.drift import DriftRule, drift_of
+from kindler.data.statistics import FEW, Statistics, as_predictions, measured, summarised
+from kindler.models.signature import Array, Arrays, Signature
+from kindler.serve.http_errors import Problem
+
+_log = logging.getLogger("kindler.serve")
+_ROWS_OF_REQUEST = 8
+_RATE, _BURST = 200.0, 1000.0  # requests that are sampled: per second, and at once after a quiet time
+_DEADLINE_S = 30.0
+
+
+class DriftWindow:
+    """The last sampled rows of one version.
+
+    Attributes:
+        report: What was computed last; see `drift_of`.
+    """
+
+    def __init__(
+        self,
+        known: Statistics,
+        signature: Signature,
+        rule: DriftRule,
+        rows: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._known, self._rule, self._clock = known, rule, clock
+        self._columns = list(signature.columns or ())
+        self._requests: deque[tuple[int, Arrays, Arrays]] = deque()
+        self._rows, self._most = 0, rows
+        self._tokens, self._then = _BURST, clock()
+        self._seen = self._compared = 0
+        self.report: dict[str, Any] | None = None
+
+    def add(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
+        """On the event loop: microseconds, whatever the request has."""
+        now = self._clock()
+        self._tokens = min(_BURST, self._tokens + (now - self._then) * _RATE)
+        self._then = now
+        if self._tokens < 1 or not rows:
+            return
+        self._tokens -= 1
+        some = np.linspace(0, rows - 1, min(rows, _ROWS_OF_REQUEST)).astype(np.int64)
+        self._requests.append((len(some), self._kept(inputs, some), self._kept(outputs, some)))
+        self._rows += len(some)
+        self._seen += 1
+        while self._rows - self._requests[0][0] >= self._most:
+            self._rows -= self._requests.popleft()[0]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether rows came since the last report."""
+        return self._seen > self._compared
+
+    def compare(self) -> dict[str, Any]:
+        """Compute the report; not on the event loop."""
+        self._compared, requests = self._seen, list(self._requests)
+        rows = sum(count for count, _, _ in requests)
+        inputs = _together([one for _, one, _ in requests])
+        if len(inputs) == 1 and len(self._columns) > 1:  # an input that joins columns
+            [joined] = inputs.values()
+            if joined.shape[1:] == (len(self._columns),):
+                inputs = {name: joined[:, i] for i, name in enumerate(self._columns)}
+        outputs = _together([one for _, _, one in requests])
+        self.report = drift_of(
+            self._known,
+            summarised(measured(inputs), rows, cut=True),
+            summarised(measured(as_predictions(list(outputs.values()))), rows, cut=True),
+            rule=self._rule,
+        )
+        return self.report
+
+    def _kept(self, arrays: Arrays, some: Array) -> Arrays:
+        """Copies of some rows; of long ones, and of objects, what is measured of them."""
+        kept: Arrays = {}
+        for name, array in arrays.items():
+            length, is_number = f"length({name})", array.dtype.kind in "biuf"
+            if is_number and length in self._known.columns:
+                kept[length] = np.full(len(some), array.shape[1] if array.ndim > 1 else 1)
+            elif is_number and array.size <= len(array) * max(FEW, len(self._columns)):
+                kept[name] = array[some]
+            else:
+                kept |= measured({name: array}, some)
+        return kept
+
+
+class DriftWatch:
+    """Compares all windows from time to time, on one thread; an alarm is logged once."""
+
+    def __init__(
+        self, windows: Callable[[], Iterable[tuple[str, int, DriftWindow]]], threads: Executor
+    ) -> None:
+        self._windows, self._threads = windows, threads
+        self._alarmed: set[tuple[str, int]] = set()
+
+    async def report(self, window: DriftWindow) -> dict[str, Any]:
+        computing = asyncio.get_running_loop().run_in_executor(self._threads, window.compare)
+        try:
+            return await asyncio.wait_for(computing, _DEADLINE_S)
+        except asyncio.TimeoutError:
+            raise Problem(503, "the drift was not computed in time.", {"retry-after": "5"}) from None
+
+    async def run(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await self.look()
+
+    async def look(self) -> None:
+        windows = list(self._windows())
+        self._alarmed &= {(name, number) for name, number, _ in windows}
+        for name, number, window in windows:
+            if not window.is_new:
+                continue
+            try:
+                report = await self.report(window)
+            except Exception:  # noqa: BLE001 - one model's rows must not end the watch over the others
+                _log.exception("the drift of %s@%s cannot be computed", name, number)
+                continue
+            if report["alarm"] and (name, number) not in self._alarmed:
+                _log.warning("%s@%s has drifted: %s", name, number, "; ".join(report["reasons"])[:2000])
+            (self._alarmed.add if report["alarm"] else self._alarmed.discard)((name, number))
+
+
+def _together(requests: list[Arrays]) -> Arrays:
+    """What is known of all rows, by name; where shapes differ, of those that are like the last."""
+    named: dict[str, list[Array]] = {}
+    for one in requests:
+        for name, array in one.items():
+            named.setdefault(name, []).append(array)
+    return {
+        name: np.concatenate([array for array in arrays if array.shape[1:] == arrays[-1].shape[1:]])
+        for name, arrays in named.items()
+    }
