@@ -468,13 +468,14 @@ def _values_before(worker: Group, folder: Path, mine: list[int]) -> list[int]:
 def _meet(worker: Group) -> tuple[Path, int, int]:
     mine = fresh_folder(worker.scratch)
     # A worker that takes the place of a dead one finds no folder of its neighbours, who may be elsewhere.
-    if len(set(worker.hosts)) == worker.size or getattr(worker, "replaceable", False):
+    if worker.replaceable or (len(set(worker.hosts)) == worker.size and not worker.regroups):
         return mine, 0, 1
     here = [rank for rank, host in enumerate(worker.hosts) if host == worker.hosts[worker.rank]]
     folder = Path(worker.all_gather(str(mine).encode())[here[0]].decode())
     # Containers may have the name of a host in common, and no folder.
     seen = worker.all_gather(b"1" if _visible(folder) else b"")
-    if all(seen[rank] for rank in here):
+    # One that takes the place of another gets the answers to that one, and may be elsewhere.
+    if all(seen[rank] for rank in here) and _visible(folder):
         return folder, here.index(worker.rank), len(here)
     return mine, 0, 1
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import queue
-import resource
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from kindler.engine.feeds import Feeds, is_feed
 from kindler.engine.job import GangMember, Job, members_of
 from kindler.engine.links import parent_of
 from kindler.engine.meeting import Gathering, HaltVote, Regrouping, Transcript, encode_parts
-from kindler.engine.server import Handler, Peer, Server, listen
+from kindler.engine.server import Handler, Peer, Server, allow_files, listen
 from kindler.engine.stall import Motion, beat_interval
 from kindler.engine.wire import Address
 from kindler.errors import ConfigError, rank_name
@@ -110,7 +109,7 @@ class Hub(Handler):
         self._server: Server | None = None
 
     def __enter__(self) -> Hub:
-        _allow_files(self._size + _SPARE_FILES)
+        allow_files(self._size + _SPARE_FILES)
         try:
             listener = listen(self._host, backlog=self._size + 16, ports=self._settings.port_range)
         except OSError as exc:
@@ -331,7 +330,7 @@ class Hub(Handler):
         if self._aborted.is_set():
             peer.send("abort")
         elif self._met:
-            peer.send("welcome", json.dumps({**self._whereabouts(), "fed": self._at_driver}).encode())
+            peer.send("welcome", json.dumps({**self._whereabouts(), "fed": True, "late": True}).encode())
         elif everyone:
             self._met = True
             self._welcome()
@@ -395,7 +394,11 @@ class Hub(Handler):
     def let_go(self, rank: int, reason: str) -> bool:
         """Go on without a rank, or wait for another supervisor; return whether the run allows that."""
         member = self._members[rank]
-        if not self._job.together and self._await_another(rank, {"host": member.host, "reason": reason}):
+        # What only it knew is in a file that the ranks of its machine hold open.
+        others = [m for r, m in self._members.items() if r != rank and r < self._crew and not m.dead]
+        known = self._regrouping is None or any(other.host == member.host for other in others)
+        fields = {"host": member.host, "reason": reason}
+        if known and not self._job.together and self._await_another(rank, fields):
             return True
         with self._lock:
             if not member.optional or member.finished:
@@ -688,12 +691,3 @@ def _problem(event: Event, name: str) -> str | None:
         return f"{name} was lost: {event.fields.get('reason', '')}"
     kind = str((event.fields.get("types") or ["an error"])[0]).partition("@")[0].rpartition(":")[2]
     return f"{name} failed with {kind}: {str(event.fields.get('message', '')).partition(chr(10))[0]}"
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise the open-file limit: each member is a socket, and 1,024 is a common limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )

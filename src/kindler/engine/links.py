@@ -242,6 +242,11 @@ class Carrier:
                     " and its log says why."
                 ) from exc
 
+    def pass_nothing_on(self) -> None:
+        """The others have had theirs; to be called before `deliver`."""
+        self.close()
+        self._listener = None
+
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import resource
 import selectors
 import socket
 import threading
@@ -414,3 +415,12 @@ class Server:
                 pass
         except BlockingIOError:
             pass
+
+
+def allow_files(wanted: int) -> None:
+    """Raise the open-file limit: each member is a socket, and 1,024 is a common limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )

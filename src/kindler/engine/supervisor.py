@@ -219,8 +219,8 @@ class Supervisor:
     def _listen_for_others(self) -> None:
         job, ports = self._job, self._job.settings.port_range
         if self._cargo:
-            # One that may come again gets them from the driver: others have long passed them on.
-            crew = job.crew if job.together and not self._attempt else 0
+            # Where ranks come one by one, each gets them from the driver.
+            crew = job.crew if job.together or job.regroups else 0
             self._carrier = Carrier(self._rank, crew, job.secret, host=self._address, ports=ports)
         if self._spec.ports:
             self._ports = HeldPorts(self._spec.ports, address=self._address, ports=ports)
@@ -400,6 +400,8 @@ class Supervisor:
                 frame = self._up.receive(whole=False)
                 if frame.kind == "welcome":
                     self._welcome = json.loads(frame.buffers[0])
+                    if self._welcome.get("late") and self._carrier is not None:
+                        self._carrier.pass_nothing_on()
                     if frame.fields.get("cargo"):
                         host, port = frame.fields["cargo"]
                         self._source = (host, port)

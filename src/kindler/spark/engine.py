@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyspark import BarrierTaskContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from kindler import limits
 from kindler.data.columns import ColumnPlan
 from kindler.data.row_order import RowAssignment
 from kindler.data.spool import SpoolWriter
@@ -50,6 +51,7 @@ from kindler.spark.executors import (
     is_dynamic,
     meets_at_driver,
     never_retries,
+    spreads_evenly,
 )
 from kindler.spark.frames import (
     FEED,
@@ -62,11 +64,12 @@ from kindler.spark.frames import (
     frame_error,
     lost_prepared_rows,
     own_columns,
+    was_cancelled,
 )
 from kindler.spark.ingest import ComputedRows, ReceivedRows, Staging, can_stage, staged_batches
 from kindler.spark.session import setting
 from kindler.spark.tasks import task_gpus
-from kindler.spark.versions import add_tag, interrupt_tag, is_connect, to_arrow
+from kindler.spark.versions import add_tag, interrupt_tag, is_connect, one_partition, to_arrow
 from kindler.temporary import Folder
 
 _RESULT = "rank int, part int, payload binary"
@@ -80,6 +83,9 @@ _HINT = (
 NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot reach the driver.\n{_HINT}"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
 _running: set[_SparkLaunch] = set()  # the gangs of this process
+_arriving = (
+    threading.Lock()
+)  # of ranks that come one by one: two gangs with half the slots each would wait on
 
 
 def start(job: Job, *, spark: SparkSession, detached: bool = False) -> Gang:
@@ -143,7 +149,9 @@ def _launch(
     job: Job, spark: SparkSession, frame: DataFrame, feeds: Sequence[Feed], folder: SharedFolder | None
 ) -> _SparkLaunch:
     if meets_at_driver(spark, job.settings):
-        if is_dynamic(spark):
+        if job.regroups and not can_stage(spark) and spreads_evenly(spark, job.crew):
+            job = replace(job, together=False)
+        elif is_dynamic(spark):
             # Spark refuses barrier stages then (SPARK-24942). As plain tasks the ranks wait at the driver for
             # the last of them, while Spark starts executors for those that wait; running tasks keep theirs.
             job = replace(job, together=False, regroups=0)
@@ -186,6 +194,8 @@ class _SparkLaunch:
         self._detached = detached
         self._files = files
         self._tag = f"kindler-{job.run_id}"
+        # Whether each rank is a Spark job of its own: another task can take its place while the others run.
+        self._apart = job.regroups > 0 and not job.together
         self._hub: Hub | None = None
         self._beside: BesideRanks | None = None
         self._staging: Staging | None = None
@@ -239,20 +249,59 @@ class _SparkLaunch:
     def _run(self, task: _SupervisorTask) -> None:
         frame = self._frame
         try:
-            add_tag(self._spark, self._tag)
-            if not is_connect(self._spark):
-                self._spark.sparkContext.setJobGroup(
-                    self._tag, "rows for the workers of Kindler, and the run"
-                )
+            self._name_jobs()
             if self._staging is not None:  # a first job writes the rows
                 task = replace(task, staged=self._staging.write(frame))
                 frame = _ranks(self._spark, self._job.crew)
                 if not task.staged or self._ending.is_set():
                     return
+            if self._apart:
+                self._run_apart(frame.mapInArrow(task, _RESULT))
+                return
             table = to_arrow(frame.mapInArrow(task, _RESULT, barrier=self._job.together))
-            self._ends = _outcomes(table)
+            self._ends = _outcomes(zip(*(table.column(i).to_pylist() for i in range(3)), strict=True))
         except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
             self._error = exc
+
+    def _name_jobs(self) -> None:
+        """Those that this thread starts."""
+        add_tag(self._spark, self._tag)
+        if not is_connect(self._spark):
+            self._spark.sparkContext.setJobGroup(self._tag, "rows for the workers of Kindler, and the run")
+
+    def _run_apart(self, frame: DataFrame) -> None:
+        rows = frame.rdd  # for all ranks: what Spark prepares for them is prepared once
+        threads = [
+            threading.Thread(
+                target=self._run_rank, args=(rows, rank), name=f"kindler-rank-{rank}", daemon=True
+            )
+            for rank in range(self._job.crew)
+        ]
+        with _arriving:
+            if self._ending.is_set():
+                return
+            for thread in threads:
+                thread.start()
+            while not self.is_complete and not self._ending.wait(limits.TICK_S) and self._error is None:
+                pass
+        for thread in threads:
+            thread.join()
+
+    def _run_rank(self, rows: Any, rank: int) -> None:
+        """Spark runs a task again a few times; then, or if it cannot, this starts its job again."""
+        error: BaseException
+        for _ in range(1 + self._job.regroups):
+            try:
+                self._name_jobs()
+                self._ends += _outcomes(one_partition(rows, rank))
+                return
+            except BaseException as exc:  # noqa: BLE001 - raised again on the thread that waits
+                error = exc
+            if self._ending.is_set() or not self.is_complete or was_cancelled(error):
+                break
+        self._error = self._error or error
+        assert self._hub is not None
+        self._hub.abort()
 
     def is_queued(self) -> bool:
         # Those that are not complete themselves do not count: two of them might wait for each other.
@@ -275,6 +324,8 @@ class _SparkLaunch:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             interrupt_tag(self._spark, self._tag)
+            if self._apart:
+                self._spark.sparkContext.cancelJobGroup(self._tag)
             self._thread.join(timeout_s)
         _running.discard(self)
         if self._files is not None:
@@ -376,9 +427,9 @@ def _failed(rank: int, exc: Exception) -> Outcome:
     return Outcome(rank, "error", {**describe(exc), "host": socket.gethostname()})
 
 
-def _outcomes(table: pa.Table) -> list[Outcome]:
+def _outcomes(rows: Iterable[tuple[int, int, bytes]]) -> list[Outcome]:
     pieces: dict[int, list[tuple[int, bytes]]] = {}
-    for rank, part, payload in zip(*(table.column(i).to_pylist() for i in range(3)), strict=True):
+    for rank, part, payload in rows:
         pieces.setdefault(rank, []).append((part, payload))
     return [unpack(rank, [p for _, p in sorted(pieces[rank])]) for rank in sorted(pieces)]
 

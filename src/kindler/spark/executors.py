@@ -265,6 +265,17 @@ def leave(spark: SparkSession, address: str) -> None:
             decommission(spark, host)
 
 
+def spreads_evenly(spark: SparkSession, workers: int) -> bool:
+    """Whether jobs of one task each leave no executor idle that the tasks of one job would use."""
+    if is_connect(spark):
+        return False
+    if is_dynamic(spark) or concurrent_tasks(spark) == workers:
+        return True
+    return all(
+        each.totalCores() <= _number(spark, "spark.task.cpus", 1) for each in executor_summaries(spark)
+    )
+
+
 def cores_per_host(spark: SparkSession) -> int | None:
     """The fewest on any machine. A worker takes its share of those: other applications may have the rest."""
     if is_connect(spark):

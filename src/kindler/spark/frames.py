@@ -43,6 +43,7 @@ _NO_FIT_PARTS = re.compile(rf"{_NO_FIT}\[(\d+),(\d+),([^,\]]*),(-?\d+)\]")
 
 # What is where in the text of Spark's errors.
 _FETCH_FAILED = re.compile(r"failed barrier \w+\. Most recent failure reason: \S*FetchFailed")
+_CANCELLED = re.compile(r"\bJob \d+ cancelled")
 _TRACEBACK = "Traceback (most recent call last):"
 _END = re.compile(r"\n\s*(JVM stacktrace:|Driver stacktrace:|at [\w.$]+\(|SQLSTATE: )")
 _CLASS = re.compile(r"^[\w.$]+(Exception|Error)\S*: ")
@@ -318,6 +319,10 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
 def lost_prepared_rows(error: BaseException) -> bool:
     """Whether rows that Spark had prepared for the workers went with a machine, and can be computed again."""
     return _FETCH_FAILED.search(str(error)) is not None
+
+
+def was_cancelled(error: BaseException) -> bool:
+    return _CANCELLED.search(str(error)) is not None
 
 
 def of_task(text: str) -> str | None:

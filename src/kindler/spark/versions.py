@@ -4,6 +4,7 @@ release of pyspark breaks this file or nothing. `tests/unit/with_spark/test_vers
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import signal
 import threading
@@ -124,6 +125,15 @@ def _local_relation(spark: Any, table: pa.Table, schema: StructType) -> DataFram
     plan: Any = importlib.import_module("pyspark.sql.connect.plan")
     frame: DataFrame = dataframe.DataFrame.withPlan(plan.LocalRelation(table, schema=schema.json()), spark)
     return frame
+
+
+def one_partition(rows: Any, number: int) -> list[Any]:
+    """The rows of one partition of an RDD, by a job of its own; small ones, as they pass through the JVM."""
+    context = rows.context
+    numbers = context._gateway.new_array(context._jvm.int, 1)
+    numbers[0] = number
+    (batches,) = rows._jrdd.collectPartitions(numbers)
+    return [row for batch in batches for row in pickle.loads(batch)]
 
 
 def add_tag(spark: SparkSession, tag: str) -> None:

@@ -27,7 +27,7 @@ from kindler.data.sources import Source
 from kindler.data.spool import Spool, agreed
 from kindler.data.statistics import Summary, measured, sample_size, some_rows, summarised
 from kindler.engine.placement import half_of_memory
-from kindler.errors import ConfigError, DataError
+from kindler.errors import ConfigError, DataError, SyncError
 from kindler.group import Group
 from kindler.train.loaders import AgreedSteps, NumberedSteps, StreamSource
 from kindler.train.options import Task
@@ -78,7 +78,7 @@ def _open_batches(
     numbered = (trains and not shuffle) or preparation is not None
     spool = source.open(worker, dealing, in_order=numbered)
     own_lanes = spool.lane_counts(dealing.known_lanes)[worker.rank :: worker.size]
-    parts = _gathered(worker, {"rows": spool.rows, "lanes": own_lanes})
+    parts = _whose_rows(worker, spool, own_lanes)
     # In a message of their own: they are the same on most workers, and equal bytes travel once.
     layouts = dict.fromkeys(worker.all_gather(json.dumps(spool.layout).encode()))
     rows = sum(part["rows"] for part in parts)
@@ -109,6 +109,20 @@ def _open_batches(
         worker, spool, source.columns, preparation, options, trains=trains, stack=stack
     )
     return spool, batches
+
+
+def _whose_rows(worker: Group, spool: Spool, lanes: Sequence[int]) -> list[dict[str, Any]]:
+    """How many rows each worker has, and of which lanes."""
+    mark = spool.fingerprint(np.arange(spool.rows)) if worker.regroups else ""
+    mine = {"rows": spool.rows, "lanes": list(lanes), "mark": mark}
+    parts = _gathered(worker, mine)
+    if parts[worker.rank] != mine:  # the answer to the process whose place this one takes
+        raise SyncError(
+            f"worker {worker.rank} has other rows than the process whose place it takes: the data was"
+            " computed again, and is not the same.\n"
+            "Hint: cache or write a frame whose rows, or their order, differ each time they are computed."
+        )
+    return parts
 
 
 def _gathered(worker: Group, mine: Any) -> list[Any]:

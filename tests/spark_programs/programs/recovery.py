@@ -17,13 +17,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
 import kindler
 from kindler import cluster
 from tests.spark_programs.cluster import ONE_GPU_A_TASK, worker
+from tests.spark_programs.programs.elastic import executor
 
 ROWS, BATCH, EPOCHS, STEPS, FALL, KEPT = 50, 8, 3, 7, 12, 9
 
@@ -88,10 +88,10 @@ def await_file(path: Path) -> None:
 
 
 class Kill(kindler.callbacks.Callback):
-    """Once, when the checkpoint of step 9 is there, ends an executor of the application."""
+    """Once, when the checkpoint of step 9 is there, ends the executor of the second worker."""
 
-    def __init__(self, folder: Path, driver_port: str, *, worker_too: bool) -> None:
-        self.folder, self.driver_port, self.worker_too = str(folder), driver_port, worker_too
+    def __init__(self, folder: Path, *, worker_too: bool) -> None:
+        self.folder, self.worker_too = str(folder), worker_too
 
     def on_step_end(self, run: Any) -> None:
         marker = Path(self.folder, "killed")
@@ -102,19 +102,11 @@ class Kill(kindler.callbacks.Callback):
         while not list(Path(self.folder, "run").glob(f"*-step-{KEPT:09d}.kindler")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        executor = self._executors()[0]
+        own = executor()
         if self.worker_too:
-            os.kill(executor.ppid(), signal.SIGKILL)
-        os.kill(executor.pid, signal.SIGKILL)
+            os.kill(own.ppid(), signal.SIGKILL)
+        os.kill(own.pid, signal.SIGKILL)
         threading.Event().wait()
-
-    def _executors(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            command = " ".join(process.info["cmdline"] or [])
-            if "CoarseGrainedExecutorBackend" in command and f":{self.driver_port} " in command:
-                found.append(process)
-        return sorted(found, key=lambda process: process.pid)
 
 
 def train(
@@ -200,12 +192,11 @@ def too_many(spark: Any) -> list[str]:
 
 def main(master: str, work: str) -> None:
     spark = kindler.init(master, conf=ONE_GPU_A_TASK)
-    port = spark.conf.get("spark.driver.port")
     place = Path(work)
     replaced, grown = place / "replaced", place / "grown"
     told = {
         "alone": train(spark, place / "alone"),
-        "replaced": train(spark, replaced, Kill(replaced, port, worker_too=False)),
+        "replaced": train(spark, replaced, Kill(replaced, worker_too=False)),
     }
     grown.mkdir()
     with ExitStack() as stack:
@@ -216,7 +207,7 @@ def main(master: str, work: str) -> None:
 
         watching = threading.Thread(target=watch)
         watching.start()
-        told["grown"] = train(spark, grown, Kill(grown, port, worker_too=True), Await(grown), wait_s=2.0)
+        told["grown"] = train(spark, grown, Kill(grown, worker_too=True), Await(grown), wait_s=2.0)
         watching.join()
         told["too many"] = too_many(spark)
         print(json.dumps(told))  # noqa: T201

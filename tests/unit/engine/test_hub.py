@@ -263,20 +263,39 @@ def test_a_member_that_goes_without_a_word_is_lost(hub: Hub) -> None:
     assert channels[1].receive(60).kind == "abort"
 
 
-def test_a_supervisor_that_goes_without_a_word_is_not_awaited_where_all_run_together() -> None:
-    settings = RunSettings(heartbeat_s=0.05)
-    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, settings=settings, regroups=2)) as hub:
-        channels = [join(hub, rank) for rank in (0, 1)]
-        for channel in channels:
-            channel.receive(60)
-            channel.send("pulse", ticks=0, waiting=False)
-            channel.send("open", turn=0)
-            assert channel.receive(60).kind == "gathered"
+def prepared(hub: Hub, *hosts: str) -> list[Channel]:
+    """Ranks on these hosts that have begun, and of which one can be replaced from now on."""
+    channels = [join(hub, rank, host) for rank, host in enumerate(hosts)]
+    for channel in channels:
+        channel.receive(60)
+        channel.send("pulse", ticks=0, waiting=False)
+        channel.send("open", turn=0)
+        assert channel.receive(60).kind == "gathered"
+    return channels
+
+
+@pytest.mark.parametrize(("together", "hosts"), [(True, "aa"), (False, "ab")])
+def test_nobody_waits_for_a_supervisor_of_a_stage_or_one_whose_machine_has_no_other_rank(
+    together: bool, hosts: str
+) -> None:
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, regroups=2, together=together)) as hub:
+        channels = prepared(hub, *hosts)
         channels[0].close()
 
         [event] = heard(hub)
         assert (event.rank, event.kind) == (0, "lost")
         assert channels[1].receive(60).kind == "abort"
+
+
+def test_a_supervisor_that_goes_without_a_word_is_replaced_if_a_rank_of_its_machine_is_left() -> None:
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, regroups=2, together=False)) as hub:
+        channels = prepared(hub, "a", "a")
+        channels[0].close()
+
+        assert channels[1].receive(60).kind == "gone"
+        [late] = [join(hub, 0, "a")]
+        assert json.loads(late.receive(60).buffers[0])["late"]
+        late.close()
 
 
 def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:

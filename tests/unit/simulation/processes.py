@@ -311,7 +311,7 @@ def simulation() -> Iterator[None]:
                 "queue": queues,
                 "listen": network.listen,
                 "Server": network.Server,
-                "_allow_files": lambda wanted: None,
+                "allow_files": lambda wanted: None,
             },
         ),
         (

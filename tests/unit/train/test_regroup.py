@@ -7,8 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from kindler.data.spool import Spool
+from kindler.errors import SyncError
+from kindler.train import rows
 from kindler.train.loop import Place
 from kindler.train.regroup import OwnStates
 
@@ -81,3 +85,30 @@ def test_a_state_that_is_too_large_is_not_taken_again_before_the_next_epoch(stat
     assert [states[1].read(0, place(step)) for step in (1, 3, 4)] == [None, None, None]
     states[0].write(place(5, epoch=2), lambda: b"small again", rows=1)
     assert states[1].read(0, place(5, epoch=2)) == (b"small again", 1)
+
+
+def test_a_process_in_the_folder_of_the_one_before_it_reads_what_that_one_wrote(tmp_path: Path) -> None:
+    worker: Any = SimpleNamespace(rank=0, scratch=tmp_path)
+    before = OwnStates(worker)
+    before.write(place(3), lambda: b"three", 24)
+    after = OwnStates(worker)
+
+    assert after.read(0, place(3)) == (b"three", 24)
+    for states in (before, after):
+        states.close()
+
+
+def test_a_process_that_gets_other_rows_than_the_one_before_it_says_so() -> None:
+    answers: list[bytes] = []
+
+    def all_gather(mine: bytes) -> list[bytes]:
+        answers.append(mine)
+        return answers[:1]
+
+    worker: Any = SimpleNamespace(rank=0, regroups=True, all_gather=all_gather)
+    first = Spool(rows=3, arrays={"x": np.arange(3)})
+    rows._whose_rows(worker, first, [3])
+    rows._whose_rows(worker, first, [3])
+
+    with pytest.raises(SyncError, match="worker 0 has other rows than the process whose place it takes"):
+        rows._whose_rows(worker, Spool(rows=3, arrays={"x": np.array([0, 2, 1])}), [3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kindler.spark.frames import lost_prepared_rows, of_task
+from kindler.spark.frames import lost_prepared_rows, of_task, was_cancelled
 
 pytestmark = pytest.mark.spark
 
@@ -47,3 +47,9 @@ def test_rows_that_went_with_a_machine_can_be_computed_again_and_what_a_task_rai
     said = "Job aborted due to stage failure: Could not recover from a failed barrier ResultStage."
 
     assert lost_prepared_rows(RuntimeError(f"{said} Most recent failure reason: {reason}")) is lost
+
+
+def test_a_job_that_somebody_cancelled_is_told_from_one_that_failed() -> None:
+    assert was_cancelled(RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group a"))
+    assert was_cancelled(RuntimeError("Job 3 cancelled as part of cancellation of all jobs"))
+    assert not was_cancelled(RuntimeError("Job aborted due to stage failure: Task 0 in stage 3.0 failed"))

@@ -53,6 +53,12 @@ def test_the_scheduler_and_the_status_store_answer(spark: Any) -> None:
     assert (data.shuffleWriteRecords(), data.shuffleWriteBytes()) >= (0, 0)
 
 
+def test_one_partition_of_a_frame_can_be_computed_by_a_job_of_its_own(spark: Any) -> None:
+    rows = spark.range(0, 6, 1, 3).rdd
+
+    assert [tuple(row) for row in versions.one_partition(rows, 1)] == [(2,), (3,)]
+
+
 def test_the_scheduler_of_a_cluster_can_be_asked_to_decommission_a_host(spark: Any) -> None:
     name = "org.apache.spark.scheduler.cluster.CoarseGrainedSchedulerBackend"
     methods = spark._jvm.java.lang.Class.forName(name).getMethods()
