@@ -3,8 +3,9 @@
 Two local workers; the second ends itself with SIGKILL after a step, again and again. From then to the end of
 the next step that is new: noticing the loss, a new process, opening the data, the state, one step. Another
 process takes its place; of Keras on TensorFlow and JAX, the run restarts from a checkpoint, of which there is
-one every 10 steps. With `--goodput`: the share of its time that a run of three minutes trains in, if it loses
-a worker every 20 seconds.
+one every 10 steps. With `--cluster`: executors of a standalone cluster of Spark end by SIGKILL; seconds count
+also from when Spark has another executor. With `--goodput`: the share of its time that a run of three minutes
+trains in, if it loses a worker every 20 seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +33,15 @@ REPLACES = ("torch",)  # backends of Keras whose lost workers are replaced
 
 
 def main() -> None:
-    given = arguments(__doc__, repeats=10, goodput="also measure a run that loses a worker every 20 s")
+    given = arguments(
+        __doc__,
+        repeats=10,
+        goodput="also measure a run that loses a worker every 20 s",
+        cluster="measure lost executors of Spark instead",
+    )
+    if given.cluster:
+        on_cluster(given)
+        return
     report = Report("recovery", "seconds from SIGKILL to the next new step", quick=given.quick)
     with workplace() as folder:
         seconds, repeated, equal = lost(folder / "torch", on_torch, losses=given.repeats)
@@ -60,12 +70,47 @@ def lost_by_keras(folder: Path, backend: str, *, losses: int) -> tuple[list[floa
     return lost(folder, on_keras, losses=losses, checkpoint=backend not in REPLACES)
 
 
-def lost(folder: Path, make: Any, *, losses: int, checkpoint: bool = False) -> tuple[list[float], int, bool]:
+def on_cluster(given: Any) -> None:
+    import kindler
+    from kindler.spark.versions import executor_summaries
+
+    report = Report(
+        "recovery_cluster", "seconds from a lost executor to the next new step", quick=given.quick
+    )
+    there: dict[str, float] = {}  # since when, by executor
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            for each in executor_summaries(spark):
+                there[str(each.id())] = each.addTime().getTime() / 1000
+
+    with workplace() as folder:
+        spark = kindler.init("local-cluster[2,1,1024]", conf={"spark.ui.enabled": "false"})
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        seconds, repeated, equal = lost(folder / "torch", on_torch, losses=given.repeats, engine="spark")
+        ended.set()
+        watcher.join()
+        again = [float((folder / "torch" / f"again-{number}").read_text()) for number in range(given.repeats)]
+        came = sorted(there[name] for name in there.keys() - {"driver"})[2:]
+        report.figure("from the loss", seconds, "s")
+        since = [step - executor for step, executor in zip(again, came, strict=True)]
+        report.limit("from another executor", since, "s", at_most=3.0)
+        report.limit("steps repeated", [repeated], "steps", at_most=0)
+        report.limit("weights that differ", [0 if equal else 1], "", at_most=0)
+        kindler.stop()
+    report.finish(rows=ROWS, batch_size=BATCH)
+
+
+def lost(
+    folder: Path, make: Any, *, losses: int, checkpoint: bool = False, engine: str = "local"
+) -> tuple[list[float], int, bool]:
     """Seconds for each loss, steps that were made twice, and whether the weights are the undisturbed ones."""
     steps = FIRST + APART * losses
-    alone = run(make, None, steps)
+    alone = run(make, None, steps, engine=engine)
     folder.mkdir()
-    estimator = run(make, folder, steps, losses=losses, checkpoint=checkpoint)
+    estimator = run(make, folder, steps, losses=losses, checkpoint=checkpoint, engine=engine)
     made = [int(line) for line in (folder / "steps").read_text().split()]
     seconds = [
         float((folder / f"again-{number}").read_text()) - float((folder / f"killed-{number}").read_text())
@@ -82,6 +127,7 @@ def run(
     losses: int = 0,
     every_s: float = 0.0,
     checkpoint: bool = False,
+    engine: str = "local",
 ) -> Any:
     import numpy as np
 
@@ -90,7 +136,7 @@ def run(
     random = np.random.default_rng(0)
     data = {"x": random.random((ROWS, WIDTH), np.float32), "y": random.integers(0, CLASSES, ROWS)}
     settings = RunSettings(threads=1, max_failures=1_000)
-    estimator, callback = make(folder and str(folder), workers=2, engine="local", settings=settings)
+    estimator, callback = make(folder and str(folder), workers=2, engine=engine, settings=settings)
     if folder is not None:
         callback.losses, callback.every_s = losses, every_s
     estimator.fit(
@@ -160,7 +206,19 @@ class Marks:
     def _die_once(self, marker: Path) -> None:
         if not marker.exists():
             marker.write_text(json.dumps(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(self._executor() or os.getpid(), signal.SIGKILL)
+            threading.Event().wait()  # an executor's workers end a little later
+
+    def _executor(self) -> int | None:
+        """Spark's executor whose task this process works for: it has inherited its environment."""
+        import psutil
+
+        folders = os.environ.get("SPARK_EXECUTOR_DIRS")
+        for process in psutil.process_iter(["cmdline"]) if folders is not None else ():
+            runs = "org.apache.spark.executor.CoarseGrainedExecutorBackend" in (process.info["cmdline"] or [])
+            if runs and process.environ().get("SPARK_EXECUTOR_DIRS") == folders:
+                return int(process.pid)
+        return None
 
     def _die_in_time(self, place: Path) -> None:
         last = place / "last"

@@ -1,10 +1,11 @@
 """The Spark engine: one task per worker, each supervising a child process.
 
-Only `DataFrame.mapInArrow` is used, so classic sessions and Spark Connect run the same code. It is a barrier
-stage, unless the ranks need not all run together, or Spark allocates executors dynamically. Tasks end
-normally even if the run fails: the failure travels as an Outcome, and Spark has no stack to print. A worker
-that dies is replaced within its task where the others wait for it (`Job.regroups`). Only a plain task whose
-worker can be replaced fails when that dies, so that Spark runs it again.
+`DataFrame.mapInArrow` runs on classic sessions and on Spark Connect. It is a barrier stage, unless the ranks
+need not all run together, or Spark allocates executors dynamically, or each rank is a job of its own, whose
+task Spark runs again if an executor is lost. Tasks end normally even if the run fails: the failure travels
+as an Outcome, and Spark has no stack to print. A worker that dies is replaced within its task where the
+others wait for it (`Job.regroups`). Only a plain task whose worker can be replaced fails when that dies, so
+that Spark runs it again.
 
 Large buffers and results bypass the JVM, over the workers' connections to the driver. Where workers cannot
 reach it, they travel with the task and its rows, or through a shared folder (`BufferFiles`).
@@ -218,12 +219,12 @@ class _SparkLaunch:
         hub = stack.enter_context(
             Hub(job, host=bind, advertised=advertised, cargo=job.buffers if large else ())
         )
+        self._hub = hub
         again = job.settings.max_failures if job.replaceable and never_retries(self._spark) else 0
         task = replace(task, hub=hub.address, cargo=large, again=again or job.regroups)
         self._start(replace(task, job=replace(job, buffers=())) if large else task, stack)
         # They come to an end when the hub says so: before the stack closes it.
         self._beside = stack.enter_context(BesideRanks(job, hub.address, far=True))
-        self._hub = hub
         if job.movable and has_executors(self._spark):
             stack.enter_context(DecommissionWatch(self._spark, hub.notice, job.noticed))
         if self._feeds and not is_connect(self._spark):
