@@ -44,6 +44,9 @@ class AllReduce(Strategy):
 class Zero1(Strategy):
     """The strategy "zero1": like all-reduce, but each worker updates a slice of the weights (PyTorch only).
 
+    Where a lost worker is replaced, the optimizer's state is in memory twice; `RunSettings(max_failures=0)`
+    leaves the second copy out.
+
     Args:
         divide: How the optimizer can be divided: "elements" if it updates each element of a parameter
             independently, "parameters" if it updates each parameter independently. None for torch's own

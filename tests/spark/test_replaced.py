@@ -32,10 +32,26 @@ pytestmark = [pytest.mark.spark, pytest.mark.torch, pytest.mark.usefixtures("no_
 WORKERS = 3
 
 
+def left_alone(strategy: str = "allreduce") -> Any:
+    alone = shaky(workers=WORKERS, engine="spark")
+    return figures(fit(alone, strategy=strategy)), weights(alone)
+
+
 @pytest.fixture(scope="module")
 def undisturbed() -> Any:
-    alone = shaky(workers=WORKERS, engine="spark")
-    return figures(fit(alone)), weights(alone)
+    return left_alone()
+
+
+def test_a_worker_with_a_part_of_the_optimizer_is_replaced_as_well(tmp_path: Path) -> None:
+    expected, trained = left_alone("zero1")
+    est = shaky(workers=WORKERS, engine="spark")
+
+    history = fit(est, Note(tmp_path), Dies(tmp_path, 0, 2), strategy="zero1")
+
+    assert figures(history) == expected
+    assert_same(est, trained)
+    assert processes(tmp_path) == [2, 1, 2]
+    assert times_trained(tmp_path) == dict.fromkeys(range(1, EPOCHS * STEPS + 1), 1)
 
 
 @pytest.mark.parametrize("ranks", [(0,), (1, 2)])

@@ -50,13 +50,13 @@ def decay(optimizer: Any, config: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 
 
-def shaky(model: Shaky | None = None, **options: Any) -> Estimator:
+def shaky(model: Shaky | None = None, optimizer: Any = torch.optim.Adam, **options: Any) -> Estimator:
     import torchmetrics  # workers import this module, and what it imports in turn takes seconds
 
     model = model or Shaky()
     return Estimator.from_torch(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
+        optimizer=optimizer(model.parameters(), lr=1e-2),
         loss=nn.CrossEntropyLoss(),
         metrics={"accuracy": "accuracy", "auc": torchmetrics.AUROC(task="multiclass", num_classes=CLASSES)},
         scheduler=decay,

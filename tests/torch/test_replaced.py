@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ import kindler
 from kindler import RunSettings
 from kindler.callbacks import Callback
 from kindler.errors import WorkerLostError
+from kindler.strategies import Zero1
 from tests.exact import Note
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_workers_left")]
@@ -81,20 +83,51 @@ class DiesWhileAnotherIsLate(Shaky):
         return outputs
 
 
+class Slowing(torch.optim.Adam):
+    """Keeps something in its groups too, which its steps change."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= 0.99
+        return super().step(closure)
+
+
+class DiesInUpdate(Slowing):
+    """Worker 1 dies in its tenth step, before or after it has moved what is its own."""
+
+    steps = 0
+
+    def __init__(self, parameters: Any, lr: float, *, folder: Path, moment: str) -> None:
+        super().__init__(parameters, lr)
+        self.param_groups[0]["dies"] = str(folder), moment  # which travels with it
+
+    def step(self, closure: Any = None) -> Any:
+        folder, moment = self.param_groups[0]["dies"]
+        self.steps += 1
+        dies = self.steps == 10 and kindler.current_worker().rank == 1 and not Path(folder, "died").exists()
+        if dies and moment == "after":
+            super().step(closure)
+        if dies:
+            Path(folder, "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(closure)
+
+
 @pytest.fixture(scope="module")
 def undisturbed() -> Any:
     """Returns the history and the weights of a run with this many workers that nothing happened to."""
-    known: dict[int, Any] = {}
+    known: dict[Any, Any] = {}
 
-    def of(workers: int) -> Any:
-        if workers not in known:
+    def of(workers: int, strategy: str = "allreduce") -> Any:
+        if (workers, strategy) not in known:
             alone = shaky(workers=workers)
-            known[workers] = figures(fit(alone)), weights(alone)
-        return known[workers]
+            known[workers, strategy] = figures(fit(alone, strategy=strategy)), weights(alone)
+        return known[workers, strategy]
 
     return of
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "zero1"])
 @pytest.mark.parametrize(
     ("ranks", "workers", "hook", "step"),
     [
@@ -115,11 +148,12 @@ def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(
     workers: int,
     hook: str,
     step: int,
+    strategy: str,
 ) -> None:
-    expected, trained = undisturbed(workers)
+    expected, trained = undisturbed(workers, strategy)
     est = shaky(workers=workers)
 
-    history = fit(est, Note(tmp_path), Dies(tmp_path, *ranks, hook=hook, step=step))
+    history = fit(est, Note(tmp_path), Dies(tmp_path, *ranks, hook=hook, step=step), strategy=strategy)
 
     assert figures(history) == expected
     assert_same(est, trained)
@@ -130,32 +164,54 @@ def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(
     assert caplog.text.count("and no step was repeated") == len(ranks)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "zero1"])
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_a_worker_that_dies_within_a_step_leaves_the_others_to_make_it_again(
-    tmp_path: Path, undisturbed: Any, shared_memory: bool
+    tmp_path: Path, undisturbed: Any, shared_memory: bool, strategy: str
 ) -> None:
-    expected, trained = undisturbed(2)
+    expected, trained = undisturbed(2, strategy)
     settings = RunSettings(shared_memory=shared_memory)
     est = shaky(model=DiesInForward(tmp_path), settings=settings)
 
-    history = fit(est)
+    history = fit(est, strategy=strategy)
 
     assert (tmp_path / "died").exists()
     assert figures(history) == expected
     assert_same(est, trained)
 
 
+@pytest.mark.parametrize("strategy", ["allreduce", "zero1"])
 def test_a_worker_that_gave_a_step_up_gets_it_from_one_that_completed_it(
-    tmp_path: Path, undisturbed: Any
+    tmp_path: Path, undisturbed: Any, strategy: str
 ) -> None:
-    expected, trained = undisturbed(3)
+    expected, trained = undisturbed(3, strategy)
     est = shaky(workers=3, model=DiesWhileAnotherIsLate(tmp_path))
 
-    history = fit(est)
+    history = fit(est, strategy=strategy)
 
     assert (tmp_path / "died").exists()
     assert figures(history) == expected
     assert_same(est, trained)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("divide", ["elements", "parameters"])
+def test_slices_that_others_have_moved_are_moved_back_when_their_owner_dies_in_its_update(
+    tmp_path: Path, divide: Any, moment: str, shared_memory: bool
+) -> None:
+    strategy, settings = Zero1(divide=divide), RunSettings(shared_memory=shared_memory)
+    alone = shaky(workers=3, optimizer=Slowing, settings=settings)
+    expected = figures(fit(alone, strategy=strategy))
+    dies = partial(DiesInUpdate, folder=tmp_path, moment=moment)
+    est = shaky(workers=3, optimizer=dies, settings=settings)
+
+    history = fit(est, Dies(tmp_path), Note(tmp_path), strategy=strategy)
+
+    assert (tmp_path / "died").exists()
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+    assert processes(tmp_path) == [1, 2, 1]
 
 
 def test_workers_that_exchange_over_the_network_are_replaced_after_a_step_too(

@@ -276,6 +276,22 @@ class BaseReplica:
         """Whether it can go on after the loss of a rank: it has `snapshot`, and calls `before_exchange`."""
         return False
 
+    def keep_in(self, file: int, former: str = "") -> None:
+        """Keep in this file, until the run ends, what this rank alone has of the optimizer's state.
+
+        Args:
+            file: A file that outlives the process, from the first `fuse` on.
+            former: The path of the one in which it is now, if this process takes the place of another.
+        """
+
+    def go_back(self, step: int) -> bool:
+        """Undo what has been done of the step after `step`; False if that is not possible."""
+        return True
+
+    def is_kept(self, file: int | None, step: int) -> bool:
+        """Whether what another rank keeps in its file, if there is one, is enough to go on after `step`."""
+        return True
+
     def snapshot(self) -> bytes | None:
         """Return what `local_state` does, fast, for processes of the same run only; None if it cannot."""
         raise NotImplementedError

@@ -58,7 +58,7 @@ class AllReduce(Sync):
 
 
 class _Divided(AllReduce):
-    regroups = False  # a part of the optimizer's state is on one rank alone
+    regroups = False  # a part of the state is on one rank alone
     _optimizer_bytes = 0
 
     def catch_up(self, replica: Any) -> None:
@@ -92,6 +92,7 @@ class Zero1(_Divided):
         if not isinstance(one_copy, bool):
             raise ConfigError(f"strategy='zero1': one_copy must be True or False; received {one_copy!r}.")
         self._options = {"divide": divide, "one_copy": one_copy}
+        self.regroups = not one_copy  # which another rank may have changed
 
 
 class Fsdp(_Divided):

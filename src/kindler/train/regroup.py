@@ -7,6 +7,7 @@ Ranks of its machine hold the file open, give it to the new process, and use the
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import struct
@@ -38,7 +39,10 @@ class OwnStates:
         # A process finds that of the one whose place it takes, where it has its folder.
         self._path = str(worker.scratch / f"own-{worker.rank}")
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._files: dict[int, int] = {}  # of the ranks of this machine
+        self.memory = os.memfd_create("kindler-own")  # what the replica keeps
+        # Of the other ranks of this machine.
+        self._files: dict[int, int] = {}
+        self._memories: dict[int, int] = {}
         self._too_large = -1  # the epoch in which they were
 
     def write(
@@ -69,24 +73,35 @@ class OwnStates:
                 return None if nbytes < 0 else (os.pread(file, nbytes, start + _HEAD.size), rows)
         return None
 
+    def memory_of(self, rank: int) -> int | None:
+        return self._memories.get(rank)
+
     def share(self) -> None:
         """Open those of the other ranks of this machine; all ranks call it."""
         worker = self._worker
-        paths = worker.all_gather(self._path.encode())
-        for rank, path in enumerate(paths):
+        paths = worker.all_gather(json.dumps([self._path, path_of(self.memory)]).encode())
+        for rank in range(worker.size):
             if worker.hosts[rank] == worker.host and rank != worker.rank:
                 self._drop(rank)
-                with suppress(OSError):  # containers may have the name of a host in common, and no folder
-                    self._files[rank] = os.open(path, os.O_RDONLY)
+                for files, path in zip((self._files, self._memories), json.loads(paths[rank]), strict=True):
+                    with suppress(OSError):  # containers may have the name of a host in common, and no folder
+                        files[rank] = os.open(path, os.O_RDONLY)
 
     def close(self) -> None:
-        for rank in list(self._files):
+        for rank in {*self._files, *self._memories}:
             self._drop(rank)
         os.close(self._file)
+        os.close(self.memory)
 
     def _drop(self, rank: int) -> None:
-        if (file := self._files.pop(rank, None)) is not None:
-            os.close(file)
+        for files in (self._files, self._memories):
+            if (file := files.pop(rank, None)) is not None:
+                os.close(file)
+
+
+def path_of(file: int) -> str:
+    """Where other processes of this machine open it, while this one lives."""
+    return f"/proc/{os.getpid()}/fd/{file}"
 
 
 def _start_of(place: Place, *, ahead: bool) -> int:
@@ -114,6 +129,7 @@ class Regrouper:
         )
         if worker.total([int(can)]) == [worker.size]:
             self._own = OwnStates(worker)
+            replica.keep_in(self._own.memory)
             self.took_over = bool(worker.opened())
         else:
             worker.forgo_regroup()
@@ -177,14 +193,14 @@ class Regrouper:
         holder = max(holders, key=lambda rank: (places[rank][2], -rank))
         place = Place(*places[holder])
         new = [rank for rank, known in enumerate(places) if known is None]
+        can = loop is None or self._replica.go_back(place.step)
         fields: dict[str, Any] = {}
         state = b""
         if worker.rank == holder:
             assert loop is not None, "it has a place"
             fields, state = loop.point()
         fields = pickle.loads(worker.gather(pickle.dumps(fields), [holder])[holder])
-        within = fields["row"] is None
-        snapshots = self._snapshots(place, new, holders) if within else {}
+        mine = self._record(place, new, can=can, within=fields["row"] is None)
         behind = places[worker.rank] != tuple(place)
         received = b""
 
@@ -194,7 +210,6 @@ class Regrouper:
             self._replica.rejoin(collective, received if behind else b"")
 
         self._sync.attach_again(self._replica, worker, join)
-        mine = snapshots.get(worker.rank)
         if mine is not None and loop is None:
             snapshot, rows = mine
             own.write(place, lambda: snapshot, rows)
@@ -219,24 +234,43 @@ class Regrouper:
             point=point,
         )
 
-    def _snapshots(self, place: Place, new: Sequence[int], holders: Sequence[int]) -> dict[int, Own]:
-        """Those of this rank and of the new ones; raises SyncError on all ranks if one is missing."""
-        own, rank = self._own, self._worker.rank
+    def _record(self, place: Place, new: Sequence[int], *, can: bool, within: bool) -> Own | None:
+        """What this rank alone knows of the epoch; raises SyncError on all ranks if any cannot go on.
+
+        Args:
+            place: Where all go on.
+            new: The ranks whose process is new.
+            can: Whether this rank has undone what it had done since.
+            within: Whether the epoch's steps are still to be made, or its buffers to be merged.
+        """
+        own, replica, rank = self._own, self._replica, self._worker.rank
         assert own is not None, "it goes on after losses"
-        wanted = [*new, *([rank] if rank in holders else [])]
-        found = {each: part for each in wanted if (part := own.read(each, place)) is not None}
+        found = {each: part for each in (*new, rank) if within and (part := own.read(each, place))}
+        kept: dict[int, str] = {}  # where new processes find what those before them had
+        if rank not in new:
+            memories = {each: own.memory_of(each) for each in new}
+            kept = {
+                each: "" if file is None else path_of(file)
+                for each, file in memories.items()
+                if replica.is_kept(file, place.step)
+            }
+        lacks = rank not in new and (not can or (within and rank not in found))
         of_new = {each: part for each, part in found.items() if each in new}
-        lacks = rank in holders and rank not in found
-        parts = [pickle.loads(p) for p in self._worker.all_gather(pickle.dumps((lacks, of_new)))]
-        for _, others in parts:
+        missing = []
+        for each, data in enumerate(self._worker.all_gather(pickle.dumps((lacks, of_new, kept)))):
+            lacks, others, elsewhere = pickle.loads(data)
+            missing += [each] if lacks else []
             found |= others
-        missing = [each for each, (lacks, _) in enumerate(parts) if lacks]
+            kept |= elsewhere
+        missing += [each for each in new if each not in kept]
         # At the beginning of an epoch the state of a new process follows from the seed.
-        missing += [each for each in new if each not in found and place.done]
+        missing += [each for each in new if within and each not in found and place.done]
         if missing:
             raise SyncError(
-                f"workers {missing} have no record of what only they know of this epoch: it was too large, "
-                "or is gone with their machine.\n"
+                f"workers {sorted({*missing})} have no record of what only they know: it was too large, or is"
+                " gone with their machine.\n"
                 "Hint: fit(checkpoint=...) writes checkpoints, from which the run restarts."
             )
-        return found
+        if rank in new:
+            replica.keep_in(own.memory, kept[rank])
+        return found.get(rank)

@@ -51,8 +51,8 @@ class StepLoop(Loop):
 
     def run(self) -> None:
         start = self.start
+        self._gather_for_hooks()
         if start.point is None or start.takes_over:
-            self._gather_for_hooks()
             self._each("on_run_begin")
             restore_callbacks(self._hooks, start.callbacks)
         epoch = start.epoch if start.within_epoch else start.epoch + 1

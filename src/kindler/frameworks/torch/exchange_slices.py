@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from kindler.frameworks.torch.exchange import (
 from kindler.frameworks.torch.spec import TorchSpec, optimizer_kind
 from kindler.frameworks.torch.state import dump, parse, state_bytes
 from kindler.sync.shared_memory import Channel, shared_array
+
+if TYPE_CHECKING:
+    from kindler.frameworks.torch.slice_record import SliceRecord
 
 _BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 _DIVISIONS = dict.fromkeys((*_BY_ELEMENT, "SGD"), "elements") | {
@@ -114,8 +117,9 @@ class Piece:
 
 
 class SliceBucket(Bucket):
-    """A round of gradients is followed by a round of parameters in the same memory: `publish`, `collect`.
+    """A round of gradients is followed by one of parameters in the same memory: `publish`, `collect`, `take`.
 
+    Only `take` changes parameters, and it does not fail.
     On one host each rank reads the others' slots. Between hosts the first rank of each takes part in a
     reduce-scatter and an all-gather for its host, whose slices lie side by side.
     """
@@ -165,11 +169,15 @@ class SliceBucket(Bucket):
             self.meeting.await_all()
         elif self.channel is not None and self.where.one_host:
             self.channel.await_all()
-            copy_all((piece.flat, source) for piece, source in self._incoming)
-            self.channel.skip()
         else:
             self._collect_between_hosts()
-            copy_all((piece.flat, source) for piece, source in self._incoming)
+
+    def take(self) -> None:
+        if self.meeting is not None:
+            return
+        copy_all((piece.flat, source) for piece, source in self._incoming)
+        if self.channel is not None and self.where.one_host:
+            self.channel.skip()
 
     def _collect_between_hosts(self) -> None:
         channel, values = self.channel, self._values
@@ -206,6 +214,8 @@ class SummedSlices:
 
     def collect(self) -> None:
         self.wait()
+
+    def take(self) -> None:
         copy_all((piece.flat, self.result[piece.span]) for piece in self._others)
 
 
@@ -271,7 +281,8 @@ def division_of(kind: type[torch.optim.Optimizer], asked: str | None) -> str:
 class DividedOptimizer(GradientSync):
     """Sums gradients, and takes over the optimizer's state of the parameters that it divides.
 
-    `whole` cuts between parameters only; `one_copy` needs ranks that all share memory.
+    `whole` cuts between parameters only; `one_copy` needs ranks that all share memory. A `record` keeps what
+    only this rank has, from its `step` on.
     """
 
     def __init__(
@@ -283,8 +294,11 @@ class DividedOptimizer(GradientSync):
         *,
         whole: bool,
         one_copy: bool = False,
+        record: SliceRecord | None = None,
+        step: int = 0,
     ) -> None:
         self._optimizer, self._collective = optimizer, collective
+        self._record, self._goes_back = record, False
         self._parts: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
         self._state: defaultdict[Any, Any] = defaultdict(dict)
         self._gathered: dict[torch.nn.Parameter, dict[str, Any]] | None = None
@@ -298,6 +312,19 @@ class DividedOptimizer(GradientSync):
         self._memory: list[int] = []
         self._own: dict[Load, list[tuple[int, Piece]]] = {}
         super().__init__(parameters, exchange)
+        if record is not None:
+            record.begin(self._pieces, self._state, step)
+
+    def extend(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        if self._record is not None:
+            self._record.give_up()  # whoever takes this rank's place would divide otherwise
+        super().extend(parameters)
+
+    def go_back(self, step: int) -> bool:
+        """Whether this rank's slices are now as they were after `step`; `state_dict` is without them then."""
+        self._goes_back = True
+        record = self._record
+        return record is not None and record.go_back(self._optimizer, self._pieces, self._state, step)
 
     def finish(self) -> None:
         memory = [parameter.data_ptr() for parameter in self._parameters]
@@ -393,7 +420,10 @@ class DividedOptimizer(GradientSync):
         for member in load.members:
             member.parameter.grad = None
 
-    def update(self, step: Callable[[Any], None], clip_norm: float | None, clip_value: float | None) -> None:
+    def update(
+        self, step: Callable[[Any], None], clip_norm: float | None, clip_value: float | None, *, number: int
+    ) -> None:
+        """Make step `number`."""
         self._gathered = None
         parts = [piece.part for piece in self._pieces]
         if clip_value is not None:
@@ -402,8 +432,12 @@ class DividedOptimizer(GradientSync):
             norm = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
             [[square]] = self._collective.sum([np.array([float(norm) ** 2])])
             torch.nn.utils.clip_grads_with_norm_(parts, clip_norm, torch.tensor(float(np.sqrt(square))))
+        if self._record is not None:
+            self._record.before(self._optimizer, self._pieces)
         with self._on_parts():
             step(self._optimizer)
+        if self._record is not None:
+            self._record.after(self._pieces, self._state, number)
         for part in parts:
             part.grad = None
         if self._unseen:
@@ -414,6 +448,8 @@ class DividedOptimizer(GradientSync):
             bucket.publish()
         for bucket in buckets:
             bucket.collect()
+        for bucket in buckets:
+            bucket.take()
 
     @property
     def nbytes(self) -> int:
@@ -443,6 +479,8 @@ class DividedOptimizer(GradientSync):
 
     def state_dict(self) -> dict[str, Any]:
         """Only on the first rank, after `gather`."""
+        if self._goes_back:
+            return self._optimizer.state_dict()
         if self._gathered is None or self._collective.rank != 0:
             raise ConfigError(
                 "the state of the optimizer is divided between the workers, and this one does not have all "

@@ -30,6 +30,7 @@ from kindler.frameworks.torch.losses import LossList
 from kindler.frameworks.torch.module_replica import ModuleReplica, row_weight_complaints
 from kindler.frameworks.torch.optim import ONLY, step_optimizer
 from kindler.frameworks.torch.outputs import flat
+from kindler.frameworks.torch.slice_record import SliceRecord, holds
 from kindler.frameworks.torch.spec import TorchSpec, against_several, check, loads, missing
 from kindler.group import Group
 
@@ -45,6 +46,7 @@ class TorchReplica(ModuleReplica):
         super().__init__(spec, **options)
         self._exchange: GradientSync | None = None
         self._divided: DividedOptimizer | None = None
+        self._record: SliceRecord | None = None
         self._fully: Any = None
         scales = spec.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self.device.type) if scales else None
@@ -106,12 +108,19 @@ class TorchReplica(ModuleReplica):
         wanted = self.parameters.unexchanged()
         if strategy == "zero1":
             self._exchange = self._divided = DividedOptimizer(
-                wanted, exchange, self.optimizer, self._joined, whole=whole, one_copy=options["one_copy"]
+                wanted,
+                exchange,
+                self.optimizer,
+                self._joined,
+                whole=whole,
+                one_copy=options["one_copy"],
+                record=self._record,
+                step=self.step,
             )
         else:
             self._exchange = GradientSync(wanted, exchange)
-            if self.regroups:
-                self._exchange.before_last = self._before_last_bucket
+        if self.regroups:
+            self._exchange.before_last = self._before_last_bucket
         self.parameters.exchange(wanted)
         self._meet_in_steps()
         return exchange
@@ -123,6 +132,16 @@ class TorchReplica(ModuleReplica):
 
     def _before_last_bucket(self) -> None:
         self.before_exchange()
+
+    def keep_in(self, file: int, former: str = "") -> None:
+        self._record = SliceRecord(file, former)
+
+    def go_back(self, step: int) -> bool:
+        self._freezer.wait()
+        return self._divided is None or self._divided.go_back(step)
+
+    def is_kept(self, file: int | None, step: int) -> bool:
+        return self._divided is None or (file is not None and holds(file, step))
 
     def snapshot(self) -> bytes:
         raw = torch_state.to_raw([self.counter.keep(), list(self.tracked.buffers())])
@@ -344,7 +363,8 @@ class TorchReplica(ModuleReplica):
                 return
         if self._divided is not None:
             self._freezer.wait()
-            self._divided.update(step_optimizer, self.spec.clip_norm, self.spec.clip_value)
+            number = self.step + 1
+            self._divided.update(step_optimizer, self.spec.clip_norm, self.spec.clip_value, number=number)
         else:
             scaler = None if unscaled else self._scaler
             if scaler is not None:
