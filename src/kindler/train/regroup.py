@@ -261,7 +261,8 @@ class Regrouper:
             lacks, others, elsewhere = pickle.loads(data)
             missing += [each] if lacks else []
             found |= others
-            kept |= elsewhere
+            hosts = self._worker.hosts  # on another machine a path is that of something else
+            kept |= {one: path for one, path in elsewhere.items() if not path or hosts[one] == hosts[each]}
         missing += [each for each in new if each not in kept]
         # At the beginning of an epoch the state of a new process follows from the seed.
         missing += [each for each in new if within and each not in found and place.done]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from kindler.data.spool import Spool
 from kindler.errors import SyncError
 from kindler.train import rows
 from kindler.train.loop import Place
-from kindler.train.regroup import OwnStates
+from kindler.train.regroup import OwnStates, path_of
 
 
 def place(step: int, epoch: int = 1) -> Place:
@@ -31,16 +33,18 @@ def states(tmp_path: Path) -> Iterator[list[OwnStates]]:
         folder = tmp_path / str(rank)
         folder.mkdir()
         return SimpleNamespace(
-            rank=rank, hosts=hosts, host=hosts[rank], scratch=folder, all_gather=lambda mine: paths
+            rank=rank, size=3, hosts=hosts, host=hosts[rank], scratch=folder, all_gather=lambda mine: paths
         )
 
     ranks = [OwnStates(worker(rank)) for rank in range(3)]
-    paths += [str(next((tmp_path / str(rank)).iterdir())).encode() for rank in range(3)]
-    for rank in ranks:
-        rank.share()
+    for rank, states in enumerate(ranks):
+        file = next((tmp_path / str(rank)).iterdir())
+        paths.append(json.dumps([str(file), path_of(states.memory)]).encode())
+    for states in ranks:
+        states.share()
     yield ranks
-    for rank in ranks:
-        rank.close()
+    for states in ranks:
+        states.close()
 
 
 def test_the_last_two_steps_are_known_on_the_same_machine_even_without_the_folder(
@@ -112,3 +116,15 @@ def test_a_process_that_gets_other_rows_than_the_one_before_it_says_so() -> None
 
     with pytest.raises(SyncError, match="worker 0 has other rows than the process whose place it takes"):
         rows._whose_rows(worker, Spool(rows=3, arrays={"x": np.array([0, 2, 1])}), [3])
+
+
+def test_what_a_replica_keeps_is_open_on_the_same_machine_even_without_its_process(
+    states: list[OwnStates],
+) -> None:
+    os.write(states[0].memory, b"kept")
+    of_first = states[1].memory_of(0)
+    os.ftruncate(states[0].memory, 8)  # it may grow
+
+    assert of_first is not None
+    assert os.pread(of_first, 9, 0) == b"kept" + bytes(4)
+    assert states[2].memory_of(0) is None, "it is on another machine"
