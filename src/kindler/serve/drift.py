@@ -23,7 +23,7 @@ from kindler.serve.http_errors import Problem
 
 _log = logging.getLogger("kindler.serve")
 _ROWS_OF_REQUEST = 8
-_RATE, _BURST = 200.0, 1000.0  # requests that are sampled: per second, and at once after a quiet time
+_RATE, _BURST = 100.0, 1000.0  # requests that are sampled: per second, and at once after a quiet time
 _DEADLINE_S = 30.0
 
 
@@ -44,6 +44,8 @@ class DriftWindow:
     ) -> None:
         self._known, self._rule, self._clock = known, rule, clock
         self._columns = list(signature.columns or ())
+        self._width = max(FEW, len(self._columns))
+        self._ragged = {name[7:-1] for name in known.columns if name.startswith("length(")}
         self._requests: deque[tuple[int, Arrays, Arrays]] = deque()
         self._rows, self._most = 0, rows
         self._tokens, self._then = _BURST, clock()
@@ -58,9 +60,10 @@ class DriftWindow:
         if self._tokens < 1 or not rows:
             return
         self._tokens -= 1
-        some = np.linspace(0, rows - 1, min(rows, _ROWS_OF_REQUEST)).astype(np.int64)
-        self._requests.append((len(some), self._kept(inputs, some), self._kept(outputs, some)))
-        self._rows += len(some)
+        count = min(rows, _ROWS_OF_REQUEST)
+        some = None if rows == count else np.linspace(0, rows - 1, count).astype(np.int64)
+        self._requests.append((count, self._kept(inputs, some), self._kept(outputs, some)))
+        self._rows += count
         self._seen += 1
         while self._rows - self._requests[0][0] >= self._most:
             self._rows -= self._requests.popleft()[0]
@@ -88,15 +91,16 @@ class DriftWindow:
         )
         return self.report
 
-    def _kept(self, arrays: Arrays, some: Array) -> Arrays:
-        """Copies of some rows; of long ones, and of objects, what is measured of them."""
+    def _kept(self, arrays: Arrays, some: Array | None) -> Arrays:
+        """Copies of some rows, or of all; of long ones, and of objects, what is measured of them."""
         kept: Arrays = {}
         for name, array in arrays.items():
-            length, is_number = f"length({name})", array.dtype.kind in "biuf"
-            if is_number and length in self._known.columns:
-                kept[length] = np.full(len(some), array.shape[1] if array.ndim > 1 else 1)
-            elif is_number and array.size <= len(array) * max(FEW, len(self._columns)):
-                kept[name] = array[some]
+            is_number = array.dtype.kind in "biuf"
+            if is_number and name not in self._ragged and array.size <= len(array) * self._width:
+                kept[name] = array.copy() if some is None else array[some]
+            elif is_number and name in self._ragged:
+                count = len(array) if some is None else len(some)
+                kept[f"length({name})"] = np.full(count, array.shape[1] if array.ndim > 1 else 1)
             else:
                 kept |= measured({name: array}, some)
         return kept
