@@ -34,7 +34,7 @@ def test_models_are_listed_with_version_aliases_and_size_and_open(page: Watched,
     rows = page.cells("Models")
     assert [row[0] for row in rows] == [model["name"] for model in told]
     assert rows[1][:4] == ["team/net", "2", "prod → 1", "estimator"]
-    assert rows[1][4].endswith(" B")
+    assert rows[1][4].endswith(" KiB")
 
     opened.get_by_role("link", name="team/net").click()
     expect(opened.get_by_role("heading", name="team/net")).to_be_visible()
