@@ -51,6 +51,7 @@ def model_view(
         "signature": signature,
         "history": _history(chosen.meta.get("history") or chosen.attributes.get("history")),
         "loaded": loaded is not None,
+        "statistics": bool(chosen.meta.get("statistics")),  # whether drift can be told
     }
 
 

@@ -126,11 +126,12 @@ function signature(told) {
 }
 
 async function drift({ bucket, name, signal }, told) {
+  if (!told.statistics) return "";
   let report;
   try {
     report = await api(`model/${part(`${name}@${told.version}`)}/drift`, { query: { bucket }, signal });
   } catch (error) {
-    if (error.status === 404) return ""; // nothing is known of its training data
+    if (error.status === 404) return ""; // the server does not watch drift
     throw error;
   }
   const all = [...Object.entries(report.columns), ...Object.entries(report.predictions)];
