@@ -131,8 +131,8 @@ async function drift({ bucket, name, signal }, told) {
   try {
     report = await api(`model/${part(`${name}@${told.version}`)}/drift`, { query: { bucket }, signal });
   } catch (error) {
-    if (error.status === 404) return ""; // the server does not watch drift
-    throw error;
+    if (error.name === "AbortError") throw error;
+    return error.status === 404 ? "" : card("Drift", "", h("p.said", error.message)); // 404: it is not watched
   }
   const all = [...Object.entries(report.columns), ...Object.entries(report.predictions)];
   all.sort(([, one], [, other]) => Boolean(other.alarm) - Boolean(one.alarm) || other.psi - one.psi);
