@@ -9,6 +9,8 @@ from typing import Any
 
 import flavour
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kindler import Estimator, Store
@@ -217,3 +219,15 @@ def test_a_virtual_dataset_may_be_a_tf_data_dataset(om: Store) -> None:
         [0, 1],
         [2],
     ]
+
+
+def test_an_estimator_is_made_again_to_the_bit(om: Store, model: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((60, 4), np.float32)
+    pq.write_table(pa.table({"x": list(x), "y": np.arange(60) % 2}), tmp_path / "rows.parquet")
+    estimator = Estimator.from_keras(model, workers=2, seed=3)
+    estimator.fit(str(tmp_path / "rows.parquet"), epochs=2, batch_size=8, verbose=0)
+    om.models.put(estimator, "net")
+
+    (fit,) = om.models.metadata("net").meta["lineage"]
+    assert (fit["start"], fit["workers"], len(fit["weights"])) == ("given weights", 2, 4)
+    assert om.models.reproduce("net", trusted=True).equal

@@ -41,7 +41,7 @@ def test_the_files_are_few_kilobytes_and_sent_once(client: httpx.Client) -> None
         assert plain.content == reply.content == content
         whole += len(plain.content)
         packed += int(reply.headers["content-length"])
-    assert whole < 60_000
+    assert whole < 64_000
     assert packed < 25_000
 
 

@@ -73,6 +73,19 @@ def test_the_training_history_is_plotted_with_validation_beside_training(page: W
     expect(loss.locator(".where")).to_have_text("epoch 5")
 
 
+def test_the_lineage_leads_from_the_data_to_the_requests(page: Watched) -> None:
+    opened = page.go("/b/default/models/team%2Fnet/2")
+    flows = opened.locator(".lineage .flow")
+
+    assert flows.count() == 2  # a fit each
+    assert flows.nth(0).locator("b").all_text_contents() == ["Data", "Fit"]
+    assert flows.nth(1).locator("b").all_text_contents() == ["Data", "Fit", "Version", "Tags", "Requests"]
+    expect(flows.nth(0)).to_contain_text("64 rows")
+    expect(flows.nth(0)).to_contain_text("from a creator")
+    expect(flows.nth(1)).to_contain_text("from team/net@1")
+    expect(flows.nth(1)).to_contain_text("since the server started")
+
+
 def test_a_moved_alias_changes_which_version_answers(page: Watched, net: Trained, server: Served) -> None:
     opened = page.go(NET)
     version, numbers = predicted(page, "@prod")

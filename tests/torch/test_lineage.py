@@ -79,7 +79,7 @@ def test_a_version_keeps_what_made_it(rows: Path, om: Store, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "fit 1 of 1" in text
     assert str(rows) in text
-    assert cli.main(["models", "show", "net", "--json", *where]) == 0
+    assert cli.main(["models", "show", "net", "--format", "json", *where]) == 0
     assert json.loads(capsys.readouterr().out)["lineage"] == [fit]
 
 
@@ -184,3 +184,16 @@ def test_rows_that_the_record_cannot_read_again_are_compared_by_their_fingerprin
     with pytest.raises(ConfigError, match=r"kind 'memory'.\nHint: pass data="):
         om.models.reproduce("net", trusted=True)
     assert om.models.reproduce("net", trusted=True, data=(x, x.sum(1))).equal
+
+
+def test_a_delta_table_is_read_again_as_it_was(om: Store, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    x = np.random.default_rng(0).normal(size=(60, 2)).astype("float32")
+    rows = pa.table({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1)})
+    deltalake.write_deltalake(str(tmp_path / "table"), rows)
+    made = estimator()
+    made.fit(str(tmp_path / "table"), batch_size=8, **COLUMNS)
+    om.models.put(made, "net")
+
+    deltalake.write_deltalake(str(tmp_path / "table"), rows, mode="append")
+    assert om.models.reproduce("net", trusted=True).equal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -81,6 +84,24 @@ def test_a_torch_run_has_its_params_metrics_history_and_a_model_that_predicts_al
         "dtype": "float32",
         "shape": (-1, 3),
     }
+
+
+def test_a_run_has_its_data_as_inputs_and_what_made_the_model(uri: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": list(X), "y": list(Y)}), rows)
+    est, logger = estimator(), MLflowLogger(uri, "lineage", log_model=False)
+
+    est.fit(str(rows), batch_size=16, callbacks=[logger], validation_split=0.25, verbose=0)
+
+    run = mlflow.MlflowClient(uri).get_run(logger.run_id)
+    training, validation = run.inputs.dataset_inputs
+    assert [tag.value for one in (training, validation) for tag in one.tags] == ["training", "validation"]
+    (fit,) = est.lineage
+    assert (training.dataset.name, training.dataset.digest) == ("rows.parquet", fit["fingerprint"])
+    assert mlflow.data.get_source(training).uri == str(rows)
+    assert json.loads(training.dataset.profile) == {"num_rows": 36, "files": 1}
+    logged = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/lineage.json")
+    assert logged["fits"] == est.lineage
 
 
 class Falls(Callback):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kindler.estimator import lineage
-from kindler.shelves.lineage import differences, shown
+from kindler.shelves.lineage import model_card, openlineage, shown
+from kindler.shelves.reproduction import differences
 from kindler.store import Version
 
 
@@ -145,3 +146,47 @@ def test_a_changed_file_package_processor_or_function_is_named() -> None:
         "seed: 1 then, 2 now",
         "file /a: 1 then, 2 now",
     ]
+
+
+FIT = {
+    "began": "2026-01-02T03:04:05+00:00",
+    "ended": "2026-01-02T03:05:05+00:00",
+    "data": {
+        "files": [{"path": "/data/a.parquet", "sha256": "ab"}, {"path": "s3://bucket/b", "sha256": "cd"}]
+    },
+    "metrics": {"val_loss": 0.5},
+    "code": [{"name": "nets.net", "commit": "0123456789abcdef"}],
+}
+
+
+def test_events_of_openlineage_have_the_files_as_inputs_and_the_version_as_output() -> None:
+    first, *_, start, complete = openlineage(version(lineage=[{**FIT, "seed": 1}, FIT]))
+    assert (start["eventType"], complete["eventType"]) == ("START", "COMPLETE")
+    assert start["run"]["runId"] == complete["run"]["runId"] != first["run"]["runId"]
+    assert complete["run"]["facets"]["parent"]["run"]["runId"] == first["run"]["runId"]
+    assert complete["eventTime"] == FIT["ended"]
+    assert [(one["namespace"], one["name"]) for one in complete["inputs"]] == [
+        ("file", "/data/a.parquet"),
+        ("s3://bucket", "/b"),
+    ]
+    assert complete["inputs"][0]["facets"]["version"]["datasetVersion"] == "ab"
+    assert (start["outputs"], complete["outputs"][0]["name"]) == ([], "default/models/net")
+    assert complete["outputs"][0]["facets"]["version"]["datasetVersion"] == "1"
+    required = {"eventType", "eventTime", "run", "job", "inputs", "outputs", "producer", "schemaURL"}
+    assert set(complete) == required
+
+
+def test_a_model_card_has_data_code_and_metrics_and_no_markup_of_the_record() -> None:
+    card = model_card(version(lineage=[{**FIT, "user": "<b>|x|"}]), ["prod"])
+
+    assert "| Tags | prod |" in card
+    assert "/data/a.parquet, s3://bucket/b" in card
+    assert "nets.net 0123456789ab" in card
+    assert r"| val\_loss | 0.5 |" in card
+    assert r"\<b\>\|x\|" in card
+
+
+@pytest.mark.parametrize("odd", [{"data": 1}, {"data": {"files": [1]}}, {"code": [3], "metrics": []}])
+def test_other_forms_take_any_record(odd: Any) -> None:
+    assert model_card(version(lineage=[odd]), [])
+    assert len(openlineage(version(lineage=[odd]))) == 2

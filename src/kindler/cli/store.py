@@ -114,7 +114,9 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
 
     add = command(verbs, "show", "show a version and what made it", _show, shelf=shelf)
     add("name", metavar="NAME", help=NAMES)
-    add("--json", action="store_true", help="print JSON, with the source of functions and all files")
+    formats = "text, JSON with all that is known, OpenLineage events (one a line), or a model card"
+    choices = ["text", "json", "openlineage", "card"]
+    add("--format", choices=choices, default="text", help=f"{formats} (default: %(default)s)")
 
     what = "train a version again from its record, and compare weights and metrics to the bit"
     add = command(verbs, "reproduce", what, _reproduce, shelf=shelf)
@@ -258,23 +260,27 @@ def _get_dataset(shelf: Shelf, version: Version, chosen: argparse.Namespace) -> 
 
 
 def _show(chosen: argparse.Namespace) -> int:
-    from kindler.shelves.lineage import fits, shown
+    from kindler.shelves import lineage
 
     shelf = _shelf(chosen)
     version = shelf.metadata(chosen.name)
     tags = sorted(tag for tag, number in shelf.tags(version.name).items() if number == version.number)
-    if chosen.json:
+    if chosen.format == "json":
         facts = {
             **{key: getattr(version, key) for key in ("bucket", "name", "kind", "size", "digest")},
             "version": version.number,
             "created": version.created.isoformat(),
             "tags": tags,
             "attributes": dict(version.attributes),
-            "lineage": fits(version),
+            "lineage": lineage.fits(version),
         }
         print(json.dumps(facts, indent=2))
+    elif chosen.format == "openlineage":
+        for event in lineage.openlineage(version):
+            print(json.dumps(event))
     else:
-        print(shown(version, tags))
+        form = lineage.model_card if chosen.format == "card" else lineage.shown
+        print(form(version, tags).rstrip())
     return 0
 
 

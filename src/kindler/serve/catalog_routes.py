@@ -23,8 +23,8 @@ from kindler.serve.datasets import as_table, read_value
 from kindler.serve.drift import DriftWatch
 from kindler.serve.endpoints import Authorized, Endpoint, Json, needs
 from kindler.serve.http_errors import Problem
-from kindler.serve.model_registry import ModelRegistry
-from kindler.serve.model_views import loaded_view, model_view, signature_view, version_view
+from kindler.serve.model_registry import ModelRegistry, shown_name
+from kindler.serve.model_views import lineage_view, loaded_view, model_view, signature_view, version_view
 from kindler.serve.protocols.tables import ARROW, PARQUET
 from kindler.serve.protocols.values import plain
 from kindler.serve.tasks import Tasks
@@ -175,6 +175,9 @@ def model_routes(models: ModelRegistry, watch: DriftWatch) -> APIRouter:
         same = (chosen.address, chosen.number)
         loaded = (m for m in models.loaded() if (m.version.address, m.version.number) == same)
         view = model_view(shelf.versions(chosen.name), shelf.tags(chosen.name), chosen, next(loaded, None))
+        if access.key is None or access.key.allows("read"):
+            counted = models.stats.versions.get((shown_name(chosen), chosen.number))
+            view |= {"lineage": lineage_view(chosen), "requests": counted.requests if counted else 0}
         return Json({"model": chosen.name, "result": view, "resource_uri": chosen.name})
 
     @routes.put("/model/{name:path}/tags/{tag}/split")

@@ -15,9 +15,15 @@ from kindler.serve.http_errors import Problem
 from kindler.serve.model_registry import LoadedModel, ModelRegistry, Name, shown_name
 from kindler.serve.protocols.v2 import described
 from kindler.serve.stats import VersionStats
+from kindler.shelves.lineage import fits
 from kindler.store import Version
 
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+_OF_FIT = (
+    *("began", "start", "parent", "rows", "fingerprint", "framework", "engine", "workers", "seed"),
+    "metrics",
+)
+_PATHS = 10
 _TF_TYPES = {"float16": "HALF", "float32": "FLOAT", "float64": "DOUBLE", "object": "STRING"}
 
 
@@ -36,6 +42,26 @@ def version_view(version: Version, tags: Mapping[str, int] | None = None) -> dic
     if tags is not None:
         view["tags"] = sorted(tag for tag, number in tags.items() if number == version.number)
     return view
+
+
+def lineage_view(version: Version) -> list[dict[str, Any]]:
+    """What made a version, in short: without the source of functions, their arguments and people."""
+    return [
+        {
+            **{name: fit.get(name) for name in _OF_FIT},
+            "data": _data_view(fit.get("data")),
+            "validation": _data_view(fit.get("validation")),
+        }
+        for fit in fits(version)
+    ]
+
+
+def _data_view(data: Any) -> dict[str, Any] | None:
+    if not isinstance(data, Mapping):
+        return None
+    files = data.get("files")
+    paths = [one.get("path") for one in files if isinstance(one, Mapping)] if isinstance(files, list) else []
+    return {"kind": data.get("kind"), "file_count": data.get("file_count"), "paths": paths[:_PATHS]}
 
 
 def model_view(

@@ -1,37 +1,37 @@
-"""What made a stored model: shown to people, compared, and done again.
+"""What made a stored model, as text for people, events of OpenLineage, and a model card in Markdown.
 
-Records may come from anyone who can write to the store: whatever is in them is shown as text. The recipe is
-code, and read with trust only.
+Records may come from anyone who can write to the store: all that is in them is shown as text.
 """
 
 from __future__ import annotations
 
-import zipfile
+import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import cloudpickle
-
-from kindler.config import RunSettings
-from kindler.data.tables import Table
-from kindler.engine.notices import sigterm_interrupts
-from kindler.errors import ConfigError, DataError, UntrustedError
-from kindler.estimator.estimator import Estimator
-from kindler.estimator.inputs.contract import Input
-from kindler.estimator.inputs.recognise import recognise
-from kindler.estimator.lineage import FIT, files_record
-from kindler.models.kind import confined
-from kindler.store import Version, VersionStore
-from kindler.train.callbacks import DriverCallbackList
-from kindler.train.goodput import RunClock
+import kindler
+from kindler.store import Version
 
 _ORDER = (
     *("began", "ended", "user", "start", "parent", "interrupted_after", "data", "validation", "rows"),
     *("fingerprint", "columns", "options", "seed", "strategy", "engine", "workers", "threads", "device"),
     *("framework", "config", "code", "packages", "machine", "metrics", "weights"),
 )  # the catalog keeps names sorted
+_PRODUCER = f"https://pypi.org/project/kindler/{kindler.__version__}"
+_SPEC = "https://openlineage.io/spec"
+_EVENT = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
+_FACETS = {
+    "nominalTime": "1-0-1/NominalTimeRunFacet",
+    "parent": "1-0-1/ParentRunFacet",
+    "processing_engine": "1-1-1/ProcessingEngineRunFacet",
+    "jobType": "2-0-3/JobTypeJobFacet",
+    "sourceCodeLocation": "1-0-1/SourceCodeLocationJobFacet",
+    "version": "1-0-1/DatasetVersionDatasetFacet",
+    "outputStatistics": "1-0-2/OutputStatisticsOutputDatasetFacet",
+}
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~])")
 _FILES_SHOWN = 10
 _CHARACTERS = 300
 
@@ -69,7 +69,7 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         if value is None or name == "format":
             continue
         for place, line in enumerate(_values(name, value)):
-            yield f"  {_plain(name if place == 0 else ''):<12} {line}"
+            yield f"  {plain_text(name if place == 0 else ''):<12} {line}"
 
 
 def _values(name: str, value: Any) -> Iterator[str]:
@@ -78,218 +78,133 @@ def _values(name: str, value: Any) -> Iterator[str]:
         yield f"{len(value)} arrays"
     elif name == "code" and isinstance(value, list):
         for entry in value:
-            yield _one_line(
+            yield one_line(
                 {key: part for key, part in entry.items() if key not in ("source", "sha256")}
                 if isinstance(entry, Mapping)
                 else entry
             )
     elif isinstance(value, Mapping) and isinstance(value.get("files"), list):
         files = value["files"]
-        yield _one_line({key: part for key, part in value.items() if key not in ("files", "paths", "plan")})
-        yield from (_one_line(file) for file in files[:_FILES_SHOWN])
+        yield one_line({key: part for key, part in value.items() if key not in ("files", "paths", "plan")})
+        yield from (one_line(file) for file in files[:_FILES_SHOWN])
         if len(files) > _FILES_SHOWN:
             yield f"... and {len(files) - _FILES_SHOWN:,} more"
     else:
-        yield _one_line(value)
+        yield one_line(value)
 
 
-def _one_line(value: Any) -> str:
+def one_line(value: Any) -> str:
+    """Any JSON value as one line of printable text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{_plain(key)} {_one_line(part)}" for key, part in value.items())
+        return ", ".join(f"{plain_text(key)} {one_line(part)}" for key, part in value.items())
     if isinstance(value, list):
-        return ", ".join(_one_line(part) for part in value)
-    return _plain(value)
+        return ", ".join(one_line(part) for part in value)
+    return plain_text(value)
 
 
-def _plain(value: Any) -> str:
+def plain_text(value: Any) -> str:
     text = "".join(c if c.isprintable() else " " for c in str(value))
     return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reproduction:
-    """A version that was trained again, compared with the stored one.
-
-    Attributes:
-        version: The version.
-        estimator: The estimator that was trained now.
-        differences: What it was made from that differs, a sentence each: a package, the seed, the rows.
-        weights: The names of the arrays that are not equal to the bit.
-        metrics: The metrics that differ, with the values then and now.
-    """
-
-    version: Version
-    estimator: Estimator = field(repr=False)
-    differences: tuple[str, ...]
-    weights: tuple[str, ...]
-    metrics: Mapping[str, tuple[Any, Any]]
-
-    @property
-    def equal(self) -> bool:
-        """Whether weights and metrics are the same to the bit."""
-        return not self.weights and not self.metrics
-
-    def __str__(self) -> str:
-        kept = _last(self.version)
-        if self.equal:
-            compared = [f"{len(kept['weights'])} arrays", *(kept.get("metrics") or ())]
-            lines = [f"{self.version} is equal to the bit: {', '.join(compared)}"]
-        else:
-            lines = [f"{self.version} differs"]
-        lines += self.differences
-        if self.weights:
-            lines.append(
-                f"weights: {len(self.weights)} of {len(kept['weights'])} arrays, {_few(self.weights)}"
-            )
-        lines += [f"metric {name}: {then} then, {now} now" for name, (then, now) in self.metrics.items()]
-        return "\n  ".join(_plain(line) for line in lines)
-
-
-def reproduce(
-    store: VersionStore,
-    version: Version,
-    *,
-    trusted: bool,
-    data: Any = None,
-    validation_data: Any = None,
-    seed: int | None = None,
-    workers: int | None = None,
-) -> Reproduction:
-    """See `Models.reproduce`."""
-    fit = _last(version)
-    _check_repeatable(version, fit, trusted)
-    rows = _rows(fit, "data", data)
-    held_out = _rows(fit, "validation", validation_data) if validation_data is not None else None
-    share = fit["data"].get("validation_split")
-    if share is not None:
-        rows, held_out = rows.split(float(share), int(fit["seed"]))
-    elif held_out is None and fit.get("validation") is not None:
-        held_out = _rows(fit, "validation", None)
-    count = int(fit["workers"]) if workers is None else workers
-    with store.files(version) as folder:
-        recipe = confined(folder, version.meta["made"])
-        settings = RunSettings(threads=int(fit["threads"]))
-        estimator, options = _opened(recipe, workers=count, engine=fit["engine"], settings=settings)
-    if seed is not None:
-        estimator = estimator.copy(seed=seed)
-    with sigterm_interrupts():
-        estimator._fit(rows, held_out, options, DriverCallbackList([]), RunClock())
-    now = estimator.lineage[-1]
-    old, new = fit.get("metrics") or {}, now.get("metrics") or {}
-    return Reproduction(
-        version=version,
-        estimator=estimator,
-        differences=tuple(differences(fit, now)),
-        weights=tuple(name for name, mark in fit["weights"].items() if now["weights"].get(name) != mark),
-        metrics={name: (old[name], new.get(name)) for name in old if old[name] != new.get(name)},
-    )
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What two fits were made from that is not the same, a sentence each."""
-    for name in ("framework", "seed", "workers", "threads", "engine", "device", "start"):
-        yield from _changed(name, then.get(name), now.get(name))
-    for group, what in (("options", ""), ("strategy", "strategy "), ("columns", ""), ("config", "config ")):
-        yield from _changes(what, then.get(group), now.get(group))
-    for side in ("data", "validation"):
-        before, after = (_hashes(one.get(side), "files", "path") for one in (then, now))
-        if set(before) == set(after):
-            yield from _changes("file ", before, after)
-    yield from _changed("rows", then.get("rows"), now.get("rows"))
-    if all(then.get(name) == now.get(name) for name in ("seed", "workers")):  # which deal the rows
-        yield from _changed("fingerprint of the rows", then.get("fingerprint"), now.get("fingerprint"))
-    yield from _changes("the source of ", *(_hashes(one, "code", "name") for one in (then, now)))
-    yield from _changes("package ", then.get("packages"), now.get("packages"))
-    yield from _changes("", then.get("machine"), now.get("machine"))
-
-
-def _hashes(record: Any, entries: str, name: str) -> dict[str, Any]:
-    """Hashes by name; but of functions of a script, whose code the recipe has, whatever the script is now."""
-    listed = (record or {}).get(entries) or ()
-    return {e[name]: e.get("sha256") for e in listed if not str(e[name]).startswith("__main__.")}
-
-
-def _changes(what: str, then: Any, now: Any) -> Iterator[str]:
-    then, now = then or {}, now or {}
-    for name in {**then, **now}:
-        yield from _changed(f"{what}{name}", then.get(name), now.get(name))
-
-
-def _changed(name: str, then: Any, now: Any) -> Iterator[str]:
-    if then != now:
-        yield f"{name}: {_one_line(then)} then, {_one_line(now)} now"
-
-
-def _last(version: Version) -> Mapping[str, Any]:
+def openlineage(version: Version) -> list[dict[str, Any]]:
+    """The fits that made a version as OpenLineage events, one START and one COMPLETE each."""
     known = fits(version)
-    if not known:
-        raise ConfigError(
-            f"{version} has no record of what made it.\n"
-            "Hint: only estimators that were fitted have one: store.models.put(estimator, name)."
-        )
-    return known[-1]
+    return [event for place in range(len(known)) for event in _events(version, known, place)]
 
 
-def _check_repeatable(version: Version, fit: Mapping[str, Any], trusted: bool) -> None:
-    if not version.meta.get("made"):
-        raise ConfigError(
-            f"{version} has no recipe: the weights that its last fit began from were too large to keep, or it"
-            " was stored from an estimator that had been read from a store."
-        )
-    if (step := fit.get("interrupted_after")) is not None:
-        raise ConfigError(f"{version}: its fit was interrupted after step {step}, and cannot be repeated.")
-    if not fit.get("weights"):
-        raise ConfigError(
-            f"{version}: the strategy {_one_line(fit.get('strategy'))} leaves no hashes of weights, and two"
-            " runs of it are not equal to the bit."
-        )
-    if not trusted:
-        raise UntrustedError(what=f"reproducing {version}", reason="its recipe holds code, as a pickle")
+def _events(version: Version, known: Sequence[Mapping[str, Any]], place: int) -> Iterator[dict[str, Any]]:
+    fit, is_last = known[place], place == len(known) - 1
+    ids = [str(uuid.uuid5(uuid.NAMESPACE_URL, f"{one_line(one)}")) for one in known]
+    facets: dict[str, Any] = {
+        "processing_engine": {
+            "version": kindler.__version__,
+            "name": "kindler",
+            "openlineageAdapterVersion": kindler.__version__,
+        },
+        "nominalTime": {"nominalStartTime": fit.get("began"), "nominalEndTime": fit.get("ended")},
+    }
+    job: dict[str, Any] = {"namespace": "kindler", "name": f"{version.bucket}/{version.name}"}
+    if place:
+        facets["parent"] = {"run": {"runId": ids[place - 1]}, "job": dict(job)}
+    inputs = [data for side in ("data", "validation") for data in _datasets(fit.get(side))]
+    output = {
+        "namespace": "kindler",
+        "name": f"{version.bucket}/models/{version.name}",
+        "facets": _made({"version": {"datasetVersion": str(version.number)}}),
+        "outputFacets": _made({"outputStatistics": {"size": version.size, "fileCount": len(version.files)}}),
+    }
+    kind = {"jobType": {"processingType": "BATCH", "integration": "KINDLER", "jobType": "FIT"}}
+    for state, time in (("START", "began"), ("COMPLETE", "ended")):
+        yield {
+            "eventType": state,
+            "eventTime": fit.get(time),
+            "run": {"runId": ids[place], "facets": _made(facets)},
+            "job": {**job, "facets": _made(kind)},
+            "inputs": inputs,
+            "outputs": [output] if is_last and state == "COMPLETE" else [],
+            "producer": _PRODUCER,
+            "schemaURL": _EVENT,
+        }
 
 
-def _rows(fit: Mapping[str, Any], side: str, given: Any) -> Input:
-    """The data of a fit: what is given, or the files that the record names, unless they have changed."""
-    if given is not None:
-        return recognise(given)
-    known, name = fit[side], "data" if side == "data" else "validation_data"
-    files = known.get("files") or []
-    if known.get("tables") and known.get("direct") and not files:
-        return recognise([Table.of(described) for described in known["tables"]])
-    if known.get("tables") or not known.get("direct") or len(files) < known.get("file_count", 0):
-        raise ConfigError(
-            f"{name}: the record does not say how to read it again; it was of the kind"
-            f" {known.get('kind')!r}.\nHint: pass {name}=..., the same data; its fingerprint is compared."
-        )
-    now = {file["path"]: file for file in files_record([file["path"] for file in files])["files"]}
-    wrong = [_file_problem(file, now[file["path"]]) for file in files]
-    if problems := [problem for problem in wrong if problem is not None]:
-        raise DataError(
-            f"{name}: {len(problems)} of {len(files)} files are not those that it was made from:"
-            f" {_few(problems)}.\nHint: pass {name}=... to train from other data all the same."
-        )
-    return recognise([file["path"] for file in files])
+def _datasets(data: Any) -> Iterator[dict[str, Any]]:
+    """The files of some data, with their hashes as versions; data without files has none."""
+    for file in _entries(data, "files"):
+        path = urlsplit(str(file.get("path")))
+        remote = path.scheme not in ("", "file")
+        yield {
+            "namespace": f"{path.scheme}://{path.netloc}" if remote else "file",
+            "name": path.path,
+            "facets": _made({"version": {"datasetVersion": file["sha256"]}} if "sha256" in file else {}),
+        }
 
 
-def _file_problem(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    if "size" not in now:
-        return f"{then['path']} is gone or cannot be read"
-    if then.get("sha256") != now["sha256"]:
-        return f"{then['path']} has changed ({then.get('size')} bytes then, {now['size']} now)"
-    return None
+def _entries(record: Any, name: str) -> list[Mapping[str, Any]]:
+    listed = record.get(name) if isinstance(record, Mapping) else None
+    return [entry for entry in listed or () if isinstance(entry, Mapping)]
 
 
-def _opened(recipe: Path, **options: Any) -> tuple[Estimator, Any]:
-    try:
-        estimator = Estimator.load(recipe, trusted=True, **options)
-        with zipfile.ZipFile(recipe) as archive:
-            return estimator, cloudpickle.loads(archive.read(FIT))
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"the recipe needs the module {exc.name!r}, which cannot be imported here.\n"
-            "Hint: run this where the model was trained from, or install the module."
-        ) from exc
+def _made(facets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        name: {"_producer": _PRODUCER, "_schemaURL": _schema(name), **facet} for name, facet in facets.items()
+    }
 
 
-def _few(texts: Sequence[str]) -> str:
-    more = len(texts) - _FILES_SHOWN
-    return "; ".join(texts[:_FILES_SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
+def _schema(facet: str) -> str:
+    number, _, kind = _FACETS[facet].partition("/")
+    return f"{_SPEC}/facets/{number}/{kind}.json#/$defs/{kind}"
+
+
+def model_card(version: Version, tags: Sequence[str]) -> str:
+    """A model card: what it is, what it was trained on and how, and how well it did."""
+    known = fits(version)
+    last = known[-1] if known else {}
+    lines = [f"# {_text(version)}", ""]
+    lines += _table({"Kind": version.kind, "Framework": last.get("framework"), "Tags": list(tags)})
+    lines += _table({"Stored": f"{version.created:%Y-%m-%d %H:%M} UTC", "Digest": version.digest}, head=False)
+    lines += _table(version.attributes, head=False)
+    for place, fit in enumerate(known, start=1):
+        lines += ["", f"## Training {place} of {len(known)}", ""]
+        files = [file.get("path") for file in _entries(fit.get("data"), "files")][:_FILES_SHOWN]
+        facts = {"By": fit.get("user"), "From": fit.get("began"), "To": fit.get("ended"), "Data": files}
+        names = ("rows", "columns", "options", "strategy", "seed", "workers", "machine", "packages")
+        lines += _table({**facts, **{name.capitalize(): fit.get(name) for name in names}})
+        code = [f"{c.get('name')} {str(c.get('commit', ''))[:12]}" for c in _entries(fit, "code")]
+        lines += _table({"Code": code}, head=False)
+    metrics = last.get("metrics")
+    lines += ["", "## Metrics", "", *_table(metrics if isinstance(metrics, Mapping) else {})]
+    lines += ["", "## Intended use, limits and risks", "", "To be written by the people who know them."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(facts: Mapping[str, Any], *, head: bool = True) -> list[str]:
+    rows = [
+        f"| {_text(name)} | {_text(value)} |" for name, value in facts.items() if value not in (None, [], "")
+    ]
+    return ["| | |", "|---|---|", *rows] if head else rows
+
+
+def _text(value: Any) -> str:
+    """Text that Markdown shows as it is."""
+    return _MARKS.sub(r"\\\1", one_line(value))

@@ -13,7 +13,7 @@ from kindler.shelves.shelf import Shelf
 from kindler.store.names import parse_selector
 
 if TYPE_CHECKING:
-    from kindler.shelves.lineage import Reproduction
+    from kindler.shelves.reproduction import Reproduction
     from kindler.store.splits import Split
     from kindler.types import Data
 
@@ -107,7 +107,7 @@ class Models(Shelf):
             DataError: Files are missing or have changed.
             UntrustedError: `trusted` was not passed.
         """
-        from kindler.shelves.lineage import reproduce
+        from kindler.shelves.reproduction import reproduce
 
         return reproduce(
             self.store,

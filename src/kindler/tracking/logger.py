@@ -6,6 +6,8 @@ thread writes the metrics (`Journal`), and a warning says what could not be writ
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import platform
@@ -16,11 +18,12 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kindler.errors import TrackingError, first_line
 from kindler.registry import imported
@@ -163,6 +166,7 @@ class MLflowLogger(DriverCallback):
                         run.set_tags({"kindler.error": message[:_LONGEST_TAG]})
                     if status == "finished":
                         run.log_history(estimator.history)
+                        run.log_lineage(estimator.lineage)
                         if self.log_model:
                             self.model_uri = self._logged(run, estimator)
                 finally:
@@ -276,6 +280,24 @@ class _TrackedRun:
         metrics = [self._entities.Metric(_key(name), s, now, self._epoch) for name, s in values.items()]
         self._client.log_batch(self.id, metrics=metrics)
 
+    def log_lineage(self, fits: Sequence[Mapping[str, Any]]) -> None:
+        """Log what made the model as a file, the data of the last fit as inputs, and the commit as a tag."""
+        if not fits:
+            return
+        self._client.log_dict(self.id, {"fits": list(fits)}, "lineage.json")
+        made = [
+            self._entities.DatasetInput(
+                self._entities.Dataset(**_dataset(fits[-1], side)),
+                [self._entities.InputTag("mlflow.data.context", context)],
+            )
+            for side, context in (("data", "training"), ("validation", "validation"))
+            if side in fits[-1]
+        ]
+        self._client.log_inputs(self.id, datasets=made)
+        commits = [code["commit"] for code in fits[-1].get("code", ()) if "commit" in code]
+        if commits:
+            self.set_tags({"mlflow.source.git.commit": commits[0]})
+
     def log_model(self, name: str, write: Callable[..., Path], registered: str | None) -> str:
         """Log the model that `write` writes to a folder, with fields of its `MLmodel`; returns its URI."""
         client = self._client
@@ -358,6 +380,23 @@ def _short_timeouts() -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
+
+
+def _dataset(fit: Mapping[str, Any], side: str) -> dict[str, str]:
+    """The data of a fit in the words of MLflow's datasets."""
+    data = fit[side]
+    paths = data.get("paths") or [file["path"] for file in data.get("files", ())]
+    hashes = [file.get("sha256") for file in data.get("files", ())]
+    known = fit.get("fingerprint") if side == "data" else None
+    digest = known or hashlib.sha256(json.dumps([hashes, paths]).encode()).hexdigest()
+    profile = {"num_rows": fit.get("rows") if side == "data" else None, "files": data.get("file_count")}
+    return {
+        "name": (Path(urlsplit(paths[0]).path).name if paths else data["kind"]) or side,
+        "digest": digest[:32],
+        "source_type": (urlsplit(paths[0]).scheme or "local").replace("file", "local") if paths else "code",
+        "source": json.dumps({"uri": paths[0]} if paths else {"tags": {"kind": data["kind"]}}),
+        "profile": json.dumps({name: value for name, value in profile.items() if value is not None}),
+    }
 
 
 def _system(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import { ApiError, api, part } from "./api.js";
 import { lineChart } from "./chart.js";
-import { about, card, cell, chip, h, short, size, table, toast, when } from "./dom.js";
+import { about, card, cell, chip, count, h, short, size, table, toast, when } from "./dom.js";
 import { shown } from "./tensors.js";
 import { tryIt } from "./tryit.js";
 
@@ -54,6 +54,7 @@ export async function model({ bucket, name, version, may, signal, again }) {
       h("div", beside ? curves : said)),
     beside ? "" : curves,
     drifted,
+    lineage(bucket, told),
     card("Try it", "", form));
 }
 
@@ -156,6 +157,24 @@ function attributes(told) {
   const known = Object.entries(told.attributes).filter(([name]) => name !== "history");
   if (!known.length) return "";
   return card("Attributes", "", h("dl.pairs", known.map(([name, value]) => [h("dt", name), h("dd", cell(value))])));
+}
+
+function lineage(bucket, told) {
+  if (!told.lineage?.length) return "";
+  const step = (what, ...lines) => h("li", h("b", what), lines.flat().filter(Boolean).map((line) => h("small", line)));
+  const from = (data) => data && [data.kind, data.paths.map((path) => h("code", { title: path }, String(path).split("/").pop())),
+    data.file_count > data.paths.length ? `${data.file_count} files` : ""].flat();
+  const fits = told.lineage.map((fit) => h("ol.flow",
+    step("Data", from(fit.data), fit.rows ? `${count(fit.rows)} rows` : "", fit.validation ? "with validation" : ""),
+    step("Fit", when(fit.began), `${fit.framework}, ${fit.engine}, ${fit.workers} ${fit.workers === 1 ? "worker" : "workers"}`,
+      `seed ${fit.seed}, from ${fit.parent?.version ?? fit.start}`)));
+  const own = Object.keys(told.tags).filter((tag) => told.tags[tag] === told.version).sort();
+  fits.at(-1).append(
+    step("Version", h("a", { href: address(bucket, told.name, told.version) }, `${told.name}@${told.version}`),
+      Object.entries(told.lineage.at(-1).metrics ?? {}).map(([name, value]) => `${name} ${short(value)}`)),
+    step("Tags", own.length ? own.map(chip) : "none"),
+    step("Requests", `${count(told.requests)} since the server started`));
+  return card("Lineage", ".lineage", fits);
 }
 
 function history(epochs) {
