@@ -86,7 +86,9 @@ def test_a_torch_run_has_its_params_metrics_history_and_a_model_that_predicts_al
     }
 
 
-def test_a_run_has_its_data_as_inputs_and_what_made_the_model(uri: str, tmp_path: Path) -> None:
+def test_a_run_has_its_data_as_inputs_and_what_made_the_model(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"x": list(X), "y": list(Y)}), rows)
     est, logger = estimator(), MLflowLogger(uri, "lineage", log_model=False)
@@ -100,7 +102,8 @@ def test_a_run_has_its_data_as_inputs_and_what_made_the_model(uri: str, tmp_path
     assert (training.dataset.name, training.dataset.digest) == ("rows.parquet", fit["fingerprint"])
     assert mlflow.data.get_source(training).uri == str(rows)
     assert json.loads(training.dataset.profile) == {"num_rows": 36, "files": 1}
-    logged = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/lineage.json")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    logged = mlflow.artifacts.load_dict(f"runs:/{logger.run_id}/lineage.json")
     assert logged["fits"] == est.lineage
 
 
