@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 from kindler import Columns, Estimator, Store, cli
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, DataError
 
 COLUMNS: dict[str, Any] = {
     "feature_cols": ["a", "b"],
@@ -197,3 +199,30 @@ def test_a_delta_table_is_read_again_as_it_was(om: Store, tmp_path: Path) -> Non
 
     deltalake.write_deltalake(str(tmp_path / "table"), rows, mode="append")
     assert om.models.reproduce("net", trusted=True).equal
+
+
+def test_a_version_is_trained_again_on_newer_files_and_both_are_compared(
+    om: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, holdout = tmp_path / "days", write_rows(tmp_path / "holdout.parquet", seed=9)
+    folder.mkdir()
+    os.utime(write_rows(folder / "1.parquet", seed=1), (0, 0))
+    made = estimator()
+    made.fit(str(folder), epochs=2, batch_size=8, **COLUMNS)
+    om.models.put(made, "net", tag="prod")
+    write_rows(folder / "2.parquet", seed=2)
+
+    asked = ["models", "retrain", "net@prod", "--store", str(tmp_path / "store"), "--trusted"]
+    assert cli.main([*asked, "--holdout", str(holdout), "--since", "2001-01-01"]) == 0
+    assert "net@2 was trained by the recipe of net@1" in capsys.readouterr().out
+
+    newer = om.models.metadata("net@candidate")
+    assert newer.number == 2
+    (fit,) = newer.meta["lineage"]
+    assert [Path(file["path"]).name for file in fit["data"]["files"]] == ["2.parquet"]
+    old, new = newer.attributes["on_holdout"]["loss"]
+    assert old == pytest.approx(made.evaluate(str(holdout), verbose=0)["loss"])
+    assert new != old
+    om.models.split("net@prod", canary={newer.number: 0.1})
+    with pytest.raises(DataError, match="none of the 2 files"):
+        om.models.retrain("net@1", holdout=str(holdout), trusted=True, since=datetime.now())

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -126,6 +127,15 @@ def _add_verbs(verbs: Any, shelf: str) -> None:
     add("--validation-data", metavar="PATH", help="the same to validate with")
     add("--seed", type=int, metavar="N", help="another seed than the recorded one")
     add("--workers", type=int, metavar="N", help="another number of workers")
+    add("--trusted", action="store_true", help="run the code of the recipe, without which nothing is trained")
+
+    what = "train by a version's recipe on newer data, compare both, and tag the new version"
+    add = command(verbs, "retrain", what, _retrain, shelf=shelf)
+    add("name", metavar="NAME", help=NAMES)
+    add("--holdout", metavar="PATH", required=True, help="Parquet files to evaluate both versions on")
+    add("--data", metavar="PATH", help="Parquet files to train from instead of the recorded paths")
+    add("--since", metavar="TIME", help="only files written after this time, such as 2026-01-31T12:00")
+    add("--tag", default="candidate", metavar="TAG", help="tag for the new version (default: %(default)s)")
     add("--trusted", action="store_true", help="run the code of the recipe, without which nothing is trained")
 
     add = command(verbs, "split", "divide a tag's requests among versions, or show how", _split, shelf=shelf)
@@ -291,6 +301,23 @@ def _reproduce(chosen: argparse.Namespace) -> int:
     result = models.reproduce(chosen.name, **options)
     print(result)
     return 0 if result.equal else 1
+
+
+def _retrain(chosen: argparse.Namespace) -> int:
+    models: Any = _shelf(chosen)
+    sys.path.append(os.getcwd())
+    try:
+        since = None if chosen.since is None else datetime.fromisoformat(chosen.since)
+    except ValueError:
+        raise ConfigError(f"--since {chosen.since}: expected a time, such as 2026-01-31T12:00.") from None
+    options = {key: getattr(chosen, key) for key in ("holdout", "data", "tag", "trusted")}
+    result = models.retrain(chosen.name, since=since, **options)
+    print(result)
+    share = f"{result.version.number}=0.1"
+    print(
+        f"to send it a tenth of the requests: kindler models split {result.version.name}@TAG --canary {share}"
+    )
+    return 0
 
 
 def _remove(chosen: argparse.Namespace) -> int:

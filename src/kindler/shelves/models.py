@@ -13,7 +13,9 @@ from kindler.shelves.shelf import Shelf
 from kindler.store.names import parse_selector
 
 if TYPE_CHECKING:
-    from kindler.shelves.reproduction import Reproduction
+    from datetime import datetime
+
+    from kindler.shelves.reproduction import Reproduction, Retraining
     from kindler.store.splits import Split
     from kindler.types import Data
 
@@ -117,6 +119,41 @@ class Models(Shelf):
             validation_data=validation_data,
             seed=seed,
             workers=workers,
+        )
+
+    def retrain(
+        self,
+        name: str,
+        *,
+        holdout: Data,
+        trusted: bool = False,
+        data: Data | None = None,
+        since: datetime | None = None,
+        tag: str | None = "candidate",
+    ) -> Retraining:
+        """Train by a version's recipe on newer data, and store the result as the newest version.
+
+        It begins from the weights that the recipe began from. Both versions are evaluated on the same rows;
+        the metrics become the attribute `on_holdout`. `split` can then give the new one a share of requests.
+
+        Args:
+            name: The name, optionally with a version.
+            holdout: The rows to evaluate both versions on; neither should have been trained on them.
+            trusted: The recipe is code, which this runs: pass True only for versions of people whose programs
+                you would run.
+            data: The data; None takes the recorded paths as they are now.
+            since: Take only files that were written after this time.
+            tag: The tag that moves to the new version.
+
+        Raises:
+            ConfigError: There is no record or recipe, or the record does not say where the data is.
+            DataError: No file is newer.
+            UntrustedError: `trusted` was not passed.
+        """
+        from kindler.shelves.reproduction import retrain
+
+        return retrain(
+            self, self.metadata(name), holdout=holdout, trusted=trusted, data=data, since=since, tag=tag
         )
 
     def export_mlflow(self, name: str, path: str | os.PathLike[str], *, trusted: bool = False) -> Path:

@@ -5,15 +5,18 @@ The recipe is code, and read with trust only. Records may come from anyone who c
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from kindler.config import RunSettings
+from kindler.data import parquet
 from kindler.data.tables import Table
 from kindler.engine.notices import sigterm_interrupts
 from kindler.errors import ConfigError, DataError, UntrustedError
@@ -21,11 +24,15 @@ from kindler.estimator.estimator import Estimator
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.inputs.recognise import recognise
 from kindler.estimator.lineage import FIT, files_record
+from kindler.models.estimator import EstimatorKind
 from kindler.models.kind import confined
 from kindler.shelves.lineage import fits, one_line, plain_text
+from kindler.shelves.shelf import Shelf
 from kindler.store import Version, VersionStore
+from kindler.temporary import Folder
 from kindler.train.callbacks import DriverCallbackList
 from kindler.train.goodput import RunClock
+from kindler.train.metric_names import BOOKKEEPING
 
 _NAMED = 10  # of what differs in many places
 
@@ -81,7 +88,8 @@ def reproduce(
 ) -> Reproduction:
     """See `Models.reproduce`."""
     fit = _last(version)
-    _check_repeatable(version, fit, trusted)
+    _check_recipe(version, trusted)
+    _check_repeatable(version, fit)
     rows = _rows(fit, "data", data)
     held_out = _rows(fit, "validation", validation_data) if validation_data is not None else None
     share = fit["data"].get("validation_split")
@@ -107,6 +115,91 @@ def reproduce(
         weights=tuple(name for name, mark in fit["weights"].items() if now["weights"].get(name) != mark),
         metrics={name: (old[name], new.get(name)) for name in old if old[name] != new.get(name)},
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraining:
+    """A version that was trained by the recipe of another one, on other data.
+
+    Attributes:
+        version: The new version.
+        source: The version whose recipe it is from.
+        metrics: The metrics on the held-out rows: of the source, and of the new version.
+    """
+
+    version: Version
+    source: Version
+    metrics: Mapping[str, tuple[float, float]]
+
+    def __str__(self) -> str:
+        lines = [f"{self.version} was trained by the recipe of {self.source}"]
+        lines += [
+            f"{name}: {old:g} of {self.source}, {new:g} now" for name, (old, new) in self.metrics.items()
+        ]
+        return "\n  ".join(lines)
+
+
+def retrain(
+    models: Shelf,
+    version: Version,
+    *,
+    holdout: Any,
+    trusted: bool,
+    data: Any = None,
+    since: datetime | None = None,
+    tag: str | None = None,
+) -> Retraining:
+    """See `Models.retrain`."""
+    fit = _last(version)
+    _check_recipe(version, trusted)
+    rows, held_out = _newer(fit, data, since), None
+    if (share := fit["data"].get("validation_split")) is not None:
+        rows, held_out = rows.split(float(share), int(fit["seed"]))
+    elif fit.get("validation") is not None:
+        held_out = recognise(holdout)
+    with models.store.files(version) as folder, Folder("kindler-retrain-") as scratch:
+        recipe = confined(folder, version.meta["made"])
+        estimator, options = _opened(recipe, workers=int(fit["workers"]), engine=fit["engine"])
+        before = estimator.copy()
+        with sigterm_interrupts():
+            estimator._fit(rows, held_out, options, DriverCallbackList([]), RunClock())
+        weights = scratch / "model.weights.h5"  # a name that every framework takes
+        models.get(str(version), trusted=True).save(weights)
+        before._restore_record(estimator._record)
+        before.load_weights(weights)
+    old, new = (one.evaluate(holdout, verbose=0) for one in (before, estimator))
+    metrics = {name: (old[name], new[name]) for name in old if name not in BOOKKEEPING}
+    made = models.put(
+        estimator,
+        version.name,
+        tag=tag,
+        trusted=True,
+        attributes={
+            "retrained_from": str(version),
+            "on_holdout": {name: list(v) for name, v in metrics.items()},
+        },
+        **EstimatorKind().put_again(version.meta),
+    )
+    return Retraining(version=made, source=version, metrics=metrics)
+
+
+def _newer(fit: Mapping[str, Any], data: Any, since: datetime | None) -> Input:
+    """The given data, or that of the record as it is now; with `since`, files that were written after it."""
+    paths = data if data is not None else fit["data"].get("paths") or None
+    if paths is None or (data is None and not fit["data"].get("direct")):
+        raise ConfigError(
+            f"the record does not say where newer data is; it was of the kind {fit['data'].get('kind')!r}.\n"
+            "Hint: pass data=..."
+        )
+    if since is None:
+        return recognise(paths)
+    if not isinstance(paths, str | os.PathLike | list):
+        raise ConfigError("since chooses among files; select the rows of other data before you pass it.")
+    known = files_record(parquet.inspect(paths).files)["files"]
+    moment = since.astimezone(timezone.utc).isoformat()
+    if not (newer := [file["path"] for file in known if (file.get("modified") or "") > moment]):
+        raise DataError(f"none of the {len(known)} files of {paths} was written after {moment}.")
+    return recognise(newer)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -154,12 +247,17 @@ def _last(version: Version) -> Mapping[str, Any]:
     return known[-1]
 
 
-def _check_repeatable(version: Version, fit: Mapping[str, Any], trusted: bool) -> None:
+def _check_recipe(version: Version, trusted: bool) -> None:
     if not version.meta.get("made"):
         raise ConfigError(
             f"{version} has no recipe: the weights that its last fit began from were too large to keep, or it"
             " was stored from an estimator that had been read from a store."
         )
+    if not trusted:
+        raise UntrustedError(what=f"training {version} again", reason="its recipe holds code, as a pickle")
+
+
+def _check_repeatable(version: Version, fit: Mapping[str, Any]) -> None:
     if (step := fit.get("interrupted_after")) is not None:
         raise ConfigError(f"{version}: its fit was interrupted after step {step}, and cannot be repeated.")
     if not fit.get("weights"):
@@ -167,8 +265,6 @@ def _check_repeatable(version: Version, fit: Mapping[str, Any], trusted: bool) -
             f"{version}: the strategy {one_line(fit.get('strategy'))} leaves no hashes of weights, and two"
             " runs of it are not equal to the bit."
         )
-    if not trusted:
-        raise UntrustedError(what=f"reproducing {version}", reason="its recipe holds code, as a pickle")
 
 
 def _rows(fit: Mapping[str, Any], side: str, given: Any) -> Input:
