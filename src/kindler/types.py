@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import datasets
@@ -62,7 +62,15 @@ _Local: TypeAlias = (
     "_Array | Mapping[str, Any] | tuple[Any, ...] | Sequence[_Array] | pd.DataFrame | pa.Table"
 )
 _Files: TypeAlias = "_Path | Table | Sequence[_Path | Table]"
-ScoringData: TypeAlias = "DataFrame | XShards | _Files | _Local | pa.RecordBatch | _Dataset"
+
+
+class _ArrowStream(Protocol):
+    """A table of another library, such as Polars or DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+ScoringData: TypeAlias = "DataFrame | XShards | _Files | _Local | pa.RecordBatch | _Dataset | _ArrowStream"
 """What `predict` takes."""
 Data: TypeAlias = "ScoringData | torch.utils.data.DataLoader[Any] | tf.data.Dataset | Callable[..., Any]"
 """What `fit` and `evaluate` take: also loaders, and functions that make them."""

@@ -207,6 +207,26 @@ def refuse_unusable(data: Any) -> None:
         )
 
 
+def gives_arrow(data: Any) -> bool:
+    return hasattr(type(data), "__arrow_c_stream__") or hasattr(type(data), "__arrow_c_array__")
+
+
+def table_of(data: Any) -> pa.Table:
+    """The rows of an object with `__arrow_c_stream__` or `__arrow_c_array__`."""
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise ConfigError(
+            f"{kind(data)} does not give named columns ({exc}).\nHint: pass a table, not one column."
+        ) from exc
+    return table.cast(pa.schema([field.with_type(_plain_type(field.type)) for field in table.schema]))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Views, in which some libraries keep text, as the usual types."""
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(kind), kind)
+
+
 def dataset_table(data: Any) -> pa.Table:
     refuse_unusable(data)
     if _is(data, "ray", "Dataset"):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
+import subprocess
+import sys
+import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,25 @@ from kindler.data import parquet, tables
 
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str) -> Iterator[str]:
+    """The address of an S3 server in another process: deltalake waits for it with the global lock held."""
+    program = (
+        "import sys; from moto.server import ThreadedMotoServer as Server;"
+        "server = Server(ip_address='127.0.0.1', port=0, verbose=False); server.start();"
+        "print('http://%s:%s' % server.get_host_and_port(), flush=True); sys.stdin.read(); server.stop()"
+    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None  # noqa: PT018
+        address = server.stdout.readline().strip()
+        request = urllib.request.Request(f"{address}/{bucket}", method="PUT")
+        urllib.request.urlopen(request, timeout=60).close()
+        yield address
+        server.stdin.close()
 
 
 def rows(table: Any, *names: str) -> list[Any]:

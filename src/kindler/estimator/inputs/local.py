@@ -16,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from kindler.data import parquet, tables
-from kindler.data.arrays import dataset_table, is_dataset, is_local_data, named, values, with_columns
+from kindler.data.arrays import (
+    dataset_table,
+    gives_arrow,
+    is_dataset,
+    is_local_data,
+    named,
+    table_of,
+    values,
+    with_columns,
+)
 from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Column, ColumnPlan, conform
@@ -236,6 +245,21 @@ class DatasetInput(MemoryInput):
     def _scored(self, rows: pa.Table, outputs: Mapping[str, Array], predictor: Predictor) -> Any:
         refuse_taken(outputs, rows.schema.names)
         return with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
+
+
+class ArrowInput(MemoryInput):
+    """What gives its rows as a stream or an array of Arrow: Polars, DuckDB, Lance and others. They are read
+    once, because a stream may end. Scoring returns an Arrow table."""
+
+    name = "arrow"
+
+    @staticmethod
+    def accepts(data: Any) -> bool:
+        return gives_arrow(data)
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        return table_of(self.data)
 
 
 def _conformed(columns: ColumnPlan, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kindler.data.arrays import kind, refuse_unusable
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import Input
-from kindler.estimator.inputs.local import DatasetInput, LoaderInput, MemoryInput, ParquetInput
+from kindler.estimator.inputs.local import ArrowInput, DatasetInput, LoaderInput, MemoryInput, ParquetInput
 from kindler.estimator.inputs.shards import ShardsInput
 from kindler.estimator.inputs.spark import FrameInput
 from kindler.train.options import Engine
@@ -23,6 +23,7 @@ KINDS: tuple[type[Input], ...] = (
     LoaderInput,
     DatasetInput,
     MemoryInput,
+    ArrowInput,
 )
 
 
@@ -34,7 +35,8 @@ def recognise(data: Any) -> Input:
             return kind_of_input(data)
     raise ConfigError(
         f"data is {kind(data)}.\nHint: pass a Spark DataFrame, an XShards, a Parquet path or list of paths, a"
-        " kindler.Table, a dict or tuple of numpy arrays, a pandas DataFrame or a pyarrow Table; or a torch"
+        " kindler.Table, a dict or tuple of numpy arrays, a pandas DataFrame, a pyarrow Table"
+        " or another object with __arrow_c_stream__; or a torch"
         " DataLoader, a tf.data.Dataset, or a function of (config, batch_size) that returns one."
     )
 
