@@ -121,7 +121,9 @@ class FitLoop(Loop):
     def run(self) -> None:
         start, replica, length, last = self.start, self.replica, self._length, self.last_epoch
         epoch, done, steps, point = start.epoch, start.step_in_epoch, self._epoch_steps, start.point
-        if self.is_over or not self.goes_on(epoch if start.within_epoch else epoch + 1, begins=True):
+        # Where ranks have met again, none may have loaded its state yet: they ask after the next step.
+        asks = point is None
+        if self.is_over or (asks and not self.goes_on(epoch if done else epoch + 1, begins=True)):
             return
         callbacks, weights = self.options.callbacks, self.options.class_weight
         if self._hooks is None:

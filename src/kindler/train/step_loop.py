@@ -70,9 +70,9 @@ class StepLoop(Loop):
         self._each("on_run_end")
 
     def _enters(self, epoch: int) -> bool:
-        """Whether to go on with an epoch; within one, that is decided before its next step."""
-        within = self.start.step_in_epoch > 0 and epoch == self.start.epoch
-        return within or self.goes_on(epoch, begins=True)
+        """Whether to go on with an epoch; once it has begun, that is decided before its next step."""
+        has_begun = self.start.within_epoch and epoch == self.start.epoch
+        return has_begun or self.goes_on(epoch, begins=True)
 
     def _epoch(self, epoch: int) -> None:
         replica, sync = self.replica, self.sync

@@ -155,6 +155,9 @@ class ToyReplica(BaseReplica):
     def buffers_before(self) -> Any:
         return {"buffers": self.buffers_then}
 
+    def variables(self, *groups: str) -> Any:
+        return {"parameters": {"weights": np.frombuffer(self.toy.weights.encode(), np.uint8)}}
+
     def assign(self, variables: Mapping[str, Mapping[str, Any]]) -> None:
         self.toy.buffers = variables["buffers"]["buffers"]
 
@@ -301,10 +304,11 @@ class Disk(Folder):
 
     def __init__(self) -> None:
         self.checkpoints: dict[str, bytes] = {}
-        self._files: dict[str, bytearray] = {}
-        self._open: dict[int, str] = {}
+        self._files: dict[str, dict[int, bytes]] = {}  # what was written where
+        self._open: dict[int, dict[int, bytes]] = {}
         self._numbers = itertools.count(3)
-        self.O_RDONLY = 0
+        self.O_RDONLY, self.O_RDWR = os.O_RDONLY, os.O_RDWR
+        self.O_CREAT, self.O_CLOEXEC = os.O_CREAT, os.O_CLOEXEC
 
     def names(self) -> list[str]:
         return sorted(self.checkpoints)
@@ -326,32 +330,29 @@ class Disk(Folder):
     def path(self, name: str) -> str:
         return f"memory/{name}"
 
-    def mkstemp(self, prefix: str, **_: object) -> tuple[int, str]:
-        path = f"{prefix}{next(self._numbers)}"
-        self._files[path] = bytearray()
-        return self.open(path, 0), path
-
-    def open(self, path: str | bytes, flags: int) -> int:
+    def open(self, path: str | bytes, flags: int, mode: int = 0) -> int:
         number = next(self._numbers)
-        self._open[number] = os.fsdecode(path)
+        # Each attempt has folders of its own.
+        name = f"{world().scenario.attempt} {os.fsdecode(path)}"
+        if flags & os.O_CREAT:
+            self._files.setdefault(name, {})
+        self._open[number] = self._files[name]
         return number
 
     def pwrite(self, number: int, data: bytes, start: int) -> int:
         world().perhaps_yield()
-        file = self._files[self._open[number]]
-        file.extend(bytes(max(0, start + len(data) - len(file))))
-        file[start : start + len(data)] = data
+        self._open[number][start] = data
         return len(data)
 
     def pread(self, number: int, length: int, start: int) -> bytes:
-        return bytes(self._files[self._open[number]][start : start + length])
+        return self._open[number].get(start, b"")[:length]
 
     def close(self, number: int) -> None:
         del self._open[number]
 
 
 class _Own(SimpleNamespace):
-    """Stands in for `os` and `tempfile` where ranks keep their own states, on the disk of the world."""
+    """Stands in for `os` where ranks keep their own states, on the disk of the world."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(world().scenario.disk, name)
@@ -412,7 +413,7 @@ class FitRun(GangRun):
         super().__init__(seed)
         self.disk, self.meshes = Disk(), list[Mesh]()
         self.after, self.ended = undisturbed(self.drawn.crew, self.drawn.epochs, self.drawn.steps_per_epoch)
-        self._attempt = 0
+        self.attempt = 0
         self._newest = 0  # the newest step that the attempt has made
         self._made: dict[Process, int] = {}  # the last step of each process
         self._follows: int | None = None  # the step that an attempt after a notice goes on from
@@ -462,9 +463,9 @@ class FitRun(GangRun):
         self.is_over = True
 
     def _begins_attempt(self, stored: Sequence[int]) -> None:
-        self._attempt += 1
+        self.attempt += 1
         self._began_at = self._newest = max(stored, default=0)
-        self.world.say(f"attempt {self._attempt} goes on after step {self._newest}")
+        self.world.say(f"attempt {self.attempt} goes on after step {self._newest}")
         if self._follows is not None and self._follows != self._newest:
             raise Violation(f"after a notice at step {self._follows} the run goes on after {self._newest}")
         self._follows = self._noticed = None
@@ -665,7 +666,7 @@ def substitutes() -> list[tuple[Any, dict[str, Any]]]:
         (driver, {"time": clock}),
         (loop, {"time": clock}),
         (step_loop, {"time": clock}),
-        (regroup, {"os": own, "tempfile": own}),
+        (regroup, {"os": own}),
         (
             workers,
             {

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -13,8 +14,9 @@ from kindler.config import Checkpoints
 from kindler.engine.meeting import Halting
 from kindler.errors import NonFiniteLossError
 from kindler.train.checkpoints import CheckpointFolder
+from kindler.train.fit_loop import FitLoop
 from kindler.train.goodput import Stopwatch
-from kindler.train.loop import Loop, Start, _Moved, over_already
+from kindler.train.loop import Loop, Point, Start, _Moved, over_already
 from kindler.train.options import FitOptions, Task
 from kindler.train.step_loop import StepLoop
 from kindler.train.triggers import Progress
@@ -100,12 +102,23 @@ def test_workers_that_meet_again_at_the_beginning_of_an_epoch_leave_as_of_the_on
     assert (saved.header.epoch, saved.header.step_in_epoch) == (1, 0)
 
 
-def test_whether_to_go_on_within_an_epoch_is_decided_before_its_next_step() -> None:
-    run: Any = SimpleNamespace(
-        start=Start(epoch=2, step=9, step_in_epoch=1), goes_on=lambda epoch, begins: False
-    )
+@pytest.mark.parametrize("start", [{"step_in_epoch": 1}, {"point": Point(snapshot=None)}])
+def test_whether_to_go_on_with_an_epoch_that_has_begun_is_decided_before_its_next_step(
+    start: dict[str, Any],
+) -> None:
+    run: Any = SimpleNamespace(start=Start(epoch=2, step=9, **start), goes_on=lambda epoch, begins: False)
     assert StepLoop._enters(run, 2)
     assert not StepLoop._enters(run, 3)
+
+
+def test_a_fit_of_keras_in_which_workers_have_met_again_makes_a_step_before_it_may_leave() -> None:
+    run = MagicMock(is_over=False, last_epoch=2, _length=4)
+    run.start = Start(epoch=2, step=4, point=Point(snapshot=None))
+
+    FitLoop.run(run)
+
+    run.goes_on.assert_not_called()
+    run.replica.fit.assert_called_once()
 
 
 def test_all_end_an_epoch_as_interrupted_if_one_was(tmp_path: Path) -> None:
