@@ -40,7 +40,7 @@ SETTINGS = RunSettings(
     heartbeat_s=0.5,
     heartbeat_timeout_s=10,
     retry_backoff_s=0.01,
-    max_failures=1,
+    max_failures=2,
 )
 
 # What a part touches, and how many points of each kind of fault are tried in the gate.
@@ -57,6 +57,10 @@ PARTS: dict[str, tuple[Callable[[Point, Path], bool], dict[str, int]]] = {
         lambda point, base: point.kind in kernel.NETWORK,
         {"kill": 8, "error": 8, "torn": 3, "delay": 1},
     ),
+    "replacement": (  # worker 1 dies in the fifth step, and another one takes its place
+        lambda point, base: point.kind in kernel.NETWORK or point.path.startswith(str(base)),
+        {"kill": 10, "error": 10, "torn": 3},
+    ),
 }
 
 
@@ -67,9 +71,10 @@ def points_of_a_plane() -> dict[str, Any]:
 
 
 def fit(folder: Path, *, resume: bool) -> list[bytes]:
-    from toy_framework import Plane
+    from toy_framework import Fragile
 
-    est = Estimator.from_framework("toy", model=Plane(4), lr=0.05, momentum=0.5, workers=2, settings=SETTINGS)
+    plane = Fragile(4, str(folder.parent / "died"))
+    est = Estimator.from_framework("toy", model=plane, lr=0.05, momentum=0.5, workers=2, settings=SETTINGS)
     checkpoint = Checkpoints(folder, every=2, keep=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -153,22 +158,25 @@ def test_a_fit_ends_as_if_nothing_had_happened_or_with_an_error_and_goes_on(
     part: str, program: Program
 ) -> None:
     belongs, kinds = PARTS[part]
-    base = program.base
+    base, dies = program.base, part == "replacement"
     everything = lambda point: belongs(point, base)  # noqa: E731
 
-    def begin(fault: Fault | None, counts: Callable[[Point], bool]) -> Any:
+    def begin(fault: Fault | None, counts: Callable[[Point], bool], *, dies: bool) -> Any:
         shutil.rmtree(base / "run", ignore_errors=True)
+        (base / "died").unlink(missing_ok=True) if dies else (base / "died").touch()
         return program.fit(fault, counts, resume=False)
 
-    expected = begin(None, everything)
+    expected = begin(None, everything, dies=False)
     assert isinstance(expected, list), expected
-    assert begin(None, everything) == expected
+    assert begin(None, everything, dies=dies) == expected
+    assert (base / "died").exists()
     assert program.watched is not None
     points = program.watched.points
     failures: list[str] = []
 
     def attempt(fault: Fault, counts: Callable[[Point], bool]) -> None:
-        result = begin(fault, counts)
+        result = begin(fault, counts, dies=dies)
+        (base / "died").touch()
         if isinstance(result, tuple):
             name, message, is_documented = result
             assert is_documented or (name == "OSError" and "Input/output" in message and str(base) in message)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kindler.collective import Array, Gradients
+from kindler.engine.placement import current_worker
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Batch, Facts, Variables
@@ -24,6 +28,21 @@ class Plane:
 
     def __call__(self, x: Array) -> Array:
         return x @ self.weights + self.bias
+
+
+class Fragile(Plane):
+    """A plane whose fifth call ends the process of worker 1, unless a file says that it has done so."""
+
+    def __init__(self, width: int, file: str) -> None:
+        super().__init__(width)
+        self.calls, self.file = 0, Path(file)
+
+    def __call__(self, x: Array) -> Array:
+        self.calls += 1
+        if self.calls == 5 and current_worker().rank == 1 and not self.file.exists():
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(x)
 
 
 class ToyReplica(BaseReplica):
@@ -59,9 +78,10 @@ class ToyReplica(BaseReplica):
             self.speeds = [np.array(array) for array in speeds.values()]
 
     def gradients(self, batch: Batch) -> Gradients:
+        x, errors = self._judged(batch) if batch.rows else (np.zeros((0, 0)), np.zeros(0))
+        self.before_exchange()
         if not batch.rows:
             return Gradients([np.zeros_like(array) for array in self.read()], 0.0)
-        x, errors = self._judged(batch)
         return Gradients([2 * x.T @ errors / len(x), 2 * errors.mean(axis=0)], float(len(x)))
 
     def apply(self, gradients: Sequence[Array]) -> None:
@@ -70,6 +90,16 @@ class ToyReplica(BaseReplica):
         moved = zip(self.read(), self.speeds, strict=True)
         self.write([array - self.rate * speed for array, speed in moved])
         self.step += 1
+
+    @property
+    def regroups(self) -> bool:
+        return True
+
+    def snapshot(self) -> bytes:
+        return self.local_state()
+
+    def restore(self, snapshot: bytes) -> None:
+        self.load_local_state(snapshot)
 
     def eval_step(self, batch: Batch) -> None:
         if batch.rows:
