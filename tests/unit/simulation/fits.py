@@ -364,7 +364,7 @@ class FitDrawn(Drawn):
     def __init__(self, seed: int, world: World) -> None:
         draw = world.random
         self.kind = "fit"
-        self.on_tasks = draw.random() < 0.2
+        self.on_tasks = draw.random() < 0.3
         self.crew = draw.choice([1, 2, 2, 3, 3, 4])
         self.hosts = [f"host-{number}" for number in range(draw.choice([1, self.crew]))]
         self.in_memory = not self.on_tasks and self.crew > 1
@@ -506,9 +506,11 @@ class FitRun(GangRun):
     def _mishaps(self) -> list[Callable[[], None]]:
         replaced = [self._worker_dies] * 3 + [self._several_die, self._another_dies, self._first_dies]
         noticed = [self._notice] * 3 + [self._notice_and_loss] * 2 + [self._notice_and_interrupt]
+        of_spark = [self._task_dies, self._machine_dies, self._connection_breaks, self._partition]
         return [
             *replaced,
             *noticed,
+            *(of_spark if self.drawn.on_tasks else []),
             self._worker_pauses,
             self._driver_pauses,
             self._slow_network,
@@ -525,7 +527,8 @@ class FitRun(GangRun):
         in_memory = drawn.in_memory and trains and self._newest < len(drawn.steps) - 1
         if self.excuses & {"notice", "interrupt"}:  # a loss in a vote ends the workers
             in_memory = False
-        self.strain += strain if drawn.has_folder or in_memory else 1.0
+        lasts = drawn.on_tasks and strain > 0.4  # the next attempt may meet it as well
+        self.strain += strain if (drawn.has_folder and not lasts) or in_memory else 1.0
 
     def _kill(self, rank: int) -> None:
         if (process := self._of(self.workers, rank)) is not None:
