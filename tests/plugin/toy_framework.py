@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kindler import current_worker
 from kindler.collective import Array, Gradients
-from kindler.engine.placement import current_worker
 from kindler.errors import ConfigError
 from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.contract import Batch, Facts, Variables

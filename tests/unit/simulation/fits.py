@@ -336,8 +336,19 @@ class Disk(Folder):
         name = f"{world().scenario.attempt} {os.fsdecode(path)}"
         if flags & os.O_CREAT:
             self._files.setdefault(name, {})
+        if name not in self._files:
+            raise FileNotFoundError(path)
         self._open[number] = self._files[name]
         return number
+
+    def memfd_create(self, name: str) -> int:
+        number = next(self._numbers)
+        file = self._files[f"{world().scenario.attempt} /proc/{self.getpid()}/fd/{number}"] = {}
+        self._open[number] = file
+        return number
+
+    def getpid(self) -> int:
+        return world().current.process.pid
 
     def pwrite(self, number: int, data: bytes, start: int) -> int:
         world().perhaps_yield()
