@@ -2,10 +2,9 @@
 
 Two local workers; the second ends itself with SIGKILL after a step, again and again. From then to the end of
 the next step that is new: noticing the loss, a new process, opening the data, the state, one step. Another
-process takes its place; of Keras on TensorFlow and JAX, the run restarts from a checkpoint, of which there is
-one every 10 steps. With `--cluster`: executors of a standalone cluster of Spark end by SIGKILL; seconds count
-also from when Spark has another executor. With `--goodput`: the share of its time that a run of three minutes
-trains in, if it loses a worker every 20 seconds.
+process takes its place. With `--cluster`: executors of a standalone cluster of Spark end by SIGKILL; seconds
+count also from when Spark has another executor. With `--goodput`: the share of its time that a run of three
+minutes trains in, if it loses a worker every 20 seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from kindler.callbacks import Callback
 ROWS, BATCH = 8_192, 256
 FIRST, APART = 15, 20  # steps before the first loss, and between two
 LOSS_EVERY_S, GOODPUT_S = 20.0, 180.0
-REPLACES = ("torch",)  # backends of Keras whose lost workers are replaced
 
 
 def main() -> None:
@@ -49,14 +47,13 @@ def main() -> None:
         report.limit("torch, steps repeated", [repeated], "steps", at_most=0)
         report.limit("torch, weights that differ", [0 if equal else 1], "", at_most=0)
         for backend in ("torch", "tensorflow", "jax"):
-            name, replaces = f"keras on {backend}", backend in REPLACES
+            name = f"keras on {backend}"
             # A process has one backend of Keras.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 measured = pool.submit(lost_by_keras, folder / name, backend, losses=given.repeats).result()
             report.figure(name, measured[0], "s")
-            if replaces:
-                report.limit(f"{name}, steps repeated", [measured[1]], "steps", at_most=0)
-                report.limit(f"{name}, weights that differ", [0 if measured[2] else 1], "", at_most=0)
+            report.limit(f"{name}, steps repeated", [measured[1]], "steps", at_most=0)
+            report.limit(f"{name}, weights that differ", [0 if measured[2] else 1], "", at_most=0)
         if given.goodput:
             wanted_s = GOODPUT_S / 20 if given.quick else GOODPUT_S
             undisturbed, disturbed, equal = goodput(folder, wanted_s)
@@ -67,7 +64,7 @@ def main() -> None:
 
 def lost_by_keras(folder: Path, backend: str, *, losses: int) -> tuple[list[float], int, bool]:
     os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="2")
-    return lost(folder, on_keras, losses=losses, checkpoint=backend not in REPLACES)
+    return lost(folder, on_keras, losses=losses)
 
 
 def on_cluster(given: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections import Counter
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import problems
 import pytest
-from flavour import FLAVOUR, KERAS, unless_whole
+from flavour import FLAVOUR, KERAS, one_is_enough, tensorflow_only
 
-from kindler import Estimator, History, RunSettings
+from kindler import Checkpoints, Estimator, History, RunSettings
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
-replaces = unless_whole("torch")
+replaces = pytest.mark.skipif(FLAVOUR == "tf_keras", reason="it restarts")
 
 DATA = problems.problem(60)
 EPOCHS, STEPS, FALL = 3, 5, 8
@@ -91,10 +92,18 @@ class Norm(KERAS.metrics.Mean):
         self._model, self.folder = [model], folder
 
     def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        total = KERAS.ops.sum(KERAS.ops.square(self._model[0].trainable_variables[0]))
+        if FLAVOUR == "tensorflow":
+            total = importlib.import_module("tensorflow").numpy_function(self._looked, [total], "float32")
+            total.set_shape(())
+        else:
+            self._looked(total)
+        super().update_state(total * KERAS.ops.ones_like(y_pred))
+
+    def _looked(self, total: Any) -> Any:
         if DUE["place"] == "metric":
             die_once(Path(self.folder, "died"))
-        kernel = self._model[0].trainable_variables[0]
-        super().update_state(KERAS.ops.sum(KERAS.ops.square(kernel)) * KERAS.ops.ones_like(y_pred))
+        return total
 
 
 def classifier(config: Any) -> Any:
@@ -217,7 +226,7 @@ def test_survivors_keep_their_process_and_the_run_ends_as_if_undisturbed(
     assert_same(est, trained)
 
 
-@replaces
+@one_is_enough  # the others run no Python within a step
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("place", ["forward", "metric"])
 def test_a_worker_that_dies_before_or_after_its_part_of_a_step_is_replaced(
@@ -234,7 +243,24 @@ def test_a_worker_that_dies_before_or_after_its_part_of_a_step_is_replaced(
     assert_same(est, weights(alone))
 
 
-@replaces
+@tensorflow_only
+def test_a_worker_that_dies_before_a_compiled_step_is_written_restarts_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone, est = (estimator(folder=tmp_path) for _ in range(2))
+    expected = figures(fit(alone))
+
+    history = fit(
+        est, Dies(tmp_path, 1, hook="metric"), checkpoint=Checkpoints(tmp_path / "checkpoints", every=3)
+    )
+
+    assert processes(tmp_path) == [2, 2]
+    assert "workers [1] have no record" in caplog.text
+    assert figures(history) == expected
+    assert_same(est, weights(alone))
+
+
+@one_is_enough
 def test_a_loss_during_the_replacement_and_another_one_later_change_nothing(
     tmp_path: Path, undisturbed: Any
 ) -> None:

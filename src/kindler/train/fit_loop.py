@@ -121,9 +121,9 @@ class FitLoop(Loop):
     def run(self) -> None:
         start, replica, length, last = self.start, self.replica, self._length, self.last_epoch
         epoch, done, steps, point = start.epoch, start.step_in_epoch, self._epoch_steps, start.point
-        # Where ranks have met again, none may have loaded its state yet: they ask after the next step.
-        asks = point is None
-        if self.is_over or (asks and not self.goes_on(epoch if done else epoch + 1, begins=True)):
+        # Within an epoch, and where ranks have met again, none may have loaded its state: they ask after a step.
+        asks = point is None and not done
+        if self.is_over or (asks and not self.goes_on(epoch + 1, begins=True)):
             return
         callbacks, weights = self.options.callbacks, self.options.class_weight
         if self._hooks is None:

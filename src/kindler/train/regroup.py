@@ -268,8 +268,8 @@ class Regrouper:
         missing += [each for each in new if within and each not in found and place.done]
         if missing:
             raise SyncError(
-                f"workers {sorted({*missing})} have no record of what only they know: it was too large, or is"
-                " gone with their machine.\n"
+                f"workers {sorted({*missing})} have no record of what only they know: it was too large, is"
+                " gone with their machine, or they died before they wrote it.\n"
                 "Hint: fit(checkpoint=...) writes checkpoints, from which the run restarts."
             )
         if rank in new:

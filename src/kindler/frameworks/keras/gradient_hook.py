@@ -71,7 +71,9 @@ def share_steps(
     _hook_step(model, on, rows, gather, may_idle=may_idle)
 
     def share(grads: list[Any], variables: Any, apply: Any, *state: Any) -> Any:
-        return apply(_exchanged(on, grads, exchange, rows))
+        shared = _exchanged(on, grads, exchange, rows)
+        with on.after(shared):  # also what needs no gradient, such as counting steps
+            return apply(shared)
 
     for optimizer in optimizers(model):
         object.__setattr__(optimizer, *_rerouted(optimizer, backend, share))

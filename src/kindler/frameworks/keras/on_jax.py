@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from kindler.frameworks.row_gather import RowGather
 # Its own type hints are partial, which a strict checker takes amiss.
 jax: Any = importlib.import_module("jax")
 jnp: Any = jax.numpy
+
+
+READS_AHEAD = False
+_UNDOABLE = "_kindler_train_function"
 
 
 def configure(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -47,6 +52,62 @@ def taken_bytes() -> int:
     return int((counted or {}).get("bytes_in_use", 0))
 
 
+def goes_back(model: Any) -> bool:
+    return True
+
+
+def keep_steps(model: Any) -> None:
+    """Put back what a step began with when it fails; Keras's own gives the step that memory."""
+    compiled = model.jit_compile and not model.run_eagerly
+    step = jax.jit(model.train_step) if compiled else model.train_step
+
+    def train_function(state: Any, iterator: Any) -> Any:
+        data = next(iterator)
+        try:
+            return jax.block_until_ready(step(state, data))
+        except Exception:
+            for variables, values in zip(_groups(model), state, strict=True):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value)
+            model._jax_state = None
+            raise
+
+    model.train_function = train_function
+    object.__setattr__(model, _UNDOABLE, train_function)
+
+
+def raw(model: Any, variables: Sequence[Any], judged: Any) -> Any:
+    if model.train_function is not getattr(model, _UNDOABLE):  # it was compiled anew
+        return None
+    state = getattr(model, "_jax_state", None)
+    if not state or model._jax_state_synced:
+        values = [variable.value for variable in variables]
+    else:
+        values = [*state["non_trainable_variables"], *state["metrics_variables"]]
+    return [[np.asarray(value) for value in values], judged]
+
+
+def from_raw(kept: Any) -> Any:
+    return kept
+
+
+def randomness() -> list[Array]:
+    return []
+
+
+def restore_randomness(states: Sequence[Array]) -> None:
+    pass
+
+
+def _groups(model: Any) -> tuple[Sequence[Any], ...]:
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+
+
 def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array | None]:
     """Also updates the metrics."""
     others = model.non_trainable_variables
@@ -66,13 +127,7 @@ def gradients(model: Any, inputs: Any, targets: Any, weights: Any) -> list[Array
 
 
 def called(model: Any, step: Any, data: Any) -> None:
-    parts = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
-    step(tuple([variable.value for variable in part] for part in parts), data)
+    step(tuple([variable.value for variable in part] for part in _groups(model)), data)
 
 
 def as_array(grad: Any) -> Any:
@@ -103,6 +158,10 @@ def idle_step(step: Any, rows: Rows, model: Any, state: Any, data: Any) -> Any:
     zeros = jax.tree_util.tree_map(lambda part: jnp.zeros((1, *part.shape[1:]), part.dtype), data)
     logs, (trainable, _, optimizer, _) = step(state, zeros)
     return logs, (trainable, state[1], optimizer, state[3])
+
+
+def after(grads: Sequence[Any]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def exchange(grads: list[Any], means: Means, rows: Rows) -> list[Any]:

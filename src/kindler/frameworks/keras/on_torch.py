@@ -18,9 +18,12 @@ from kindler.frameworks.torch.device import backward_on, resolve_device
 from kindler.frameworks.torch.device import taken_bytes as taken_bytes
 from kindler.frameworks.torch.gather import Gather
 from kindler.frameworks.torch.state import from_raw as from_raw
-from kindler.frameworks.torch.state import to_raw as to_raw
+from kindler.frameworks.torch.state import to_raw
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+READS_AHEAD = True  # a rank's own state within a step, as steps are eager
 
 
 def configure(*, device: str, local_rank: int, threads: int | None) -> None:
@@ -51,6 +54,18 @@ def _device(device: str, local_rank: int) -> torch.device:
     if device == "auto" and chosen.type == "cpu" and torch.xpu.is_available():
         chosen = torch.device("xpu")
     return chosen
+
+
+def goes_back(model: Any) -> bool:
+    return not model.jit_compile
+
+
+def keep_steps(model: Any) -> None:
+    """Nothing has changed before gradients are exchanged but what `raw` returns."""
+
+
+def raw(model: Any, variables: Sequence[Any], judged: Any) -> Any:
+    return to_raw([[variable.value for variable in variables], judged])
 
 
 def randomness() -> list[Array]:
@@ -123,6 +138,10 @@ def idle_step(step: Any, rows: Rows, model: Any, data: Any) -> Any:
     for variable, value in zip(kept, before, strict=True):
         variable.assign(value)
     return logs
+
+
+def after(grads: Sequence[Any]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def exchange(grads: list[Any], means: Means, rows: Rows) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -226,14 +227,17 @@ class KerasReplica(BaseReplica):
             gathers=self._meets,
         )
         if self.regroups:
-            object.__setattr__(self.model, "compute_loss", self._noting(self.model.compute_loss))
+            self._on.keep_steps(self.model)
+            if self._on.READS_AHEAD:
+                object.__setattr__(self.model, "compute_loss", self._noting(self.model.compute_loss))
 
     def _mean_of_all(self, arrays: Sequence[Array], weight: float) -> list[Array]:
         assert self._current is not None, "share_steps comes first"
-        self._is_ahead = True
-        self.before_exchange()
-        self._is_ahead = False
-        self._judged = None  # it may be large
+        if self._on.READS_AHEAD:
+            self._is_ahead = True
+            self.before_exchange()
+            self._is_ahead = False
+            self._judged = None  # it may be large
         means = self._current.collective.mean(arrays, weight)
         self.after_exchange()
         return means
@@ -249,11 +253,12 @@ class KerasReplica(BaseReplica):
 
     @property
     def regroups(self) -> bool:
-        """Only where Keras's own step is made, eagerly: its metrics are counted after the exchange."""
+        """Only where Keras's own step is made: its metrics are counted after the exchange."""
         model, keras = self.model, self.keras.Model
         return (
-            self.spec.backend == "torch"
-            and not (self.on_gpu or self.may_idle or model.jit_compile)
+            self.flavour == "keras"
+            and not (self.on_gpu or self.may_idle)
+            and self._on.goes_back(model)
             and model.steps_per_execution == 1
             and type(model).train_step is keras.train_step
             and type(model).compute_metrics is keras.compute_metrics
@@ -264,13 +269,16 @@ class KerasReplica(BaseReplica):
         self._tried = True  # by those that were there before
         if self._current is not None:
             self._current.collective = collective
+        if state and self._drawing_ops is not None:
+            self._drawing_ops.found = False  # or nobody had written what this rank goes on from
 
     def snapshot(self) -> bytes | None:
         self._drew_globally = self._drew_globally or backends.drew_globally()
-        if self._drew_globally:
+        if self._drew_globally or (self._drawing_ops is not None and self._drawing_ops.found is not False):
             return None
-        values = [variable.value for variable in self._own_variables]
-        raw = self._on.to_raw([values, self._judged if self._is_ahead else None])
+        judged = self._judged if self._is_ahead else None
+        if (raw := self._on.raw(self.model, self._own_variables, judged)) is None:
+            return None
         drawn = self._generators.take(*(part.tobytes() for part in self._on.randomness()))
         return pickle.dumps((drawn, raw), pickle.HIGHEST_PROTOCOL)
 
@@ -290,7 +298,7 @@ class KerasReplica(BaseReplica):
 
     @cached_property
     def _own_variables(self) -> list[Any]:
-        return self._local_variables()
+        return [*self.model.non_trainable_variables, *self.model.metrics_variables]
 
     def send_steps(self, learn: Callable[[Sequence[Array], float], list[Array]]) -> None:
         """Let `learn` move the parameters instead of the optimizer, within `fit`, too."""
@@ -430,11 +438,19 @@ class KerasReplica(BaseReplica):
         self._try_loss(feed)
         batch, data = self._dataset(feed)
         optimizer = self.model.optimizer
+        average = getattr(optimizer, "finalize_variable_values", None)
+
+        def at_its_end(variables: Any) -> None:
+            if (
+                average is not None and ends and sys.exc_info()[0] is None
+            ):  # Keras on JAX also does it when a step fails
+                average(variables)
+
         with (
             batch.unwrapped(),
             nullcontext() if self._exchange is None else self._exchange.unwrapped(),
-            # At its end, `fit` replaces weights by their moving averages.
-            nullcontext() if ends else instead(optimizer, "finalize_variable_values", lambda _: None),
+            # `fit` replaces weights by their moving averages.
+            instead(optimizer, "finalize_variable_values", at_its_end),
             self._on.fitting() if self.spec.backend == "torch" else nullcontext(),
         ):
             self.model.fit(
@@ -554,8 +570,8 @@ class KerasReplica(BaseReplica):
     def local_state(self) -> bytes:
         self._sync_jax()
         arrays = [value_of(variable) for variable in self._local_variables()]
-        drawn = self._on.randomness() if self.spec.backend == "torch" else []
-        return pack({"own": own_states(), "rows": self.epoch_rows}, [*arrays, *drawn])
+        fields = {"own": own_states(), "rows": self.epoch_rows}
+        return pack(fields, [*arrays, *self._on.randomness()])
 
     def load_local_state(self, data: bytes) -> None:
         """Call after `load_state`."""
