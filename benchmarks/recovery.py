@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 from _bench import CLASSES, WIDTH, Report, arguments, workplace
 
 from kindler import Checkpoints, RunSettings
@@ -64,6 +66,7 @@ def main() -> None:
 
 def lost_by_keras(folder: Path, backend: str, *, losses: int) -> tuple[list[float], int, bool]:
     os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="2")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the main module of a child process
     return lost(folder, on_keras, losses=losses)
 
 
