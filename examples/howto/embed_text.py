@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from torch import nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import kindler
-from kindler import Prepare
+from kindler import Estimator
 
 
 def paragraphs():
@@ -46,41 +45,18 @@ def small_encoder(texts):
         intermediate_size=128,
     )
     torch.manual_seed(0)
-    return tokenizer, BertModel(config)
-
-
-class Embedder(nn.Module):
-    """The mean over the tokens of a text, scaled to length 1, as sentence-transformers computes it."""
-
-    def __init__(self, encoder):
-        super().__init__()
-        self.encoder = encoder
-
-    def forward(self, input_ids, attention_mask, **others):
-        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
-        mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-        return {"embedding": nn.functional.normalize(mean, dim=1)}  # the name of the new column
+    return BertModel(config), tokenizer
 
 
 def main(name, folder):
     spark = kindler.init(cores=2)
     table = paragraphs()
     if name:
-        tokenizer, encoder = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name)
+        estimator = Estimator.from_huggingface(name, task="embedding")
     else:
-        tokenizer, encoder = small_encoder(table["text"])
-
-    def tokenize(rows):
-        texts = [row["text"] for row in rows]
-        return tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
-
-    # A model that only scores needs neither a loss nor an optimizer.
-    estimator = kindler.Estimator.from_torch(
-        model=Embedder(encoder), inputs="kwargs", prepare=Prepare(collate=tokenize)
-    )
+        estimator = Estimator.from_huggingface(*small_encoder(table["text"]), task="embedding")
     frame = spark.createDataFrame(table).repartition(4)
-    vectors = estimator.predict(frame, batch_size=128, feature_cols="text")  # lazy
+    vectors = estimator.embed(frame, batch_size=128)  # lazy
     vectors.write.mode("overwrite").parquet(f"{folder}/embeddings")
 
     stored = pd.read_parquet(f"{folder}/embeddings").sort_values("text", ignore_index=True)

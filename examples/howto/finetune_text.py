@@ -10,6 +10,7 @@ The table has the sentences of three chapters of Python's own manual, which ever
 import argparse
 import re
 import tempfile
+from functools import partial
 from pydoc_data.topics import topics
 
 import pandas as pd
@@ -18,14 +19,13 @@ from pyspark.sql import functions as F
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
 import kindler
-from kindler import Prepare
+from kindler import Estimator
 
 CHAPTERS = ("compound", "debugger", "string-methods")
 
@@ -56,45 +56,33 @@ def small_model(texts):
         num_labels=len(CHAPTERS),
     )
     torch.manual_seed(0)
-    return tokenizer, BertForSequenceClassification(config)
+    return BertForSequenceClassification(config), tokenizer
 
 
 def main(name, lr, epochs):
     spark = kindler.init(cores=2)
     table = sentences()
     train, test = spark.createDataFrame(table).randomSplit([0.8, 0.2], seed=1)
+    options = {"optimizer": partial(torch.optim.AdamW, lr=lr), "metrics": "accuracy", "workers": 2}
     if name:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=len(CHAPTERS))
+        estimator = Estimator.from_huggingface(
+            name, task="text-classification", config={"num_labels": len(CHAPTERS)}, **options
+        )
     else:
-        tokenizer, model = small_model(table["text"])
-
-    def tokenize(rows):
-        """Called in the workers with the rows of a batch; pads them to the longest."""
-        texts = [row["text"] for row in rows]
-        return tokenizer(texts, padding=True, truncation=True, max_length=128, return_tensors="np")
-
-    estimator = kindler.Estimator.from_torch(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=lr),
-        loss="model",  # the model computes its own loss from `labels`
-        inputs="kwargs",  # model(input_ids=..., attention_mask=..., labels=...)
-        prepare=Prepare(collate=tokenize),
-        metrics="accuracy",
-        workers=2,
-    )
+        estimator = Estimator.from_huggingface(
+            *small_model(table["text"]), task="text-classification", **options
+        )
     estimator.fit(train, epochs=epochs, batch_size=32, feature_cols="text", label_cols="label", verbose=0)
     result = estimator.evaluate(test, verbose=0)
     print(f"test accuracy: {result['accuracy']:.3f} on {result['num_samples']} sentences")
 
-    best = F.expr("array_position(logits, array_max(logits)) - 1")
-    scored = estimator.predict(test).withColumn("right", (best == F.col("label")).cast("int"))
-    for row in scored.groupBy("label").agg(F.avg("right").alias("right")).orderBy("label").collect():
+    scored = estimator.predict(test, output_cols=["found", "score"])
+    right = (F.col("found") == F.concat(F.lit("LABEL_"), "label")).cast("int")
+    for row in scored.groupBy("label").agg(F.avg(right).alias("right")).orderBy("label").collect():
         print(f"{CHAPTERS[row['label']]}: {row['right']:.2f} right")
 
     with tempfile.TemporaryDirectory() as folder:
         estimator.get_model().save_pretrained(folder)  # an ordinary transformers model
-        tokenizer.save_pretrained(folder)
         again = AutoModelForSequenceClassification.from_pretrained(folder)
     print(f"saved and loaded: {type(again).__name__}")
     kindler.stop()

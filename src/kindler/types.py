@@ -32,6 +32,7 @@ __all__ = [
     "KerasModel",
     "ScoringData",
     "Shapes",
+    "TextTask",
     "TorchLoss",
     "TorchMetrics",
     "TorchModel",
@@ -51,6 +52,12 @@ _TorchLoss: TypeAlias = "torch.nn.Module | Callable[..., Any]"
 TorchLoss: TypeAlias = "_TorchLoss | Literal['model'] | Sequence[_TorchLoss] | Mapping[str, _TorchLoss]"
 _TorchMetric: TypeAlias = "str | torch.nn.Module | Callable[..., Any]"
 TorchMetrics: TypeAlias = "_TorchMetric | Sequence[_TorchMetric] | Mapping[str, _TorchMetric]"
+
+TextTask: TypeAlias = Literal[
+    "text-classification", "regression", "embedding", "text-generation", "text2text-generation"
+]
+"""What a model of `Estimator.from_huggingface` does with text."""
+GENERATING: tuple[TextTask, ...] = ("text-generation", "text2text-generation")
 
 KerasModel: TypeAlias = "keras.Model | tf_keras.Model | Callable[..., keras.Model | tf_keras.Model]"
 CompileArguments: TypeAlias = "Mapping[str, Any] | Callable[..., Mapping[str, Any]]"

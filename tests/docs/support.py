@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
 # What users call the rows of the tables, those of kindler-compat included.
 FRAMEWORKS_IN_WORDS = {
-    "torch": ("PyTorch", "`from_torch`"),
+    "torch": ("PyTorch, Hugging Face", "`from_torch`, `from_huggingface`"),
     "torch_step": ("PyTorch with your own training step", "`from_torch(train_step=...)`"),
     "lightning": ("LightningModules", "`from_lightning`"),
     "keras": ("Keras 3 on TensorFlow, JAX and PyTorch; Keras 2", "`from_keras`"),

@@ -9,7 +9,17 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 GOOD, BAD = ("fine", "lovely", "great"), ("awful", "dull", "poor")
 OTHERS = ("the", "film", "was", "and", "its", "music", "quite", "very", "a", "story")
@@ -58,3 +68,44 @@ def classifier(dropout: float = 0.0) -> Any:
         num_labels=2,
     )
     return BertForSequenceClassification(config)
+
+
+def ending_tokenizer() -> Any:
+    """With a token that ends texts, number 18."""
+    made = tokenizer()
+    made.add_special_tokens({"eos_token": "[EOS]"})
+    return made
+
+
+def generator(kind: str, **options: Any) -> Any:
+    """A model that continues ("gpt2", "llama") or answers ("t5") texts, with large random weights."""
+    torch.manual_seed(0)
+    ends: dict[str, Any] = {"eos_token_id": 18, "bos_token_id": None, "pad_token_id": 0, "vocab_size": 19}
+    if kind == "gpt2":
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.4, **ends)
+        model: Any = GPT2LMHeadModel(config)
+    elif kind == "t5":
+        sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+        model = T5ForConditionalGeneration(
+            T5Config(decoder_start_token_id=0, initializer_factor=3.0, **sizes, **ends)
+        )
+        torch.nn.init.normal_(model.lm_head.weight, std=1.0)
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                num_attention_heads=2, max_position_embeddings=64, initializer_range=0.5, **sizes, **ends
+            )
+        )
+    model.generation_config.update(**options)
+    return model.eval()
+
+
+def continued(model: Any, text: str, tokens: int) -> tuple[str, list[int]]:
+    """What `model.generate` answers to one prompt."""
+    made = ending_tokenizer()
+    ids = made([text], return_tensors="pt")
+    inputs = {name: ids[name] for name in ("input_ids", "attention_mask")}
+    out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0]
+    new = out[1:] if model.config.is_encoder_decoder else out[ids["input_ids"].shape[1] :]
+    return made.decode(new, skip_special_tokens=True), new.tolist()

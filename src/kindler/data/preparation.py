@@ -255,7 +255,8 @@ class Preparer:
         try:
             arrays = collate(rows)
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
-            self._raise(exc, "collate", batch.span)
+            position = getattr(exc, "position", None)
+            self._raise(exc, "collate", batch.span if position is None else batch.where(position))
         self._check_dict(arrays, "collate", batch.where(0))
         arrays = {name: _as_array(values) for name, values in arrays.items()}
         self._check_rows(arrays, batch.rows, "collate")
@@ -334,9 +335,11 @@ class Preparer:
         if array.dtype.kind not in "OUS":
             return conform(array, column, where=where)
         if not self._preparation.text:
+            hint = "convert it to numbers in transform or collate."
+            if column.role == "label":
+                hint = getattr(self._preparation.collate, "hint_for_labels", hint)
             raise DataError(
-                "is still text or bytes, and the model takes numbers.\nHint: convert it to "
-                "numbers in transform or collate.",
+                f"is still text or bytes, and the model takes numbers.\nHint: {hint}",
                 column=column.name,
                 row=where(0),
             )

@@ -21,6 +21,7 @@ from kindler.types import (
     CompileArguments,
     Config,
     KerasModel,
+    TextTask,
     TorchLoss,
     TorchMetrics,
     TorchModel,
@@ -140,6 +141,78 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         preload = (*(("torchmetrics",) if uses_torchmetrics else ()), *_libraries(model))
         made = FrameworkModel(framework=framework, spec=spec, extra_preload=preload)
         return cls._create(made, prepare=prepare, **run)
+
+    @classmethod
+    @_constructor
+    def from_huggingface(
+        cls,
+        model: TorchModel | str | PathLike[str],
+        tokenizer: Any = None,
+        *,
+        task: TextTask,
+        config: Config | None = None,
+        max_length: int | None = None,
+        optimizer: TorchOptimizer | None = None,
+        metrics: TorchMetrics | None = None,
+        scheduler: TorchScheduler | None = None,
+        optimization: Optimization | None = None,
+        length_col: str | None = None,
+        device: str | Device = "auto",
+        workers: int | None = None,
+        engine: Engine = "auto",
+        seed: int = 0,
+        settings: RunSettings | None = None,
+    ) -> Self:
+        """Create an estimator from a text model of Hugging Face: a column of text in, predictions out.
+
+        Texts are tokenised in the workers, and padded to the longest of a batch. `predict` computes rows of
+        similar length together and equal texts once; results have the order of the rows.
+
+        Args:
+            model: A folder that `save_pretrained` has written, the name of a model on the hub, or the model
+                itself. For "embedding" also a folder of sentence-transformers, or a `SentenceTransformer`.
+            tokenizer: The same for the tokenizer. None takes the one in the model's folder.
+            task: "text-classification" predicts a label and its score, "regression" a number, "embedding" a
+                vector. "text-generation" and "text2text-generation" continue or answer a text. All but
+                "embedding" can be trained, with the model's own loss.
+            config: What to change of the configuration that is read, such as `{"num_labels": 3}`.
+            max_length: Tokens after which a text is cut. None is what the model can take.
+            optimizer: As in `from_torch`. None is AdamW with a learning rate of 5e-5.
+            metrics: As in `from_torch`; of the logits and the labels.
+            scheduler: As in `from_torch`.
+            optimization: Gradient clipping and accumulation, when the scheduler steps.
+            length_col: A column of text or lengths: each training step then has rows of similar length.
+            device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N"; or a `Device`, with precision,
+                compiling and more.
+            workers: Number of workers. None is one per slot of the Spark application; on this machine one per
+                GPU, or one that uses all cores.
+            engine: "spark", "local", or "auto": Spark if the data is in Spark.
+            seed: Decides the order of rows, dropout, and what `generate` draws.
+            settings: Time limits, threads, shared memory, what to do about NaN losses.
+
+        Raises:
+            ConfigError: The task or the model cannot be used; the message says why.
+            MissingExtraError: transformers is not installed.
+        """
+        FRAMEWORKS.load("torch")
+        from kindler.frameworks.torch.huggingface import TextModel
+
+        text = TextModel.read(model, tokenizer, task, config=config or {}, max_length=max_length)
+        return cls.from_torch(
+            text.model,
+            optimizer=text.optimizer if optimizer is None else optimizer,
+            loss=text.loss,
+            metrics=metrics,
+            scheduler=scheduler,
+            inputs="kwargs",
+            optimization=optimization,
+            prepare=Prepare(collate=text.tokens, length_col=length_col),
+            device=device,
+            workers=workers,
+            engine=engine,
+            seed=seed,
+            settings=settings,
+        )
 
     @classmethod
     @_constructor

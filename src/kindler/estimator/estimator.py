@@ -45,7 +45,7 @@ from kindler.estimator.inputs.spark import SqlFunctionInput
 from kindler.estimator.lineage import Lineage, utc_now
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.run import Listener, RunObserver, RunResults, job_of, run
-from kindler.estimator.saving import Saving
+from kindler.estimator.text import TextScoring
 from kindler.files import place
 from kindler.frameworks.caller_state import bare_interrupts, leaves_no_trace, untouched
 from kindler.frameworks.creators import title
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 AnyOptions = TypeVar("AnyOptions", FitOptions, EvaluateOptions, PredictOptions)
 
 
-class Estimator(Saving):
+class Estimator(TextScoring):
     """Trains, evaluates and scores a model on any number of workers.
 
     Create one with `Estimator.from_torch`, `from_keras` or another class method whose name begins with
@@ -201,7 +201,7 @@ class Estimator(Saving):
                 stack_features=bool(read.stack_features),
                 allow_nan=read.allow_nan or False,
                 weight_col=read.weight_col,
-                need_labels=self._model.facts.labels,
+                need_labels=self._labels_needed(label_cols),
             ),
             ingest=read.ingest,
             class_weight=read.class_weight,
@@ -309,7 +309,7 @@ class Estimator(Saving):
             dtypes=read.dtypes,
             stack_features=read.stack_features,
             allow_nan=read.allow_nan,
-            need_labels=facts.labels,
+            need_labels=self._labels_needed(label_cols),
         )
         options = EvaluateOptions(batch_size=batch_size, columns=asked, ingest=read.ingest, verbose=verbose)
         refuse(
@@ -391,6 +391,7 @@ class Estimator(Saving):
         )
         self._warn_random_eval()
         self._warn_if_untrained("predict")
+        options = self._with_outputs_of_task(options)
         known = self._columns.without_labels()
         columns = replace(data.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))

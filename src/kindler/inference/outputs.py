@@ -10,20 +10,16 @@ import pyarrow as pa
 from kindler.errors import ConfigError
 
 
-def arrow_type(dtype: Any, dimensions: int) -> pa.DataType:
-    """`dimensions` includes the rows."""
-    kind = pa.from_numpy_dtype(_storable(np.dtype(dtype)))
-    for _ in range(dimensions - 1):
-        kind = pa.list_(kind)
-    return kind
-
-
 def to_arrow(array: np.ndarray[Any, Any]) -> pa.Array:
-    """(n,) becomes a plain column, (n, a) lists, (n, a, b) lists of lists.
+    """(n,) becomes a plain column, (n, a) lists, (n, a, b) lists of lists; objects are text.
 
     >>> to_arrow(np.arange(8, dtype="int32").reshape(2, 2, 2)).to_pylist()
     [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     """
+    if array.dtype == object:
+        made = pa.array(array.tolist())
+        empty = pa.types.is_list(made.type) and pa.types.is_null(made.type.value_type)
+        return made.cast(pa.list_(pa.string())) if empty else made
     column = _plain(np.ascontiguousarray(array.astype(_storable(array.dtype), copy=False)).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         lists, width = int(np.prod(array.shape[:axis])), array.shape[axis]

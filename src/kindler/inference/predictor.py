@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -27,6 +28,7 @@ from kindler.inference.loaded import LoadedModels
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 _loaded: LoadedModels[BaseReplica] = LoadedModels()
+_WINDOW = 16  # batches whose rows are sorted by length
 _useless: set[str] = set()  # GPUs that the framework of this host cannot use
 
 
@@ -97,6 +99,7 @@ class Predictor:
     batch_size: int
     output_cols: tuple[str, ...] | None = None
     finish: Callable[[list[np.ndarray[Any, Any]]], list[np.ndarray[Any, Any]]] | None = None
+    types: tuple[Any, ...] | None = None
     preparation: Prepare | None = None
     labels: tuple[str, ...] = ()
     stack: bool = False
@@ -133,24 +136,66 @@ class Predictor:
         model."""
         if self.preparation is None:
             return self._scored(fixed_batches(chunks, self.batch_size), place)
-        return self._scored(self._prepared(chunks, self.preparation), place)
+        seen = _Places()
+        keys = getattr(self.preparation.collate, "keys", None)
+        if keys is not None:
+            return self._by_length(seen, chunks, self.preparation, keys, place)
+        batches = fixed_batches(seen.watched(chunks), self.batch_size)
+        numbered = (
+            (range(number * self.batch_size, number * self.batch_size + len(batch[0])), batch)
+            for number, batch in enumerate(batches)
+        )
+        return self._scored(self._prepared(numbered, seen, self.preparation), place)
 
-    def _prepared(self, chunks: Iterable[Arrays], preparation: Prepare) -> Iterator[Arrays]:
+    def _by_length(
+        self,
+        seen: _Places,
+        chunks: Iterable[Arrays],
+        preparation: Prepare,
+        keys: Callable[[Arrays], list[Any]],
+        place: TaskPlace | None,
+    ) -> Iterator[list[np.ndarray[Any, Any]]]:
+        """Rows of similar length are computed together, and equal rows once, within windows of some batches.
+        Results have the order of the rows."""
+        windows: deque[tuple[np.ndarray[Any, Any], int]] = deque()  # where each row's result is, of how many
+
+        def numbered() -> Iterator[tuple[Sequence[int], Arrays]]:
+            start = 0
+            for window in fixed_batches(seen.watched(chunks), self.batch_size * _WINDOW):
+                rows = keys(window)
+                places = {key: i for i, key in reversed(list(enumerate(rows)))}
+                order = sorted(places.values(), key=lambda i: (-_length(rows[i]), i))
+                rank = {rows[i]: number for number, i in enumerate(order)}
+                windows.append((np.array([rank[key] for key in rows]), len(order)))
+                for first in range(0, len(order), self.batch_size):
+                    chosen = np.array(order[first : first + self.batch_size])
+                    yield (start + chosen).tolist(), tuple(column[chosen] for column in window)
+                start += len(rows)
+
+        parts: list[list[np.ndarray[Any, Any]]] = []
+        for outputs in self._scored(self._prepared(numbered(), seen, preparation), place):
+            parts.append(outputs)
+            order, different = windows[0]
+            if sum(len(part[0]) for part in parts) == different:
+                yield [np.concatenate(column)[order] for column in zip(*parts, strict=True)]
+                windows.popleft()
+                parts.clear()
+
+    def _prepared(
+        self, batches: Iterator[tuple[Sequence[int], Arrays]], seen: _Places, preparation: Prepare
+    ) -> Iterator[Arrays]:
         """The next batch is prepared while the model computes."""
         preparer = Preparer(
             preparation, self.columns, trains=False, seed=self.recipe.seed, labels=self.labels
         )
         names = [column.name for column in self.columns.features]
-        seen = _Places()
 
-        def prepare(job: tuple[int, Arrays]) -> dict[str, Any]:
-            first, batch = job
+        def prepare(job: tuple[Sequence[int], Arrays]) -> dict[str, Any]:
+            numbers, batch = job
             raw = dict(zip(names, batch, strict=True))
-            return preparer(raw, rows=len(batch[0]), where=lambda row: seen(first + row)).features
+            return preparer(raw, rows=len(batch[0]), where=lambda row: seen(numbers[row])).features
 
-        batches = fixed_batches(seen.watched(chunks), self.batch_size)
-        numbered = ((number * self.batch_size, batch) for number, batch in enumerate(batches))
-        with closing(in_pool(numbered, prepare, threads=1, name="kindler-transform")) as prepared:
+        with closing(in_pool(batches, prepare, threads=1, name="kindler-transform")) as prepared:
             for features in prepared:
                 if self._prepared_names is None:
                     self._prepared_names, self._key = tuple(features), None
@@ -225,6 +270,10 @@ class Predictor:
                     f"the first dimension of every output must be the rows; the model returned shape"
                     f" {output.shape} for {rows} rows."
                 )
+
+
+def _length(key: Any) -> int:
+    return len(key) if isinstance(key, str | bytes) else sum(map(len, key))
 
 
 def forget_model(content: str) -> None:

@@ -25,7 +25,7 @@ from kindler.errors import ConfigError, NotFittedError
 from kindler.estimator.estimator import Estimator
 from kindler.estimator.inputs.contract import zeros
 from kindler.estimator.inputs.spark import FrameInput
-from kindler.inference.outputs import arrow_type
+from kindler.inference.outputs import to_arrow
 from kindler.ml.params import PredictParams, Row
 from kindler.ml.persistence import SavedStage, is_trusted
 from kindler.ml.scoring import ModelFiles, Scorer, as_vectors
@@ -171,7 +171,7 @@ class PretrainedModel(Model, PredictParams, SavedStage):
                 f"the model has {len(outputs)} outputs, but the stage names the columns {list(names)}.\n"
                 "Hint: name all of them with predictionCols, or choose with modelOutputs."
             )
-        kinds = [arrow_type(output.dtype, output.ndim) for output in outputs]
+        kinds = [to_arrow(output).type for output in outputs]
         return as_vectors(frame.scored(scorer, names, kinds), self._vector_columns())
 
     def _layout(self, columns: ColumnPlan) -> dict[str, Any]:

@@ -80,12 +80,14 @@ class PredictOptions(RunOptions):
 
     Attributes:
         finish: Makes the columns of the model's outputs, batch by batch; None takes them as they are.
+        types: Arrow types of the columns in `output_cols`; None finds them out by scoring a row.
     """
 
     batch_size: int = 1024
     output_cols: tuple[str, ...] | None = None
     output_path: str | PathLike[str] | None = None
     finish: Callable[[list[Any]], list[Any]] | None = None
+    types: tuple[Any, ...] | None = None
     accelerator: Accelerator | None = None
     precision: str | None = None
 

@@ -104,6 +104,7 @@ class ScoreRequest:
             batch_size=self.options.batch_size,
             output_cols=self.options.output_cols,
             finish=self.options.finish,
+            types=self.options.types,
             preparation=self.preparation(columns),
             labels=self.labels,
             stack=bool(self.options.columns.stack_features),

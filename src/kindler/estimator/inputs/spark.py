@@ -27,7 +27,7 @@ from kindler.estimator.inputs.contract import (
 from kindler.estimator.inputs.local import not_empty
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inference.outputs import arrow_type, refuse_taken, to_arrow
+from kindler.inference.outputs import refuse_taken, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -238,10 +238,12 @@ class SqlFunctionInput(Input):
 def _tried(
     predictor: Predictor, columns: ColumnPlan, sample: list[Array]
 ) -> tuple[Sequence[str], list[pa.DataType]]:
+    if predictor.output_cols is not None and predictor.types is not None:
+        return predictor.output_cols, list(predictor.types)
     here = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
     with untouched():
         outputs = next(here.score([inputs(columns, sample)]))
-    return here.names(len(outputs)), [arrow_type(output.dtype, output.ndim) for output in outputs]
+    return here.names(len(outputs)), [to_arrow(output).type for output in outputs]
 
 
 def _type(dtype: str | None, shape: Any) -> pa.DataType | None:

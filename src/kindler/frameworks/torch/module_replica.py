@@ -31,6 +31,7 @@ from kindler.frameworks.torch.device import (
     resolve_device,
     tensors,
 )
+from kindler.frameworks.torch.generation import SAMPLING, generated
 from kindler.frameworks.torch.loss import Judge, Judged, LossRule, RowWeights, Tensors, against_row_weights
 from kindler.frameworks.torch.metrics import Counter, named_metrics
 from kindler.frameworks.torch.outputs import export, names_of, numbered, without_loss
@@ -493,6 +494,10 @@ class ModuleReplica(BaseReplica):
         return arrays(outputs)
 
     def predict_all(self, batches: Iterable[tuple[Array, ...]]) -> Iterator[Scored]:
+        if SAMPLING in self._names:
+            self._modes.evaluate()
+            yield from generated(self.model, batches, self._names, self._precision)
+            return
         if not self.on_gpu:
             yield from super().predict_all(batches)
             return
