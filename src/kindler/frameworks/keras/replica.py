@@ -440,10 +440,8 @@ class KerasReplica(BaseReplica):
         optimizer = self.model.optimizer
         average = getattr(optimizer, "finalize_variable_values", None)
 
-        def at_its_end(variables: Any) -> None:
-            if (
-                average is not None and ends and sys.exc_info()[0] is None
-            ):  # Keras on JAX also does it when a step fails
+        def at_its_end(variables: Any) -> None:  # which Keras on JAX also calls when a step fails
+            if average is not None and ends and sys.exc_info()[0] is None:
                 average(variables)
 
         with (
