@@ -33,9 +33,10 @@ _INSTALL = {"tf_graph": "`kindler[compat,tensorflow]`", "mxnet": "see [MXNet](gu
 SOURCES_IN_WORDS = {
     "FrameInput": "Spark DataFrame",
     "ShardsInput": "XShards",
-    "ParquetInput": "Parquet files",
+    "ParquetInput": "Parquet files, Delta and Iceberg tables",
     "LoaderInput": "loaders, `tf.data`, data creators",
     "DatasetInput": "torch and Hugging Face datasets",
+    "ArrowInput": "Polars, DuckDB and others that give Arrow",
     "MemoryInput": "numpy, pandas, Arrow",
 }
 _HEAD = """\
@@ -136,7 +137,9 @@ def _of_syncs() -> str:
 
 def _replaced(sync: SyncSpec) -> str:
     if getattr(SYNCS.load(sync.name), "regroups", False):
-        return "[PyTorch models, local engine](guides/checkpoints.md#lost-workers)"
+        return "[PyTorch and Keras 3 models](guides/checkpoints.md#lost-workers)"
+    if sync.name == "zero1":
+        return "[PyTorch models](guides/checkpoints.md#lost-workers)"
     return _yes(sync.replaceable)
 
 

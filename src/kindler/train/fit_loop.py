@@ -121,7 +121,7 @@ class FitLoop(Loop):
     def run(self) -> None:
         start, replica, length, last = self.start, self.replica, self._length, self.last_epoch
         epoch, done, steps, point = start.epoch, start.step_in_epoch, self._epoch_steps, start.point
-        # Within an epoch, and where ranks have met again, none may have loaded its state: they ask after a step.
+        # Within an epoch, and where ranks met again and may not have its state yet, they ask after a step.
         asks = point is None and not done
         if self.is_over or (asks and not self.goes_on(epoch + 1, begins=True)):
             return
