@@ -134,7 +134,7 @@ def test_a_server_tells_of_shifted_requests_and_of_no_others(trained: Estimator,
         assert (missing.status_code, "no statistics" in missing.text) == (404, True)
 
 
-def test_a_model_whose_statistics_were_made_up_is_served_without_them(
+def test_a_model_whose_statistics_were_made_up_is_refused_by_store_and_server(
     trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = trained.copy()
@@ -148,5 +148,5 @@ def test_a_model_whose_statistics_were_made_up_is_served_without_them(
     om.close()
     with serving(tmp_path / "store") as served, httpx.Client(base_url=served.url, timeout=120) as client:
         reply = client.post("/v1/models/net:predict", json={"instances": [[40.0, 1.0]]})
-        assert reply.status_code != 500
-        assert client.get("/api/v1/model/net/drift").status_code in (404, 503)
+        assert reply.status_code == 503, reply.text
+        assert client.get("/api/v1/model/net/drift").status_code == 503
