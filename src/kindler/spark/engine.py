@@ -84,9 +84,8 @@ _HINT = (
 NO_WAY_BACK = f"can come back in Spark's result rows from workers that cannot reach the driver.\n{_HINT}"
 _BATCH_BYTES = 4 << 20  # small enough to stay in cache on its way, large enough to amortise the call
 _running: set[_SparkLaunch] = set()  # the gangs of this process
-_arriving = (
-    threading.Lock()
-)  # of ranks that come one by one: two gangs with half the slots each would wait on
+# Of gangs whose ranks come one by one: two that had half the slots each would wait for ever.
+_arriving = threading.Lock()
 
 
 def start(job: Job, *, spark: SparkSession, detached: bool = False) -> Gang:
