@@ -167,16 +167,19 @@ def _predictions(replica: Any, validation: Rows, most: int) -> dict[str, Summary
     """What the trained model predicts for up to so many of this worker's steps of the validation data."""
     steps = validation.own_steps() if validation.counts else ()
     chosen = sorted({steps[int(i)] for i in np.linspace(0, len(steps) - 1, most)}) if steps else []
+    parts: list[Mapping[str, np.ndarray[Any, Any]]] = []
+    rows = 0
     try:
-        batches = [validation.batch(step) for step in chosen]
-        # Columns that a GPU keeps come as its tensors.
-        inputs = [[np.asarray(f.cpu() if hasattr(f, "cpu") else f) for f in b.features] for b in batches]
-        outputs = [[np.asarray(one) for one in replica.predict(tuple(arrays))] for arrays in inputs]
-        columns = as_predictions([np.concatenate(parts) for parts in zip(*outputs, strict=True)])
+        for batch in map(validation.batch, chosen):
+            # Columns that a GPU keeps come as its tensors.
+            features = tuple(np.asarray(f.cpu() if hasattr(f, "cpu") else f) for f in batch.features)
+            outputs = [np.asarray(one) for one in replica.predict(features)]
+            parts.append(measured(as_predictions(outputs)))  # outputs may be large
+            rows += batch.rows
+        measures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if rows else {}
     except Exception:  # noqa: BLE001 - a model that trains need not predict, and its training is done
         return {}
-    rows = sum(batch.rows for batch in batches)
-    return merged([summarised(measured(columns), rows)]) if rows else {}
+    return merged([summarised(measures, rows)]) if rows else {}
 
 
 def _process_group(worker: Group, task: Task, placed: Placement) -> AbstractContextManager[None]:
