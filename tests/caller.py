@@ -24,8 +24,10 @@ def public_entries() -> set[str]:
     return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
 
 
-# tests/openvino, tests/torch/test_lightning.py, tests/spark/test_sql_function.py
-ELSEWHERE = {"from_openvino", "from_lightning", "register_udf"}
+# tests/openvino, tests/torch/test_lightning.py and test_from_huggingface.py, tests/spark/test_sql_function.py
+ELSEWHERE = {"from_openvino", "from_lightning", "register_udf", "from_huggingface", "embed", "generate"}
+
+_PROPERTIES = ("config", "settings", "workers", "lineage", "statistics")
 
 
 def entries(
@@ -43,7 +45,8 @@ def entries(
         "predict": lambda: est.predict(feature),
         "copy": est.copy,
         "as_stage": lambda: est.as_stage(inputCol="x", labelCol="y"),
-        **{name: partial(getattr, est, name) for name in ("config", "settings", "workers")},
+        "drift": lambda: est.drift(data),
+        **{name: partial(getattr, est, name) for name in _PROPERTIES},
         "get_model": est.get_model,
         "from_framework": lambda: Estimator.from_framework(framework, model=est.get_model()),
         "signature": lambda: est.signature,

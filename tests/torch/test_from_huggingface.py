@@ -18,6 +18,7 @@ import torch
 from kindler import Estimator, Prepare, Sampling
 from kindler.errors import ConfigError, DataError
 from kindler.frameworks.torch.generation import _chosen, _Prompt
+from tests import caller
 
 pytest.importorskip("transformers")
 
@@ -335,6 +336,20 @@ def test_a_saved_estimator_generates_the_same(tmp_path: Path) -> None:
     again = Estimator.load(tmp_path / "saved.estimator", trusted=True)
     found = again.generate({"prompt": TEXTS}, sampling=Sampling(max_new_tokens=8), verbose=0)["generated"]
     assert found.tolist() == expected.tolist()
+
+
+def test_no_call_changes_the_callers_randomness_threads_or_settings(encoder: Path) -> None:
+    answers, vectors = made(generator("llama"), "text-generation", workers=1), {}
+    calls = {
+        "from_huggingface": lambda: vectors.update(
+            made=Estimator.from_huggingface(encoder, task="embedding", workers=1)
+        ),
+        "embed": lambda: vectors["made"].embed({"text": TEXTS}, verbose=0),
+        "generate": lambda: answers.generate(
+            {"prompt": TEXTS}, sampling=Sampling(max_new_tokens=3, temperature=1.0), verbose=0
+        ),
+    }
+    assert caller.changed_by(calls) == {}
 
 
 # Mistakes
