@@ -177,6 +177,7 @@ def test_what_prometheus_reads_keeps_its_names(om: Store) -> None:
         "kindler_loaded_bytes",
         "kindler_device_bytes",
         "kindler_waiting_rows",
+        *(f"kindler_drift_{name}" for name in ("psi", "ks", "missing", "new", "alarm")),
     }
     for line in (
         'kindler_requests_total{protocol="tfserving",status="200"} 1.0',
