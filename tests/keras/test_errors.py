@@ -13,7 +13,7 @@ import pytest
 import watchers
 from flavour import FLAVOUR, KERAS, one_is_enough, one_unless_whole
 
-from kindler import Device, Estimator
+from kindler import Device, Estimator, RunSettings
 from kindler.errors import ConfigError, MissingExtraError, WorkerError, WorkerLostError
 
 pytestmark = [pytest.mark.keras, pytest.mark.usefixtures("no_workers_left")]
@@ -52,9 +52,9 @@ def test_a_mistake_on_one_rank_arrives_as_that_exception(where: str, kind: type[
 @one_unless_whole
 def test_a_killed_worker_is_reported_lost_while_the_other_waits_for_it(tmp_path: Path) -> None:
     with pytest.raises(WorkerLostError, match="SIGKILL") as caught:
-        two_workers(problems.classifier, config={"flavour": FLAVOUR}).fit(
-            DATA, callbacks=[watchers.Falls(tmp_path, "kill")], **OPTIONS
-        )
+        two_workers(
+            problems.classifier, config={"flavour": FLAVOUR}, settings=RunSettings(max_failures=0)
+        ).fit(DATA, callbacks=[watchers.Falls(tmp_path, "kill")], **OPTIONS)
 
     assert caught.value.rank == 1
 

@@ -32,6 +32,19 @@ def test_credentials_are_left_out() -> None:
     }
 
 
+def test_arrays_among_the_options_are_text() -> None:
+    given = {
+        "loss": {"weight": np.array([1.0, 2.0]), "token_weights": np.ones(2)},
+        "empty": np.empty(0),
+        "no": [],
+    }
+
+    assert lineage.cleaned(lineage._without_nothing(given)) == {
+        "loss": {"weight": "[1. 2.]", "token_weights": "***"},
+        "empty": "[]",
+    }
+
+
 def test_files_have_their_size_and_the_hash_of_their_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
 

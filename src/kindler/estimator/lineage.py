@@ -167,7 +167,7 @@ def utc_now() -> str:
 
 def cleaned(value: Any, name: str = "") -> Any:
     """As JSON, without credentials: users and options of URLs, and values under names such as `api_key`."""
-    if name and value and _SECRET.search(name):
+    if name and _SECRET.search(name) and not (value is None or (isinstance(value, str) and not value)):
         return "***"
     if isinstance(value, Mapping):
         return {str(key): cleaned(part, str(key)) for key, part in value.items()}
@@ -186,7 +186,11 @@ def _without_nothing(record: Mapping[str, Any]) -> dict[str, Any]:
     filled = {
         name: _without_nothing(part) if isinstance(part, Mapping) else part for name, part in record.items()
     }
-    return {name: part for name, part in filled.items() if part is not None and part != {} and part != []}
+    return {
+        name: part
+        for name, part in filled.items()
+        if part is not None and not (isinstance(part, dict | list) and not part)
+    }
 
 
 def _members(spec: Any) -> dict[str, Any]:

@@ -326,6 +326,13 @@ class Saving(Constructors):
 
     def _keep_lineage(self, options: FitOptions, results: RunResults, began: str) -> None:
         """Keep what made the weights that a fit has just trained."""
+        try:
+            self._lineage = self._made_by(options, results, began)
+        except Exception as exc:  # noqa: BLE001 - what was trained must not be lost for its record
+            self._lineage = Lineage()
+            warn_caller(f"this fit is not in the lineage of the model, as {type(exc).__name__}: {exc}")
+
+    def _made_by(self, options: FitOptions, results: RunResults, began: str) -> Lineage:
         before = results.before
         new = "given weights" if self._model.facts.has_instance else "a creator"
         recipe = io.BytesIO()
@@ -344,7 +351,7 @@ class Saving(Constructors):
             parent=self._lineage.version,
             functions=self._prepare.functions,
         )
-        self._lineage = Lineage((*self._lineage.fits, fit), recipe.getvalue())
+        return Lineage((*self._lineage.fits, fit), recipe.getvalue())
 
     def _stored_as(self, version: Mapping[str, Any]) -> None:
         """The weights are those of this version, which the next fit names as its parent."""

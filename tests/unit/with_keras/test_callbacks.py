@@ -20,6 +20,9 @@ class _Recorder:
     def __init__(self) -> None:
         self.logs: Any = None
 
+    def step_made(self, steps: int) -> None:
+        pass
+
     def step_ends(self, steps: int, logs: Any) -> bool:
         self.logs = logs
         return False
