@@ -17,7 +17,8 @@ from _bench import Report, arguments, rounds, seconds, spark_session, workplace
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from kindler import Estimator, Sampling
+from kindler import Estimator
+from kindler.types import Sampling
 
 WORDS = 2000
 END = 1

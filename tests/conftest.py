@@ -60,6 +60,7 @@ def _no_leaks() -> Iterator[None]:
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
     # Set by importing TensorFlow, JAX and h5py, which Keras does at times of its own.
     changed -= {"TF2_BEHAVIOR", "HDF5_PLUGIN_PATH", "ENABLE_RUNTIME_UPTIME_TELEMETRY"}
+    changed -= {"_RJEM_MALLOC_CONF"}  # set by importing Polars, which other packages do if it is there
     changed -= {"TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "TPU_SKIP_MDS_QUERY"}
     assert not changed, f"the test leaks environment variables: {sorted(changed)}"
     left = eventually_none(

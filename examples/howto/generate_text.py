@@ -16,7 +16,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import kindler
-from kindler import Estimator, Sampling
+from kindler import Estimator
+from kindler.types import Sampling
 
 FORMS = ("%d %B %Y", "%B %d, %Y", "%d.%m.%Y", "%d %b %Y")
 

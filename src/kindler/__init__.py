@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kindler.config import Epochs as Epochs
     from kindler.config import Optimization as Optimization
     from kindler.config import RunSettings as RunSettings
-    from kindler.config import Sampling as Sampling
     from kindler.data.preparation import Prepare as Prepare
     from kindler.data.preparation import batched as batched
     from kindler.data.tables import Table as Table
@@ -60,7 +59,7 @@ def _by_name(modules: dict[str, str]) -> dict[str, str]:
 _PUBLIC = _by_name(
     {
         "kindler.collective": "all_gather",
-        "kindler.config": "Checkpoints Columns Device Epochs Optimization RunSettings Sampling",
+        "kindler.config": "Checkpoints Columns Device Epochs Optimization RunSettings",
         "kindler.data.preparation": "Prepare batched",
         "kindler.data.tables": "Table",
         "kindler.engine.placement": "current_worker",

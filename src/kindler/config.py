@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from math import inf
 from os import PathLike
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 Ingest: TypeAlias = Literal["auto", "inline", "direct"]
 NanLoss: TypeAlias = Literal["raise", "warn", "skip"]
 
-__all__ = ["Checkpoints", "Columns", "Device", "Epochs", "Optimization", "RunSettings", "Sampling"]
+__all__ = ["Checkpoints", "Columns", "Device", "Epochs", "Optimization", "RunSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,49 +239,3 @@ def _is_port_range(value: object) -> bool:
         return False
     first, last = value
     return bool(1 <= first <= last <= 65535)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How `generate` chooses tokens: `generate(frame, sampling=Sampling(temperature=0.7))`.
-
-    Attributes:
-        max_new_tokens: Tokens after which an answer is cut.
-        temperature: 0 always takes the likeliest token; 1 draws from the model's distribution.
-        top_k: Draw from so many of the likeliest tokens. None does not limit them.
-        top_p: Draw from the likeliest tokens that together have this probability.
-        stop: Texts at which an answer ends; they are not part of it.
-        seed: Decides what is drawn, together with the prompt alone: neither partitions nor batches change it.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    stop: Sequence[str] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        def whole(value: object, least: int) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-        def number(value: object) -> bool:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-
-        rules = {
-            "max_new_tokens": (whole(self.max_new_tokens, 1), "a whole number from 1"),
-            "temperature": (number(self.temperature) and 0 <= self.temperature < inf, "a number from 0"),
-            "top_k": (self.top_k is None or whole(self.top_k, 1), "a whole number from 1, or None"),
-            "top_p": (number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1"),
-            "stop": (
-                not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop),
-                "a list of texts",
-            ),
-            "seed": (isinstance(self.seed, int), "a whole number"),
-        }
-        if wrong := [
-            f"Sampling({name}={getattr(self, name)!r}): must be {rule}."
-            for name, (holds, rule) in rules.items()
-            if not holds
-        ]:
-            raise ConfigError("\n".join(wrong))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from kindler.errors import ConfigError
 
 if TYPE_CHECKING:
     import datasets
@@ -30,6 +34,7 @@ __all__ = [
     "Data",
     "Dtypes",
     "KerasModel",
+    "Sampling",
     "ScoringData",
     "Shapes",
     "TextTask",
@@ -85,3 +90,49 @@ Data: TypeAlias = "ScoringData | torch.utils.data.DataLoader[Any] | tf.data.Data
 Shapes: TypeAlias = "Mapping[str, int | Sequence[int]]"
 Dtypes: TypeAlias = "Mapping[str, np.dtype[Any] | type | str]"
 Callbacks: TypeAlias = "Sequence[Callback | DriverCallback | keras.callbacks.Callback]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How `generate` chooses tokens: `generate(frame, sampling=Sampling(temperature=0.7))`.
+
+    Attributes:
+        max_new_tokens: Tokens after which an answer is cut.
+        temperature: 0 always takes the likeliest token; 1 draws from the model's distribution.
+        top_k: Draw from so many of the likeliest tokens. None does not limit them.
+        top_p: Draw from the likeliest tokens that together have this probability.
+        stop: Texts at which an answer ends; they are not part of it.
+        seed: Decides what is drawn, together with the prompt alone: neither partitions nor batches change it.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    stop: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def whole(value: object, least: int) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+        def number(value: object) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+
+        rules = {
+            "max_new_tokens": (whole(self.max_new_tokens, 1), "a whole number from 1"),
+            "temperature": (number(self.temperature) and 0 <= self.temperature < inf, "a number from 0"),
+            "top_k": (self.top_k is None or whole(self.top_k, 1), "a whole number from 1, or None"),
+            "top_p": (number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "stop": (
+                not isinstance(self.stop, str) and all(isinstance(text, str) and text for text in self.stop),
+                "a list of texts",
+            ),
+            "seed": (isinstance(self.seed, int), "a whole number"),
+        }
+        if wrong := [
+            f"Sampling({name}={getattr(self, name)!r}): must be {rule}."
+            for name, (holds, rule) in rules.items()
+            if not holds
+        ]:
+            raise ConfigError("\n".join(wrong))

@@ -37,7 +37,7 @@ HOMES = {
         "compat.bigdl",
     ),
     "torchmetrics": ("frameworks.torch", "compat.bigdl"),
-    "transformers": ("models",),
+    "transformers": ("models", "frameworks.torch"),
     "lightning": (),
     "keras": ("frameworks.keras", "models", "compat.zoo"),
     "tf_keras": ("frameworks.keras", "models", "compat"),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from pyspark.sql import types as T
 
-from kindler import Estimator, Sampling
+from kindler import Estimator
 from kindler.errors import ConfigError
+from kindler.types import Sampling
 
 pytest.importorskip("transformers")
 

@@ -150,7 +150,7 @@ def test_a_full_disk_is_said_with_its_place(local: Store, monkeypatch: pytest.Mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("kindler.store.blobs._sync", full)
+    monkeypatch.setattr("kindler.store.blobs.sync", full)
     with pytest.raises(StoreError, match=rf"no space left on the disk of {local.store.blobs.stage}"):
         local.datasets.put([1], "x")
 

@@ -85,15 +85,6 @@ def test_a_version_keeps_what_made_it(rows: Path, om: Store, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["lineage"] == [fit]
 
 
-def test_what_was_trained_is_kept_if_its_record_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kindler.estimator.saving.record", lambda *_, **__: 1 / 0)
-    x = np.random.default_rng(0).normal(size=(8, 2)).astype("float32")
-    made = estimator(workers=1)
-    with pytest.warns(UserWarning, match="not in the lineage of the model, as ZeroDivisionError"):
-        made.fit({"x": x, "y": x.sum(1)}, batch_size=8, verbose=0)
-    assert (len(made.history), made.lineage) == (1, [])
-
-
 def test_the_fingerprint_is_of_the_rows_and_of_their_order() -> None:
     x = np.random.default_rng(0).normal(size=(40, 2)).astype("float32")
 

@@ -7,12 +7,14 @@ import os
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kindler.estimator import lineage
+from kindler.estimator.saving import Saving
 from kindler.shelves.lineage import model_card, openlineage, shown
 from kindler.shelves.reproduction import differences
 from kindler.store import Version
@@ -43,6 +45,13 @@ def test_arrays_among_the_options_are_text() -> None:
         "loss": {"weight": "[1. 2.]", "token_weights": "***"},
         "empty": "[]",
     }
+
+
+def test_a_fit_whose_record_cannot_be_made_warns_and_has_no_lineage() -> None:
+    est: Any = SimpleNamespace(_made_by=lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="not in the lineage of the model, as ZeroDivisionError"):
+        Saving._keep_lineage(est, None, None, "")  # type: ignore[arg-type]
+    assert est._lineage.fits == ()
 
 
 def test_files_have_their_size_and_the_hash_of_their_content(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
-from kindler.config import Sampling
 from kindler.data.column_options import ColumnOptions, Names
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.recognise import recognise
 from kindler.estimator.saving import Saving
 from kindler.frameworks.caller_state import bare_interrupts
 from kindler.train.options import PredictOptions
-from kindler.types import GENERATING, ScoringData
+from kindler.types import GENERATING, Sampling, ScoringData
 
 if TYPE_CHECKING:
     from kindler.estimator.inputs.contract import Input

@@ -21,6 +21,9 @@ def test_the_page_of_what_works_with_what_is_made_of_the_code() -> None:
     assert support.PAGE.read_text() == support.text(), "run: python -m tests.docs.support"
 
 
+_TORCH = "PyTorch, Hugging Face"
+
+
 def test_only_pytorch_divides_its_optimizer_and_own_steps_only_all_reduce() -> None:
     section = support.text().split("## Training", 1)[1].split("\n## ", 1)[0]
     head, *rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
@@ -32,6 +35,6 @@ def test_only_pytorch_divides_its_optimizer_and_own_steps_only_all_reduce() -> N
     assert len(head) == 1 + 5
     dividing = {'`"zero1"`', '`"fsdp"`'}
     own = {'`"async"`', '`"local_sgd"`', *dividing}
-    assert [refused.pop(name) for name in ("PyTorch", "PyTorch with your own training step")] == [set(), own]
+    assert [refused.pop(name) for name in (_TORCH, "PyTorch with your own training step")] == [set(), own]
     assert refused.pop("LightningModules") == own
     assert set(map(frozenset, refused.values())) == {frozenset(dividing)}

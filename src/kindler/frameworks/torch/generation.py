@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from kindler.collective import Array
-from kindler.config import Sampling
 from kindler.frameworks.contract import Scored
+from kindler.types import Sampling
 
 SAMPLING = "kindler.sampling"  # the input that says how to answer a prompt
 _ROWS = 64  # prompts that are answered at the same time

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from kindler.collective import Array
-from kindler.config import Sampling
 from kindler.errors import ConfigError, DataError, MissingExtraError
 from kindler.frameworks.torch.generation import SAMPLING
-from kindler.types import GENERATING, TextTask
+from kindler.types import GENERATING, Sampling, TextTask
 
 _CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
