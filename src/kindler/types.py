@@ -97,7 +97,7 @@ class Sampling:
     """How `generate` chooses tokens: `generate(frame, sampling=Sampling(temperature=0.7))`.
 
     Attributes:
-        max_new_tokens: Tokens after which an answer is cut.
+        max_new_tokens: Tokens after which an answer is cut. A decoder also ends at its last position.
         temperature: 0 always takes the likeliest token; 1 draws from the model's distribution.
         top_k: Draw from so many of the likeliest tokens. None does not limit them.
         top_p: Draw from the likeliest tokens that together have this probability.

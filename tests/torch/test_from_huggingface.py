@@ -252,6 +252,18 @@ def test_rules_of_the_models_own_generation_config_are_kept() -> None:
     assert found["generated"].tolist() == expected
 
 
+@pytest.mark.parametrize("rules", [{}, {"repetition_penalty": 1.2}])
+def test_an_answer_ends_where_the_model_has_no_more_positions(rules: dict[str, Any]) -> None:
+    model, prompts = generator("gpt2", **rules), [*TEXTS[:12], " ".join(["film"] * 70)]
+    lengths = [min(64, len(ending_tokenizer()(text)["input_ids"])) for text in prompts]
+    expected = [continued(model, text, 64 - n)[1] for text, n in zip(prompts[:12], lengths, strict=False)]
+    found = made(model, "text-generation", workers=1).generate(
+        {"prompt": prompts}, sampling=Sampling(max_new_tokens=100), details=True, verbose=0
+    )
+    assert found["generated_tokens"].tolist() == [*expected, []]
+    assert found["generated_reason"][-1] == "length"
+
+
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_drawn_answers_depend_on_the_prompt_and_the_seed_alone(kind: str) -> None:
     est = made(generator(kind), "text2text-generation" if kind == "t5" else "text-generation")

@@ -43,12 +43,13 @@ class _Prompt:
     sampling: Sampling
     details: bool
     noise: torch.Generator | None
+    most: int  # tokens of its answer
     answer: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     stopped: bool = False
 
     @classmethod
-    def of(cls, number: int, tokens: list[int], told: bytes) -> _Prompt:
+    def of(cls, number: int, tokens: list[int], told: bytes, context: int | None = None) -> _Prompt:
         asked = json.loads(told)
         details = asked.pop("details")
         sampling, noise = Sampling(**asked), None
@@ -56,11 +57,13 @@ class _Prompt:
             # By its content: the same prompt is answered alike in any partition, batch or order.
             digest = hashlib.sha256(json.dumps([sampling.seed, tokens]).encode()).digest()
             noise = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-        return cls(number, tokens, sampling, details, noise)
+        most = sampling.max_new_tokens
+        most = most if context is None else max(0, min(most, context - len(tokens)))
+        return cls(number, tokens, sampling, details, noise, most)
 
     @property
     def done(self) -> bool:
-        return self.stopped or len(self.answer) >= self.sampling.max_new_tokens
+        return self.stopped or len(self.answer) >= self.most
 
 
 def generated(
@@ -73,6 +76,8 @@ def generated(
     for, the logarithms of the tokens' probabilities."""
     sizes: deque[tuple[int, int]] = deque()  # first number and rows of the batches that are not given back
 
+    context = _context(model)
+
     def prompts() -> Iterator[_Prompt]:
         number = 0
         for batch in batches:
@@ -81,7 +86,7 @@ def generated(
             given = (columns[name] for name in ("input_ids", "attention_mask", SAMPLING))
             for ids, mask, told in zip(*given, strict=True):
                 tokens = ids[mask.astype(bool)].tolist()
-                yield _Prompt.of(number, tokens, told.tobytes())
+                yield _Prompt.of(number, tokens, told.tobytes(), context)
                 number += 1
 
     answers: dict[int, _Prompt] = {}
@@ -101,6 +106,13 @@ def _outputs(prompts: Sequence[_Prompt]) -> list[Array]:
         tokens[row, : len(prompt.answer)] = prompt.answer
         chances[row, : len(prompt.answer)] = prompt.chances
     return [tokens, np.array([prompt.stopped for prompt in prompts]), chances]
+
+
+def _context(model: Any) -> int | None:
+    """Tokens of a prompt and its answer together that a decoder was made for."""
+    config = model.config
+    limit = None if config.is_encoder_decoder else getattr(config, "max_position_embeddings", None)
+    return None if limit is None or limit < 1 else int(limit)
 
 
 def _ends(model: Any) -> set[int]:
@@ -171,6 +183,7 @@ class _Padded:
         self._rows: list[_Prompt] = []
         self._cache: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._mask = self._last = self._long([])
+        self._last_position = (_context(model) or 1 << 40) - 1
         self._narrow = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(self, prompts: Iterator[_Prompt]) -> Iterator[_Prompt]:
@@ -223,7 +236,8 @@ class _Padded:
         self._rows, self._cache, self._mask, self._last = [*self._rows, *prompts], cache, mask, last
 
     def _step(self) -> None:
-        positions = self._mask.sum(1, keepdim=True)
+        # Rows that are done, and have not left, have no more positions; what they compute is not used.
+        positions = self._mask.sum(1, keepdim=True).clamp(max=self._last_position)
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         logits, self._cache = self._computed(self._last.unsqueeze(1), self._mask, positions, self._cache)
         self._last = self._long(_chosen(logits, self._rows, self._ends))
@@ -265,8 +279,13 @@ class _InBatches:
         self._model, self._precision, self._ends = model, precision, _ends(model)
 
     def __call__(self, prompts: Iterator[_Prompt]) -> Iterator[_Prompt]:
+        context = _context(self._model)
         while group := list(islice(prompts, _ROWS)):
-            self._answer(group)
+            longest = max(len(prompt.tokens) for prompt in group) + max(prompt.most for prompt in group)
+            # Together, rows that are done would go on past the model's last position.
+            alone = context is not None and longest > context
+            for some in [[prompt] for prompt in group if prompt.most] if alone else [group]:
+                self._answer(some)
             yield from group
 
     def _answer(self, prompts: list[_Prompt]) -> None:
@@ -282,7 +301,7 @@ class _InBatches:
             self._model.generate(
                 input_ids=ids.to(self._model.device),
                 attention_mask=mask.to(self._model.device),
-                max_new_tokens=max(prompt.sampling.max_new_tokens for prompt in prompts),
+                max_new_tokens=max(prompt.most for prompt in prompts),
                 do_sample=False,
                 num_beams=1,
                 logits_processor=[choose],
