@@ -24,8 +24,17 @@ def public_entries() -> set[str]:
     return {name for name, _ in inspect.getmembers(Estimator) if not name.startswith("_")}
 
 
-# tests/openvino, tests/torch/test_lightning.py and test_from_huggingface.py, tests/spark/test_sql_function.py
-ELSEWHERE = {"from_openvino", "from_lightning", "register_udf", "from_huggingface", "embed", "generate"}
+# tests/openvino; test_lightning.py, test_from_huggingface.py and test_lora.py of tests/torch;
+# tests/spark/test_sql_function.py
+ELSEWHERE = {
+    "from_openvino",
+    "from_lightning",
+    "register_udf",
+    "from_huggingface",
+    "embed",
+    "generate",
+    "merge",
+}
 
 _PROPERTIES = ("config", "settings", "workers", "lineage", "statistics")
 

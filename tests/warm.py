@@ -19,10 +19,10 @@ _more: tuple[str, ...] = ()  # what the workers of the present tests inherit bes
 _reach = fork_server._reach
 
 
-def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int) -> Any:
+def _with_imports_of_tests(recipe: fork_server.Recipe, owner: int, run: str) -> Any:
     if any(name.startswith("kindler.frameworks.") for name in recipe.preload):
         recipe = replace(recipe, preload=(*recipe.preload, "pytest", "kindler.estimator.estimator", *_more))
-    return _reach(recipe, owner)
+    return _reach(recipe, owner, run)
 
 
 def end_warm_processes() -> None:

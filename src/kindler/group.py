@@ -173,6 +173,9 @@ class Group:
         """
         return False
 
+    def resumed(self) -> None:
+        """Say that all ranks can go on after `regroup`, once one of them knows it."""
+
     def forgo_regroup(self) -> None:
         """Let the loss of a rank end the run; instead of `opened`, on all ranks."""
 

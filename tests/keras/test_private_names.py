@@ -23,7 +23,11 @@ _OF_TENSORFLOW = {
 OF_MODULES = {
     "keras": {"keras.src.backend.common.global_state": "get_global_attribute set_global_attribute"},
     "torch": {"keras.src.backend.torch.core": "DEFAULT_DEVICE convert_to_tensor"},
-    "jax": {"jax.experimental.buffer_callback": "buffer_callback", "jax.experimental": "io_callback"},
+    "jax": {
+        "jax.experimental.buffer_callback": "buffer_callback",
+        "jax.experimental": "io_callback",
+        "jax._src.compiler": "backend_compile_and_load",
+    },
     "tensorflow": _OF_TENSORFLOW,
     "tf_keras": {**_OF_TENSORFLOW, "tf_keras.src.backend": "_SEED_GENERATOR"},
 }

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,11 @@ class _ForkServer:
         self._failure = failure
         self._variables = variables  # set by what was imported
         self._leashes: dict[int, _Leash] = {}
+        self._owner: int | None = order["owner"]
+        self._owner_fd: int | None = None
+        self._owner_has_ended = False
+        self._runs: set[str] = set()  # that have had workers here
+        self._adoptable_until = 0.0
         self._selector = selectors.DefaultSelector()
         self._ended = False
         self._retired = False
@@ -145,24 +151,52 @@ class _ForkServer:
         return len(left)
 
     def _watch_owner(self) -> None:
-        if hasattr(os, "pidfd_open"):
+        if hasattr(os, "pidfd_open") and self._owner is not None:
             try:
-                fd = os.pidfd_open(self._order["owner"])
+                self._owner_fd = os.pidfd_open(self._owner)
             except OSError:
                 self._ended = True
                 return
-            self._selector.register(fd, selectors.EVENT_READ, self._stop)
+            self._selector.register(self._owner_fd, selectors.EVENT_READ, self._note_end_of_owner)
 
-    def _stop(self) -> None:
-        self._ended = True
+    def _note_end_of_owner(self) -> None:
+        self._owner_has_ended = True  # the connections that have news as well are heard first
+
+    def _lose_owner(self) -> None:
+        """End, with all children, unless an executor of Spark has died: the next one can use this process."""
+        # A child's supervisor, which dies with the owner, may be noticed first.
+        abruptly = self.end() > 0 or time.monotonic() < self._sweep_until
+        self._ended = self._retired or not (self._order["adoptable"] and abruptly)
+        self._owner_has_ended = False
+        self._owner, self._adoptable_until = None, time.monotonic() + limits.ADOPTION_S
+        if self._owner_fd is not None:
+            self._selector.unregister(self._owner_fd)
+            os.close(self._owner_fd)
+            self._owner_fd = None
+
+    def _serve_another(self, owner: int, path: str, run: str) -> bool:
+        # Another program's may have other code under the same names.
+        if self._owner is not None or self._ended or run not in self._runs:
+            return False
+        os.rename(self._order["path"], path)
+        self._order["path"], self._owner = path, owner
+        self._quiet_since = time.monotonic()
+        self._watch_owner()
+        return True
 
     def _check_the_time(self) -> None:
+        if self._owner is None:
+            self._ended = self._ended or time.monotonic() >= self._adoptable_until
+            return
         try:
-            os.kill(self._order["owner"], 0)
+            os.kill(self._owner, 0)
         except ProcessLookupError:
-            self._ended = True
+            self._owner_has_ended = True
         except PermissionError:
             pass
+        if self._owner_has_ended:
+            self._lose_owner()
+            return
         if self._leashes:
             self._quiet_since = time.monotonic()
         elif self._retired or time.monotonic() - self._quiet_since >= max(
@@ -203,7 +237,7 @@ class _ForkServer:
             self._drop(leash)
             return
         if not fds:
-            self._obey(request)
+            self._obey(request, leash.channel)
             self._drop(leash)
             return
         if self._failure is not None:
@@ -222,17 +256,21 @@ class _ForkServer:
             self._become_child(request.fields, *fds)
             return
         _close_all(fds)
+        self._runs.add(request.fields["run"])
         leash.pid = pid
         try:
             leash.channel.send("forked", pid=pid)
         except ChannelClosed:
             self._drop(leash)
 
-    def _obey(self, order: Frame) -> None:
+    def _obey(self, order: Frame, asked_by: Channel) -> None:
         if order.kind == "end":
             self._ended = True
         elif order.kind == "retire":
             self.retire()
+        elif order.kind == "adopt" and self._serve_another(**order.fields):
+            with suppress(ChannelClosed):  # it has died as well
+                asked_by.send("adopted")
 
     def _become_child(self, surroundings: dict[str, Any], control: int, output: int) -> None:
         status = 1

@@ -2,7 +2,8 @@
 
 Importing a framework takes seconds, forking milliseconds. A fork server computes nothing and starts no
 thread. It ends after `idle_s` without a child, with `close()`, and with its owner (the
-driver, or Spark's Python daemon); its children end with it, and each ends with its supervisor.
+driver, or Spark's Python daemon); its children end with it, and each ends with its supervisor. If an executor
+of Spark dies while it has children, it waits some seconds for another executor on its machine.
 
 A fork takes over the client's environment, folder, umask and time zone; variables that libraries read on
 import are part of the fork server's key instead. The socket lies in a folder private to this user, and both
@@ -60,6 +61,7 @@ _SET_BY_LIBRARIES = frozenset(
         *("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"),
     )
 )
+_OF_SPARKS_DAEMON = "PYTHON_WORKER_FACTORY_"  # how its workers prove themselves, other for each executor
 
 
 class RequestCancelledError(Exception):
@@ -86,7 +88,9 @@ class Recipe:
         early = {
             name: value
             for name, value in self.inherited().items()
-            if name.startswith(_READ_EARLY) and name not in _SET_BY_LIBRARIES
+            if name.startswith(_READ_EARLY)
+            and name not in _SET_BY_LIBRARIES
+            and not name.startswith(_OF_SPARKS_DAEMON)
         }
         early.update(self.environment)
         words = [sys.executable, *self.preload, str(self.idle_s), *map(str, sorted(early.items()))]
@@ -141,17 +145,19 @@ def start_child(
     environment: Mapping[str, str] | None = None,
     wanted: Callable[[], bool] = lambda: True,
     entry: str = "kindler.engine.worker:run_child",
+    run: str = "",
 ) -> Child:
     """Fork a worker from the fork server of `recipe`, starting one if necessary.
 
     `owner` is the process the fork server must not outlive, `wanted` is polled and cancels the request, and
-    `entry` names the function that gets the child's end of `Child.channel` and returns the exit status.
+    `entry` names the function that gets the child's end of `Child.channel` and returns the exit status. `run`
+    is whose worker it is: a run may go on with the fork server of an executor that it has lost.
     """
     deadline = time.monotonic() + timeout_s
     for _ in range(_TRIES):
-        keeper = _reach(recipe, owner)
+        keeper = _reach(recipe, owner, run)
         try:
-            surroundings = {**_surroundings(recipe, environment or {}), "entry": entry}
+            surroundings = {**_surroundings(recipe, environment or {}), "entry": entry, "run": run}
             return _ask(keeper, surroundings, wanted, deadline)
         except ChannelClosed:
             keeper.close()  # it ended for idleness just as we came, or a fork failed
@@ -281,7 +287,7 @@ def _answer(keeper: Channel, wanted: Callable[[], bool], deadline: float) -> Fra
     raise RequestCancelledError
 
 
-def _reach(recipe: Recipe, owner: int) -> Channel:
+def _reach(recipe: Recipe, owner: int, run: str) -> Channel:
     folder = _folder(owner)
     folder.mkdir(mode=0o700, exist_ok=True)
     key = recipe.key()
@@ -292,9 +298,28 @@ def _reach(recipe: Recipe, owner: int) -> Channel:
             sock = _connect(path)
         except OSError:
             path.unlink(missing_ok=True)
-            _spawn(recipe, owner, path)
+            if not _adopt(path, owner, run):
+                _spawn(recipe, owner, path)
             sock = _connect(path)
     return Channel(sock)
+
+
+def _adopt(path: Path, owner: int, run: str) -> bool:
+    """Take over the fork server of an executor that has died with workers of this run."""
+    for other in path.parent.parent.glob(f"owner-*/{path.name}"):
+        if _alive(int(other.parent.name.partition("-")[2])):
+            continue
+        try:
+            with _connect(other) as sock:
+                sock.settimeout(limits.FORK_ANSWER_S)
+                sock.sendall(_WORD)
+                channel = Channel(sock)
+                channel.send("adopt", owner=owner, path=str(path), run=run)
+                if channel.receive(limits.FORK_ANSWER_S).kind == "adopted":
+                    return True
+        except (OSError, ChannelClosed):
+            pass  # it ends, or another one was quicker
+    return False
 
 
 def _connect(path: Path) -> socket.socket:
@@ -327,6 +352,7 @@ def _spawn(recipe: Recipe, owner: int, path: Path) -> None:
             "listener": listener.fileno(),
             "path": str(path),
             "owner": owner,
+            "adoptable": owner != os.getpid(),
             "preload": recipe.preload,
             "idle_s": recipe.idle_s,
             "sys_path": [p for p in sys.path if p],
@@ -398,8 +424,16 @@ def _folder(owner: int) -> Path:
 def _sweep(base: Path) -> None:
     for folder in base.glob("owner-*"):
         pid = folder.name.partition("-")[2]
-        if pid.isdecimal() and not _alive(int(pid)):
+        if pid.isdecimal() and not _alive(int(pid)) and not any(map(_listens, folder.glob("*.sock"))):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listens(path: Path) -> bool:
+    try:
+        _connect(path).close()
+    except OSError:
+        return False
+    return True
 
 
 def _alive(pid: int) -> bool:

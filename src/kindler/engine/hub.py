@@ -462,7 +462,11 @@ class Hub(Handler):
                     self._members[rank].peer.send("void")
 
     def _meet_again(self, rank: int, kind: str, turn: int, group: Regrouping) -> None:
-        """A rank is prepared, or has heard of a loss: all go on once all have come."""
+        """A rank is prepared, or has heard of a loss: all meet once all have come. One says if they go on."""
+        if kind == "resumed":
+            for fields in group.resume(time.monotonic()):
+                self.announce("regrouped", **fields)
+            return
         if kind == "open" and group.prepare(rank):
             self._members[rank].peer.put(encode_parts([str(turn).encode(), b""]))
             return
@@ -474,11 +478,7 @@ class Hub(Handler):
             meeting = json.dumps(self._whereabouts()).encode()
             for other in range(self._crew):
                 self._members[other].peer.send("regrouped", meeting, turn=self._last_turn)
-        for lost, fields in group.part().items():
-            seconds = time.monotonic() - fields.pop("died")
-            self._events.put(
-                Event(lost, "report", {"name": "regrouped", "worker": lost, "seconds": seconds, **fields})
-            )
+        group.part()
 
     def _forget_answers(self) -> None:
         """The ranks cannot be replaced."""
@@ -519,7 +519,7 @@ class Hub(Handler):
         if frame.kind == "forgo":
             self._forget_answers()
             return
-        if frame.kind in ("open", "regroup") and self._regrouping is not None:
+        if frame.kind in ("open", "regroup", "resumed") and self._regrouping is not None:
             self._meet_again(rank, frame.kind, int(frame.fields.get("turn", 0)), self._regrouping)
             return
         if frame.kind in ("open", "keep") and self._transcript is not None:

@@ -202,6 +202,7 @@ class Regrouping:
         self._prepared: set[int] = set()
         self._there: set[int] = set()
         self.absent: dict[int, dict[str, Any]] = {}  # and what is known of their end
+        self._replaced: list[dict[str, Any]] = []  # those who died since all went on last
 
     @property
     def all_prepared(self) -> bool:
@@ -226,10 +227,15 @@ class Regrouping:
         self._there.add(rank)
         return len(self._there) == self._size
 
-    def part(self) -> dict[int, dict[str, Any]]:
-        """All have come and go on; returns who had died."""
-        absent, self.absent, self._there = self.absent, {}, set()
-        return absent
+    def part(self) -> None:
+        """All have come, and see whether they can go on."""
+        self._replaced += [{"worker": rank, **fields} for rank, fields in self.absent.items()]
+        self.absent, self._there = {}, set()
+
+    def resume(self, now: float) -> list[dict[str, Any]]:
+        """They can; returns who has died since they last did, and the seconds since then."""
+        replaced, self._replaced = self._replaced, []
+        return [{"seconds": now - fields.pop("died"), **fields} for fields in replaced]
 
 
 class Transcript:

@@ -34,7 +34,10 @@ from kindler.temporary import Folder
 
 _TAIL_LINES = 40
 _STACKS_LOOKS = 5
-_PASSED_UP = ("gather", "report", "open", "keep", "regroup", "forgo", "halting", "notice", "bulk", "part")
+_PASSED_UP = (
+    *("gather", "report", "open", "keep", "regroup", "resumed", "forgo", "halting", "notice"),
+    *("bulk", "part"),
+)
 _PASSED_DOWN = ("gathered", "void", "gone", "regrouped", "bulk", "part", "ending", "halt", "halt_at")
 _PORTS_HINT = "Hint: RunSettings(port_range=...) must have a few free ports for each worker of a machine."
 
@@ -253,6 +256,7 @@ class Supervisor:
                 timeout_s=job.settings.start_timeout_s,
                 environment=self._spec.environment,
                 wanted=lambda: not self._aborted.is_set(),
+                run=job.run_id,
             )
         except Exception as exc:  # noqa: BLE001 - raised again where the process is awaited
             self._start_error = exc

@@ -142,6 +142,9 @@ class Worker(Group):
         self._turn = int(self._answer("regroup")[0])
         return True
 
+    def resumed(self) -> None:
+        self._channel.send("resumed")
+
     def forgo_regroup(self) -> None:
         self.regroups = False
         self._channel.send("forgo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,9 +15,12 @@ from kindler.errors import ConfigError, first_line
 from kindler.frameworks.creators import title
 
 _DEEPEST = 8
+_MAIN_OF_CHILD = "__mp_main__"  # the program in processes of multiprocessing; workers do not have it
 
 
 def pickle_for_workers(value: Any) -> bytes:
+    if _MAIN_OF_CHILD in sys.modules:
+        cloudpickle.register_pickle_by_value(sys.modules[_MAIN_OF_CHILD])
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as exc:

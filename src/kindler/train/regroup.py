@@ -214,6 +214,8 @@ class Regrouper:
             snapshot, rows = mine
             own.write(place, lambda: snapshot, rows)
         own.share()
+        if worker.rank == holder:  # all ranks are here
+            worker.resumed()
         header, takes_over = fields["header"], loop is None
         point = Point(
             snapshot=mine,

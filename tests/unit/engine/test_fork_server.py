@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,76 @@ def test_a_device_that_is_open_is_noticed(tmp_path: Path) -> None:
 
     with device.open():
         assert holds_accelerator((str(device),))
+
+
+@pytest.fixture
+def executors() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts processes that own fork servers, as Spark's Python daemons do."""
+    with ExitStack() as stack:
+
+        def executor() -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+            stack.callback(fork_server.close, process.pid)
+            stack.callback(process.kill)
+            return process
+
+        yield executor
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_another_executor_takes_over_the_warm_process_of_one_that_died(
+    executors: Callable[[], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "of the first")
+    first, second = executors(), executors()
+    with closing(start_child(Recipe(), owner=first.pid, timeout_s=60, run="a run")) as child:
+        server = psutil.Process(child.pid).ppid()
+        end(first)
+        assert child.wait(60) == (-9, True), "children end with the executor"
+
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "of the second")
+    third = executors()
+    with closing(start_child(Recipe(), owner=third.pid, timeout_s=60, run="another")) as child:
+        assert psutil.Process(child.pid).ppid() != server
+    with closing(start_child(Recipe(), owner=second.pid, timeout_s=60, run="a run")) as child:
+        assert psutil.Process(child.pid).ppid() == server
+        fourth = executors()
+        with closing(start_child(Recipe(), owner=fourth.pid, timeout_s=60, run="a run")) as other:
+            assert psutil.Process(other.pid).ppid() != server, "its executor is alive"
+
+
+def test_the_warm_process_of_an_executor_that_ends_without_workers_ends_at_once(
+    executors: Callable[[], subprocess.Popen[bytes]],
+) -> None:
+    first, second = executors(), executors()
+    with closing(start_child(Recipe(), owner=first.pid, timeout_s=60)) as child:
+        server = psutil.Process(child.pid).ppid()
+        child.kill()
+        child.wait(60)
+
+    end(first)
+    psutil.wait_procs([psutil.Process(server)] if psutil.pid_exists(server) else [], timeout=60)
+
+    with closing(start_child(Recipe(), owner=second.pid, timeout_s=60)) as child:
+        assert psutil.Process(child.pid).ppid() != server
+
+
+def test_a_warm_process_that_nobody_takes_over_ends(
+    executors: Callable[[], subprocess.Popen[bytes]],
+) -> None:
+    first = executors()
+    with closing(start_child(Recipe(), owner=first.pid, timeout_s=60)) as child:
+        server = psutil.Process(psutil.Process(child.pid).ppid())
+        end(first)
+
+    gone, alive = psutil.wait_procs([server], timeout=120)  # it waits for others meanwhile
+
+    assert gone
+    assert not alive
 
 
 @pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing())

@@ -298,6 +298,30 @@ def test_a_supervisor_that_goes_without_a_word_is_replaced_if_a_rank_of_its_mach
         late.close()
 
 
+def test_a_loss_is_told_of_once_a_rank_says_that_they_go_on() -> None:
+    with Hub(Job(ranks=equal_ranks("", 2), secret=SECRET, regroups=2, together=False)) as hub:
+        lost, other = prepared(hub, "a", "a")
+        lost.close()
+        assert other.receive(60).kind == "gone"
+        late = join(hub, 0, "a")
+        late.receive(60)
+        late.send("pulse", ticks=0, waiting=False)
+        late.send("open", turn=0)
+        other.send("regroup")
+        assert [channel.receive(60).kind for channel in (late, other)] == ["regrouped", "regrouped"]
+
+        other.send("report", name="before")
+        other.send("resumed")
+        told: list[dict[str, Any]] = []
+        while not told or told[-1]["name"] != "regrouped":
+            told += [event.fields for event in hub.events(60)]
+
+        assert [fields["name"] for fields in told] == ["before", "regrouped"]
+        assert told[-1]["worker"] == 0
+        assert told[-1]["seconds"] >= 0
+        late.close()
+
+
 def test_a_member_that_is_silent_too_long_is_known(hub: Hub) -> None:
     quiet = join(hub, 0, "quiet")
     for _ in range(100):

@@ -191,14 +191,29 @@ def test_a_loss_before_all_ranks_are_prepared_is_not_survived() -> None:
 def test_ranks_go_on_once_survivors_and_all_replacements_have_come() -> None:
     group = prepared(3, most=3)
 
-    assert group.lose(1, {"reason": "killed"})
+    assert group.lose(1, {"reason": "killed", "died": 2.0})
     assert [group.come(0), group.come(2)] == [False, False]
-    assert group.lose(2, {"reason": "killed too"}), "one that has come may die, too"
+    assert group.lose(2, {"reason": "killed too", "died": 3.0}), "one that has come may die, too"
     assert [group.prepare(1), group.prepare(2)] == [False, False], "they replace others"
     assert [group.come(1), group.come(2)] == [False, True]
-    assert group.part() == {1: {"reason": "killed"}, 2: {"reason": "killed too"}}
+    group.part()
     assert not group.absent
     assert not group.come(0), "the next time, all have to come again"
+
+
+def test_all_losses_since_ranks_went_on_last_are_told_of_once_they_do() -> None:
+    group = prepared(2, most=3)
+    for died in (2.0, 4.0):  # the second time, before they can
+        assert group.lose(1, {"reason": "killed", "died": died})
+        group.come(0)
+        group.come(1)
+        group.part()
+
+    assert group.resume(now=5.0) == [
+        {"worker": 1, "seconds": 3.0, "reason": "killed"},
+        {"worker": 1, "seconds": 1.0, "reason": "killed"},
+    ]
+    assert group.resume(now=6.0) == []
 
 
 def test_the_last_rank_and_one_loss_too_many_end_the_run() -> None:

@@ -642,9 +642,7 @@ class FitRun(GangRun):
         if isinstance(outcome, Halted):
             self._judge_fit(outcome.outcomes, halted=True)
         elif isinstance(outcome, SyncError) and not isinstance(outcome, SyncTimeoutError):
-            # Who lost all that had the state has failed once more than workers have died.
-            least = 0.66 if "all workers that had the state" in str(outcome) else 0.99
-            if not self.touched or self.strain < least:
+            if not self.touched or self.strain < 0.99:
                 raise Violation(f"nothing explains {outcome!r}; {sorted(self.touched)}, {self.strain:g}")
         elif isinstance(outcome, BaseException):
             self._judge_error(outcome)

@@ -5,10 +5,12 @@ Shapes are static under `jit`: two local batch sizes mean two compilations.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,28 @@ def configure(*, device: str, local_rank: int, threads: int | None) -> None:
         jax.config.update("jax_cuda_visible_devices", str(local_rank))
     if device.startswith("cuda") and not on_gpu():
         raise missing_gpu(device, "JAX", "jax[cuda12]")
+
+
+def keep_compiled(folder: Path) -> None:
+    """Keep compiled code there, and use what is there. JAX's own cache takes none that calls back."""
+    compiler: Any = importlib.import_module("jax._src.compiler")
+    compile_anew = getattr(compiler, "backend_compile_and_load", None)
+    if compile_anew is None:  # another version of JAX: it only takes longer
+        return
+    folder.mkdir(exist_ok=True)
+
+    def found_or_made(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any) -> Any:
+        path = folder / hashlib.sha256(str(module).encode()).hexdigest()
+        with suppress(OSError, jax.errors.JaxRuntimeError):
+            return backend.deserialize_executable(path.read_bytes(), devices, options, callbacks)
+        made = compile_anew(backend, module, devices, options, callbacks)
+        with suppress(OSError, jax.errors.JaxRuntimeError):
+            unfinished = path.with_suffix(".part")
+            unfinished.write_bytes(made.serialize())
+            unfinished.replace(path)
+        return made
+
+    compiler.backend_compile_and_load = found_or_made
 
 
 def on_gpu() -> bool:
@@ -85,18 +109,6 @@ def raw(model: Any, variables: Sequence[Any], judged: Any) -> Any:
     else:
         values = [*state["non_trainable_variables"], *state["metrics_variables"]]
     return [[np.asarray(value) for value in values], judged]
-
-
-def from_raw(kept: Any) -> Any:
-    return kept
-
-
-def randomness() -> list[Array]:
-    return []
-
-
-def restore_randomness(states: Sequence[Array]) -> None:
-    pass
 
 
 def _groups(model: Any) -> tuple[Sequence[Any], ...]:

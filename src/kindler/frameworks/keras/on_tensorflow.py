@@ -54,27 +54,11 @@ def goes_back(model: Any) -> bool:
     return not model.run_eagerly  # where random operations count by themselves
 
 
-def keep_steps(model: Any) -> None:
-    """Nothing has changed before gradients are exchanged but what `raw` returns."""
-
-
 def raw(model: Any, variables: Sequence[Any], judged: Any) -> Any:
     # A third of the time of the variable's own method.
     read = tf.raw_ops.ReadVariableOp
     values = (_value(variable) for variable in variables)
     return [[read(resource=value.handle, dtype=value.dtype).numpy() for value in values], judged]
-
-
-def from_raw(kept: Any) -> Any:
-    return kept
-
-
-def randomness() -> list[Array]:
-    return []
-
-
-def restore_randomness(states: Sequence[Array]) -> None:
-    pass
 
 
 class DrawingOps:

@@ -60,10 +60,6 @@ def goes_back(model: Any) -> bool:
     return not model.jit_compile
 
 
-def keep_steps(model: Any) -> None:
-    """Nothing has changed before gradients are exchanged but what `raw` returns."""
-
-
 def raw(model: Any, variables: Sequence[Any], judged: Any) -> Any:
     return to_raw([[variable.value for variable in variables], judged])
 

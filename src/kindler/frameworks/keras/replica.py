@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,16 @@ class KerasReplica(BaseReplica):
         threads: int | None = None,
         feature_names: Sequence[str] = (),
         label_names: Sequence[str] = (),
+        compiled: Path | None = None,
         **options: Any,
     ) -> None:
+        """`compiled` is a folder for compiled code, for a process that takes the place of this one."""
         super().__init__(spec, device=device, **options)
         self._on = backends.on(spec.backend)
         if threads is not None:
             self._on.configure(device=device, local_rank=local_rank, threads=threads)
+        if compiled is not None and spec.backend == "jax":
+            self._on.keep_compiled(compiled)
         if spec.model_creator is not None:
             backends.seed_everything(spec.backend, self.seed)
         self.model = specs.build_model(spec)
@@ -227,7 +232,9 @@ class KerasReplica(BaseReplica):
             gathers=self._meets,
         )
         if self.regroups:
-            self._on.keep_steps(self.model)
+            # On other backends nothing changes before the exchange but what `raw` returns.
+            if self.spec.backend == "jax":
+                self._on.keep_steps(self.model)
             if self._on.READS_AHEAD:
                 object.__setattr__(self.model, "compute_loss", self._noting(self.model.compute_loss))
 
@@ -279,7 +286,7 @@ class KerasReplica(BaseReplica):
         judged = self._judged if self._is_ahead else None
         if (raw := self._on.raw(self.model, self._own_variables, judged)) is None:
             return None
-        drawn = self._generators.take(*(part.tobytes() for part in self._on.randomness()))
+        drawn = self._generators.take(*(part.tobytes() for part in self._randomness()))
         return pickle.dumps((drawn, raw), pickle.HIGHEST_PROTOCOL)
 
     def restore(self, snapshot: bytes) -> None:
@@ -287,14 +294,19 @@ class KerasReplica(BaseReplica):
             raise SyncError("a metric gathers rows of all workers, and one of them was lost meanwhile.")
 
         drawn, raw = pickle.loads(snapshot)
-        values, judged = self._on.from_raw(raw)
+        values, judged = self._on.from_raw(raw) if self._on.READS_AHEAD else raw
         for variable, value in zip(self._own_variables, values, strict=True):
             variable.assign(value)
         if judged is not None:
             with gathering(refuse):
                 self.model.compute_metrics(None, *judged)
         self._drawn = [np.frombuffer(bytearray(part), np.uint8) for part in OwnGenerators.put_back(drawn)]
-        self._on.restore_randomness(self._drawn)  # for the end of an epoch; a step restores it once more
+        if self._drawn:
+            self._on.restore_randomness(self._drawn)  # for the end of an epoch; a step restores it once more
+
+    def _randomness(self) -> list[Array]:
+        """Of the backend's own generators, which those that compile steps do not have."""
+        return self._on.randomness() if self._on.READS_AHEAD else []
 
     @cached_property
     def _own_variables(self) -> list[Any]:
@@ -569,7 +581,7 @@ class KerasReplica(BaseReplica):
         self._sync_jax()
         arrays = [value_of(variable) for variable in self._local_variables()]
         fields = {"own": own_states(), "rows": self.epoch_rows}
-        return pack(fields, [*arrays, *self._on.randomness()])
+        return pack(fields, [*arrays, *self._randomness()])
 
     def load_local_state(self, data: bytes) -> None:
         """Call after `load_state`."""
@@ -596,7 +608,7 @@ class KerasReplica(BaseReplica):
             fork_seeds(self.model, self.seed, self.epoch, self.rank, self.step)
         if self.spec.backend == "torch":
             self._on.seed(seed_of(self.seed, self.epoch, self.rank, self.step))
-            self._drawn = self._on.randomness()
+            self._drawn = self._randomness()
 
     def save(self, path: str) -> None:
         """`.keras`, `.h5`, `.weights.h5`, or a folder for serving."""
