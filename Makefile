@@ -63,6 +63,11 @@ $(VENV)/.spark-3.5: | $(BIN)/python
 	$(SPARK_PIP) --target $(VENV)/spark-3.5 'pyspark==3.5.*' 'py4j==0.10.9.7'
 	@touch $@
 
+# Iceberg's own jars for Spark 3.5, which Maven has, and this package; its later ones lack classes.
+$(VENV)/.spark-iceberg: | $(BIN)/python
+	$(PIP) --no-deps --target $(VENV)/spark-iceberg 'snowpark-connect-deps-iceberg==1.0.2'
+	@touch $@
+
 # What MLflow's server needs besides the client: it would have older versions of what others need newer.
 $(VENV)/.mlflow-server: | $(BIN)/python
 	$(PIP) --no-deps --target $(VENV)/mlflow-server 'alembic<2' Mako 'graphene<4' 'graphql-core<3.3' 'graphql-relay<4' 'huey<4' \
@@ -78,7 +83,7 @@ $(VENV)/.mxnet: | $(BIN)/python
 build/java/options: tests/java_archive.py $(VENV)/.dev
 	$(BIN)/python -m tests.java_archive
 
-install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
+install: $(VENV)/.dev $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.spark-iceberg $(VENV)/.mlflow-server $(VENV)/.mxnet ## install what the checks and tests need
 
 quickstart: $(VENV)/.quickstart ## train, score and plot a small classifier from a Spark DataFrame
 	$(BIN)/python examples/quickstart.py
@@ -121,7 +126,7 @@ test-openvino: $(VENV)/.dev ## models of OpenVINO, on the local engine
 test-spark: $(VENV)/.dev build/java/options ## everything that can share one Spark session
 	$(PYTEST) tests/spark tests/unit/with_spark
 
-test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 ## Spark sessions, Connect, older Sparks
+test-spark-programs: $(VENV)/.dev build/java/options $(VENV)/.spark-4.0 $(VENV)/.spark-3.5 $(VENV)/.spark-iceberg ## Spark sessions, Connect, older Sparks
 	$(PYTEST) tests/spark_programs -m 'not cluster'
 
 test-spark-cluster: $(VENV)/.dev build/java/options ## a master and two workers: executors that are killed, lost and replaced

@@ -16,6 +16,8 @@ def test_fit_and_predict_do_what_they_do_on_a_classic_session(through_connect: P
     seen = last_line(through_connect("connect.py"))
 
     assert (seen["rows"], seen["same"], seen["in_order"]) == (10_000, True, True)
+    null = "DataError: column 'features': is null; missing values are not allowed."
+    assert seen["failed"] == [[7, True, null]]
     assert seen["at_driver"] == pytest.approx(seen["among_workers"], abs=1e-6)
     assert seen["at_driver"] == pytest.approx(seen["from_files"], abs=1e-6)
     assert seen["error_at_driver"] == seen["error_among_workers"] == ["no such thing", True]

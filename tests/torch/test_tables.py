@@ -114,6 +114,7 @@ def test_a_table_in_an_object_store_trains_scores_and_is_read_as_its_rows_in_mem
     expected = ours.predict(rows).column("prediction").to_pylist()
     np.testing.assert_allclose(scores.column("prediction").to_pylist(), expected, rtol=1e-6)
 
+    assert (ours.drift(stored)["rows"], ours.drift(stored)["reasons"]) == (len(rows), [])
     ours.save(tmp_path / "kept")
     written = [path.read_bytes() for path in tmp_path.rglob("kept*") if path.is_file()]
     assert written

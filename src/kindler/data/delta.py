@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from kindler.data.file_view import Storage
 from kindler.data.paths import is_remote, local_path
-from kindler.data.tables import FIELD_ID, USE_SPARK, LiveFile, Table, TableFiles, library
+from kindler.data.tables import FIELD_ID, USE_SPARK, LiveFile, Table, TableFiles, UnreadableError, library
 from kindler.errors import ConfigError
 
 # These do not change which rows the files hold, or the code below accounts for it.
@@ -36,27 +36,27 @@ def files(table: Table) -> TableFiles:
         written = system.get_file_info(log).mtime
         if written is not None and written > table.as_of:  # deltalake takes the first version then
             raise ConfigError(f"{table!r}: the first version that is kept is from {written}.")
+    table.chosen = {"format": "delta", "uri": uri, "version": opened.version()}
     unknown = set(opened.protocol().reader_features or ()) - _READ
     if unknown:
-        raise ConfigError(
+        raise UnreadableError(
             f"{table!r} is a Delta table with {', '.join(sorted(unknown))}, whose files cannot be read"
             f" directly.\n{USE_SPARK}"
         )
     columns = json.loads(opened.schema().to_json())["fields"]
     mapping = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
-    described = {"format": "delta", "uri": uri, "version": opened.version()}
     schema = pa.schema(opened.schema().to_arrow())
     stored = {} if mapping == "none" else {_physical(c): c["name"] for c in columns}
     if table.since is None:
         live = list(_live(opened, stored, root))
     else:
-        described["since"] = table.since
+        table.chosen["since"] = table.since
         live = list(_added(table, opened, schema, stored, root))
     if mapping == "id":
         ids = [str(c["metadata"]["delta.columnMapping.id"]).encode() for c in columns]
         schema = pa.schema([f.with_metadata({FIELD_ID: i}) for f, i in zip(schema, ids, strict=True)])
     names = {name: [physical] for physical, name in stored.items()}
-    return TableFiles(described, schema, live, names, storage=root)
+    return TableFiles(schema, live, names, storage=root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _live(opened: Any, logical: Mapping[str, str], root: _Root | None) -> Iterat
         place = _place(opened, unquote(path), root)
         yield LiveFile(place, values, deleted.pop(place, ()))
     if deleted:
-        raise ConfigError(
+        raise UnreadableError(
             f"{next(iter(deleted))!r} has deleted rows, but is not among the files.\n{USE_SPARK}"
         )
 
@@ -118,7 +118,7 @@ def _place(opened: Any, path: str, root: _Root | None) -> str:
         )
     place = path.removeprefix(unquote(opened.table_uri))
     if "://" in place:
-        raise ConfigError(f"{place!r} is not in the folder of its table, {root.uri!r}.\n{USE_SPARK}")
+        raise UnreadableError(f"{place!r} is not in the folder of its table, {root.uri!r}.\n{USE_SPARK}")
     return posixpath.join(root.uri, place)
 
 

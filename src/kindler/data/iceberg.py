@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kindler.data.file_view import Storage
-from kindler.data.tables import USE_SPARK, LiveFile, Table, TableFiles, library
+from kindler.data.tables import USE_SPARK, LiveFile, Table, TableFiles, UnreadableError, library
 from kindler.errors import ConfigError
 
 
@@ -20,11 +20,11 @@ def files(table: Table) -> TableFiles:
     opened = _opened(table)
     snapshot = _snapshot(table, opened)
     number = getattr(snapshot, "snapshot_id", None)
-    described = {"format": "iceberg", "name": table.place(), "uri": opened.location(), "snapshot": number}
+    table.chosen = {"format": "iceberg", "name": table.place(), "uri": opened.location(), "snapshot": number}
     newest = table.snapshot is None and table.as_of is None  # which has the table's columns, not its own
     scan = opened.scan(snapshot_id=None if newest else number)
     if table.since is not None:
-        described["since"] = table.since
+        table.chosen["since"] = table.since
     tasks = [] if snapshot is None else list(_tasks(table, opened, snapshot, scan))
     columns = scan.projection()
     schema = library("pyiceberg.io.pyarrow", table, extra="iceberg").schema_to_pyarrow(columns)
@@ -36,7 +36,6 @@ def files(table: Table) -> TableFiles:
     )
     mapped = {f.field_id: list(f.names) for f in opened.name_mapping() or ()}
     return TableFiles(
-        described,
         schema,
         live,
         {c.name: mapped[c.field_id] for c in columns.fields if c.field_id in mapped},
@@ -126,7 +125,7 @@ def _tasks(table: Table, opened: Any, snapshot: Any, scan: Any) -> Iterator[Any]
 def _live(table: Table, opened: Any, task: Any, columns: Any, schema: pa.Schema) -> LiveFile:
     file = task.file
     if file.file_format.value != "PARQUET":
-        raise ConfigError(f"{table!r} has files of {file.file_format.value}.\n{USE_SPARK}")
+        raise UnreadableError(f"{table!r} has files of {file.file_format.value}.\n{USE_SPARK}")
     deleted: list[int] = []
     for removal in task.delete_files:
         deleted += _positions(table, opened.io, removal, file.file_path)
@@ -141,7 +140,7 @@ def _live(table: Table, opened: Any, task: Any, columns: Any, schema: pa.Schema)
 
 def _positions(table: Table, io: Any, removal: Any, file: str) -> list[int]:
     if removal.content.name != "POSITION_DELETES":
-        raise ConfigError(f"{table!r} has rows that are deleted by their values.\n{USE_SPARK}")
+        raise UnreadableError(f"{table!r} has rows that are deleted by their values.\n{USE_SPARK}")
     with io.new_input(removal.file_path).open() as opened:
         if removal.file_format.value == "PARQUET":
             rows = pq.read_table(opened, columns=["file_path", "pos"])

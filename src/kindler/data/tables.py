@@ -30,6 +30,10 @@ FIELD_ID = b"PARQUET:field_id"
 USE_SPARK = "Hint: read it with Spark and pass the DataFrame."
 
 
+class UnreadableError(ConfigError):
+    """A version of a table that cannot be read without Spark, whose own reader may know it."""
+
+
 @dataclass(frozen=True, slots=True)
 class LiveFile:
     """A file that a version of a table has. `constants` are columns with the same value in all of its rows,
@@ -45,14 +49,12 @@ class TableFiles:
     """One version of a table.
 
     Attributes:
-        described: What `Table.describe` returns.
         schema: Its columns. In tables whose columns have numbers, fields have them under `FIELD_ID`.
         stored: The names that its columns may have in files whose fields have no numbers.
         defaults: The values of columns in files that were written before there was such a column.
         storage: None for what Arrow and fsspec open without more.
     """
 
-    described: dict[str, Any]
     schema: pa.Schema
     files: Sequence[LiveFile]
     stored: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Table:
         self.version, self.snapshot, self.since = version, snapshot, since
         self.as_of = None if as_of is None else _moment(as_of)
         self.format, self.options = format, dict(options or {})
+        self.chosen: dict[str, Any] = {}  # what `describe` returns, as soon as the log has been read
         self._files: TableFiles | None = None
         self._check()
 
@@ -104,7 +107,8 @@ class Table:
         Raises:
             ConfigError: There is no such table or version, or its format's library cannot read it.
         """
-        return dict(self.files().described)
+        self.files()
+        return dict(self.chosen)
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Table:
@@ -114,14 +118,14 @@ class Table:
 
     def files(self) -> TableFiles:
         if self._files is None:
-            module = importlib.import_module(f"kindler.data.{self._format()}")
+            module = importlib.import_module(f"kindler.data.{self.resolved_format()}")
             try:
                 self._files = module.files(self)
             except KindlerError:
                 raise
             except Exception as exc:  # the library's own, of many kinds  # noqa: BLE001
                 why = f"{type(exc).__name__}: {self._redacted(str(exc))}"
-                raise ConfigError(f"{self!r} cannot be read ({why}).\n{USE_SPARK}") from None
+                raise UnreadableError(f"{self!r} cannot be read ({why}).\n{USE_SPARK}") from None
         return self._files
 
     def is_path(self) -> bool:
@@ -164,7 +168,7 @@ class Table:
             right = "version" if other == "snapshot" else "snapshot"
             raise ConfigError(f"{self!r}: versions of this format are chosen with {right}=..., not {other}.")
 
-    def _format(self) -> Format:
+    def resolved_format(self) -> Format:
         asked = self.format or ("delta" if self.version is not None else None)
         asked = asked or ("iceberg" if self.snapshot is not None or not self.is_path() else None)
         if asked is None and self.name.endswith(".metadata.json"):

@@ -25,6 +25,7 @@ from kindler.data.columns import Column, ColumnPlan, unused_name
 from kindler.data.ragged import Ragged
 from kindler.data.row_order import BASE, RowAssignment
 from kindler.data.sources import ROW_BITS, describe_row_id
+from kindler.data.tables import Table
 from kindler.errors import ConfigError, DataError
 from kindler.spark.tasks import TASK_ERROR
 from kindler.spark.versions import condition_of, from_arrow, to_arrow
@@ -314,6 +315,35 @@ def frame_error(error: BaseException, frames: Sequence[tuple[DataFrame, Sequence
     column = _assembled(frames) if "VectorAssembler" in text else None
     what = "Spark cannot compute the frame" if column is None else "Spark cannot compute it"
     return DataError(f"{what}: {_reason(text)}", column=column)
+
+
+def table_frame(spark: SparkSession, table: Table) -> DataFrame:
+    """A table at its version, as the session's own source of this format reads it."""
+    kind = table.resolved_format()
+    reader = spark.read.format(kind).options(**_version_options(table, kind))
+    try:
+        frame = reader.load(table.place())
+        frame.schema  # noqa: B018  Connect looks for the source only now
+    except (PySparkException, Py4JJavaError) as exc:
+        lines = [line for line in str(exc).splitlines() if line and not line.startswith("An error occurred")]
+        why = _CLASS.sub("", lines[0].lstrip(": ")) if lines else type(exc).__name__
+        raise ConfigError(f"Spark cannot read it either: {why[:_MOST_CHARACTERS]}") from exc
+    return frame
+
+
+def _version_options(table: Table, kind: str) -> dict[str, str]:
+    if table.since is not None:
+        raise ConfigError("Spark can read whole versions, not what was added since one.")
+    known = {"version": table.version, "snapshot": table.snapshot, **table.chosen}
+    if kind == "delta" and known["version"] is not None:
+        return {"versionAsOf": str(known["version"])}
+    if kind == "iceberg" and isinstance(known["snapshot"], int):
+        return {"snapshot-id": str(known["snapshot"])}
+    if table.as_of is None:
+        raise ConfigError("Spark may read it if version= or snapshot= says which number.")
+    if kind == "delta":
+        return {"timestampAsOf": table.as_of.isoformat()}
+    return {"as-of-timestamp": str(int(table.as_of.timestamp() * 1000))}
 
 
 def lost_prepared_rows(error: BaseException) -> bool:

@@ -51,12 +51,20 @@ def main(folder: str) -> None:
     table = pa.table({"id": np.arange(ROWS), "features": list(x), "label": x.sum(1)})
     frame = spark.createDataFrame(table).repartitionByRange(7, "id")
     scored = Estimator.from_torch(model=nn.Identity()).predict(frame, feature_cols="features").collect()
+    broken = frame.selectExpr("id", "if(id % 100 = 7, null, features) AS features")
+    failed = Estimator.from_torch(model=nn.Identity()).predict(
+        broken, feature_cols="features", on_error="column"
+    )
     frame.write.parquet(os.path.join(folder, "frame"))
     scan = spark.read.parquet(os.path.join(folder, "frame")).select("features", "label")
     seen = {
         "rows": len(scored),
         "same": all(row.prediction == row.features for row in scored),
         "in_order": [row.id for row in scored] == [row.id for row in frame.select("id").collect()],
+        "failed": sorted(
+            {(row.id % 100, row.prediction is None, row.prediction_error) for row in failed.collect()}
+            - {(i, False, None) for i in range(100)}
+        ),
         "at_driver": fitted(frame, settings=RunSettings(rendezvous="driver")),
         "among_workers": fitted(frame, settings=RunSettings(rendezvous="workers")),
         "from_files": fitted(scan),

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hmac
 import json
+import shutil
+import socket
 import struct
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+import kindler
 from kindler.data import parquet, tables
 
+_AZURE = {  # the emulator's own, which are published
+    "azure_storage_account_name": "devstoreaccount1",
+    "azure_storage_account_key": (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    ),
+}
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 
@@ -42,12 +55,65 @@ def s3_server(bucket: str) -> Iterator[str]:
         server.stdin.close()
 
 
+@contextlib.contextmanager
+def azure_server(container: str) -> Iterator[dict[str, str]]:
+    """Options for deltalake of Azurite, Microsoft's emulator (npm install azurite)."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("azurite-blob is not on the PATH (npm install azurite)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = [program, "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            next(line for line in server.stdout if "successfully listens" in line)
+            place = f"{_AZURE['azure_storage_account_name']}/{container}"
+            when = formatdate(usegmt=True)
+            headers = {"x-ms-date": when, "x-ms-version": "2021-08-06"}
+            lines = [f"{name}:{value}" for name, value in headers.items()]
+            account = _AZURE["azure_storage_account_name"]
+            signed = "\n".join(["PUT", *[""] * 11, *lines, f"/{account}/{place}", "restype:container"])
+            key = base64.b64decode(_AZURE["azure_storage_account_key"])
+            mark = base64.b64encode(hmac.digest(key, signed.encode(), "sha256")).decode()
+            headers["Authorization"] = f"SharedKey {account}:{mark}"
+            address = f"http://127.0.0.1:{port}"
+            request = urllib.request.Request(
+                f"{address}/{place}?restype=container", method="PUT", headers=headers
+            )
+            urllib.request.urlopen(request, timeout=60).close()
+            yield {**_AZURE, "azure_storage_endpoint": f"{address}/{account}", "azure_allow_http": "true"}
+        finally:
+            server.kill()
+
+
+def uploaded(folder: Path, bucket: str, address: str) -> None:
+    for path in filter(Path.is_file, folder.rglob("*")):
+        place = urllib.parse.quote(f"{bucket}/{path.relative_to(folder)}")
+        request = urllib.request.Request(f"{address}/{place}", data=path.read_bytes(), method="PUT")
+        request.add_header("Content-Type", "application/octet-stream")
+        urllib.request.urlopen(request, timeout=60).close()
+
+
 def rows(table: Any, *names: str) -> list[Any]:
     """The rows as workers read them; of one column its values."""
     files = tables.inspect(table)
     read = parquet.scan(files, names or files.schemas[0].names, 0, files.rows)
     found = [row for batch in read for row in batch.to_pylist()]
     return [row[names[0]] for row in found] if len(names) == 1 else found
+
+
+def collected(table: Any) -> list[str]:
+    """The rows as a user gets them, as `shown`."""
+    shards = kindler.read_parquet(table, engine="local")
+    frames = [pa.Table.from_pandas(frame, preserve_index=False) for frame in shards.collect()]
+    return shown([row for frame in frames for row in frame.to_pylist()])
+
+
+def shown(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Rows as sorted JSON, without nulls."""
+    present = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return sorted(json.dumps(row, sort_keys=True, default=str) for row in present)
 
 
 def same(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:

@@ -6,8 +6,10 @@ import copy
 import json
 import os
 import pickle
+import threading
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,15 @@ import pytest
 from kindler import Table
 from kindler.data import parquet, tables
 from kindler.errors import ConfigError, DataError, MissingExtraError
-from tests.unit.data.lake import additions, commit, rows, same, with_deletion_vector, with_position_deletes
+from tests.unit.data.lake import (
+    additions,
+    azure_server,
+    commit,
+    rows,
+    same,
+    with_deletion_vector,
+    with_position_deletes,
+)
 
 
 def table(first: int, last: int) -> pa.Table:
@@ -313,6 +323,67 @@ def test_snapshots_of_an_iceberg_table_have_their_own_rows_columns_and_partition
     assert of_catalog(tmp_path, as_of=then).describe()["snapshot"] == ids[0]
     with pytest.raises(ConfigError, match=r"no such snapshot; it has \['first', 'main', \d+"):
         rows(of_catalog(tmp_path, snapshot="second"))
+
+
+def test_a_delta_table_in_azure_is_read_at_each_version(delta: Any) -> None:
+    name = "abfss://lake@devstoreaccount1.dfs.core.windows.net/table"
+    with azure_server("lake") as options:
+        delta.write_deltalake(name, table(0, 5), storage_options=options)
+        delta.DeltaTable(name, storage_options=options).delete("y = 2")
+        assert rows(Table(name, options=options, version=0), "y") == [0, 1, 2, 3, 4]
+        kept = Table(name, options=options, format="delta")
+        assert rows(kept, "y") == [0, 1, 3, 4]
+    assert kept.describe() == {"format": "delta", "uri": name, "version": 1}
+
+
+class OfRest(BaseHTTPRequestHandler):
+    """What reading one table needs of a REST catalog."""
+
+    table: Any
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer tiger":
+            return self.answer(
+                401, {"error": {"message": "who?", "type": "NotAuthorizedException", "code": 401}}
+            )
+        if self.path.startswith("/v1/config"):
+            return self.answer(200, {"defaults": {}, "overrides": {}})
+        if self.path != "/v1/namespaces/n/tables/t":
+            return self.answer(404, {"error": {"message": "no", "type": "NoSuchTableException", "code": 404}})
+        place = self.table.metadata_location
+        metadata = json.loads(Path(place.removeprefix("file://")).read_text())
+        return self.answer(200, {"metadata-location": place, "metadata": metadata, "config": {}})
+
+    def answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_table_of_a_rest_catalog_is_read_with_the_token_of_the_options(iceberg: Any) -> None:
+    iceberg.append(table(0, 5))
+    iceberg.delete("y = 2")
+    OfRest.table = iceberg
+    with ThreadingHTTPServer(("127.0.0.1", 0), OfRest) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        catalog = {"type": "rest", "uri": f"http://127.0.0.1:{server.server_port}"}
+        kept = Table("c.n.t", options={**catalog, "token": "tiger"})
+        first = Table("c.n.t", snapshot=iceberg.snapshots()[0].snapshot_id, options=kept.options)
+        assert rows(kept, "y") == [0, 1, 3, 4]
+        assert rows(first, "y") == [0, 1, 2, 3, 4]
+        with pytest.raises(ConfigError, match="who") as refused:
+            rows(Table("c.n.t", options={**catalog, "token": "lion"}), "y")
+        with pytest.raises(ConfigError, match="cannot be read"):
+            rows(Table("c.n.other", options=kept.options), "y")
+        server.shutdown()
+    assert "tiger" not in repr(kept.describe())
+    assert "lion" not in str(refused.value)
 
 
 def test_a_column_that_was_dropped_and_made_again_has_no_old_values(iceberg: Any, tmp_path: Path) -> None:
