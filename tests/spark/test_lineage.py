@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from kindler import Estimator, Store
@@ -49,3 +50,9 @@ def test_models_of_frames_are_reproduced_to_the_bit_on_spark(spark: Any, tmp_pat
     assert store.models.reproduce("filtered", trusted=True, data=again).equal
     other = store.models.reproduce("filtered", trusted=True, data=frame.filter("y > -2"))
     assert any(line.startswith("rows: ") for line in other.differences)
+
+    newer = frame.filter("y > 0")
+    made = store.models.retrain("filtered", holdout=frame, data=newer, trusted=True)
+    assert made.version.number == 2
+    assert made.version.meta["lineage"][0]["rows"] == newer.count()
+    assert made.metrics["loss"][0] == pytest.approx(filtered.evaluate(frame, verbose=0)["loss"])

@@ -107,19 +107,25 @@ def test_drift_says_what_it_cannot_compare(trained: Estimator) -> None:
         trained.drift(rows(10), psi=0)
 
 
-def test_a_server_tells_of_shifted_requests_and_of_no_others(trained: Estimator, tmp_path: Path) -> None:
+def test_a_server_tells_of_shifted_requests_and_of_no_others_and_what_it_logged_says_the_same(
+    trained: Estimator, tmp_path: Path
+) -> None:
     om = Store(tmp_path / "store")
     om.models.put(trained, "net")
+    om.models.put(trained, "calm")
     om.models.put(torch.nn.Linear(2, 1), "bare")
-    om.close()
-    with serving(tmp_path / "store") as served, httpx.Client(base_url=served.url, timeout=120) as client:
+    arguments = ["--log-payloads", "net=1", "--redact-columns", "plan"]
+    with (
+        serving(om.store.url, *arguments) as served,
+        httpx.Client(base_url=served.url, timeout=120) as client,
+    ):
 
-        def ask(count: int, age: float) -> dict[str, Any]:
+        def ask(count: int, age: float, model: str = "net", each: int = 1) -> dict[str, Any]:
             for _ in range(count):
-                one = rows(1, age)
-                sent = {"instances": [[float(one["age"][0]), float(one["plan"][0])]]}
-                client.post("/v1/models/net:predict", json=sent).raise_for_status()
-            report: dict[str, Any] = client.get("/api/v1/model/net/drift").raise_for_status().json()
+                some = rows(each, age)
+                sent = {"instances": np.stack([some["age"], some["plan"]], axis=1).tolist()}
+                client.post(f"/v1/models/{model}:predict", json=sent).raise_for_status()
+            report: dict[str, Any] = client.get(f"/api/v1/model/{model}/drift").raise_for_status().json()
             return report
 
         assert ask(1, 40)["alarm"] is False
@@ -132,6 +138,20 @@ def test_a_server_tells_of_shifted_requests_and_of_no_others(trained: Estimator,
         assert 'kindler_drift_psi{column="age",model="net",part="columns",version="1"}' in metrics
         missing = client.get("/api/v1/model/bare/drift")
         assert (missing.status_code, "no statistics" in missing.text) == (404, True)
+        for _ in range(20):  # windows of other rows each: 63 times 8
+            calm = ask(63, 40, "calm", each=8)
+            assert (calm["alarm"], calm["sampled"]) == (False, 504), calm["reasons"]
+        assert served.stop() == 0
+
+    logged = om.datasets.get("payloads/net/1")
+    assert logged.num_rows == 1000
+    again = trained.drift(logged.slice(500))
+    assert alarms(again) == ["age", "prediction"]
+    assert {"plan", "label"} <= set(again["unknown"])
+    assert again["columns"]["age"]["psi"] == loud["columns"]["age"]["psi"]
+    scored = trained.predict({"age": logged["age"].to_numpy(), "plan": np.zeros(1000)}, verbose=0)
+    assert scored is not None
+    om.close()
 
 
 def test_a_model_whose_statistics_were_made_up_is_refused_by_store_and_server(

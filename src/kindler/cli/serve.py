@@ -18,6 +18,11 @@ _LIMITS = (
     ("queue-bytes", int, "maximum bytes queued for one model"),
     ("body-bytes", int, "maximum size of a request body"),
     ("rows", int, "maximum rows in one request"),
+    ("answers", int, "answers that one text model generates at the same time"),
+    ("queue-answers", int, "maximum prompts that wait for one text model"),
+    ("answer-tokens", int, "maximum tokens that one request may ask a text model for"),
+    ("prompt-tokens", int, "maximum tokens of a prompt"),
+    ("answer-s", float, "timeout of the answer of a text model in seconds"),
     ("timeout-s", float, "timeout of a request in seconds"),
     ("memory-bytes", int, "memory for all loaded models together"),
     ("model-memory-bytes", int, "memory for each process of a model"),
@@ -31,6 +36,9 @@ _LIMITS = (
     ("drift-psi", float, "population stability index above which a column is an alarm"),
     ("drift-ks", float, "Kolmogorov-Smirnov distance above which a column of numbers is an alarm"),
     ("drift-s", float, "seconds between comparisons for the metrics and the log"),
+    ("payload-s", float, "seconds between writing payloads to the store"),
+    ("payload-bytes", int, "maximum payloads of a version in the store; the oldest rows are removed"),
+    ("payload-days", float, "days after which payloads are removed from the store"),
     ("drain-s", float, "seconds that running requests get when the server stops"),
 )
 _OF_SERVER = ("fastapi", "uvicorn", "orjson", "prometheus_client", "sqlalchemy", "starlette", "pydantic")
@@ -66,6 +74,16 @@ def _add_serve(add: Callable[..., Any]) -> None:
     add("--device", metavar="[NAME=]DEVICE", action="append", default=[], help=f"{device} (default: auto)")
     for name, kind, text in _LIMITS:
         add(f"--{name}", type=kind, metavar="N", help=text)
+    payloads = "append this share of the requests to a dataset of the store; repeatable for single models"
+    add(
+        "--log-payloads",
+        metavar="[MODEL=]SHARE",
+        action="append",
+        default=[],
+        help=f"{payloads} (default: 0)",
+    )
+    redact = "columns, inputs and outputs that are never logged; repeatable"
+    add("--redact-columns", metavar="[MODEL=]NAME,...", action="append", default=[], help=redact)
     grpc = "also serve the Open Inference Protocol over gRPC on this port; 0 picks a free one"
     add("--grpc-port", type=int, metavar="PORT", help=grpc)
     add("--tls-cert", metavar="FILE", help="certificate chain in PEM format, for https")
@@ -112,6 +130,27 @@ def _devices(options: list[str]) -> dict[str, Any]:
     }
 
 
+def _payloads(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The settings by model; "*" are all models that an option does not name."""
+    shares: dict[str, float] = {}
+    for model, text in map(_of_model, chosen.log_payloads):
+        if model in shares:
+            raise ConfigError(f"--log-payloads was set more than once for {model!r} (* is every model).")
+        try:
+            shares[model] = float(text)
+        except ValueError as exc:
+            raise ConfigError(f"--log-payloads {text!r}: must be a number from 0 to 1.") from exc
+    hidden: dict[str, tuple[str, ...]] = {}
+    for model, text in map(_of_model, chosen.redact_columns):
+        hidden[model] = (*hidden.get(model, ()), *filter(None, text.split(",")))
+    return {"log_payloads": shares, "redact_columns": hidden}
+
+
+def _of_model(text: str) -> tuple[str, str]:
+    model, named, value = text.rpartition("=")
+    return (model if named else "*"), value
+
+
 def _serve(chosen: argparse.Namespace) -> int:
     try:
         from kindler.serve.request_log import configure
@@ -124,7 +163,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         for field in fields(ServeSettings)
         if (value := getattr(chosen, field.name, None)) is not None
     }
-    settings = ServeSettings(**{**options, **_devices(chosen.device)})
+    settings = ServeSettings(**{**options, **_payloads(chosen), **_devices(chosen.device)})
     if (chosen.tls_cert is None) != (chosen.tls_key is None) or (
         chosen.tls_client_ca and not chosen.tls_cert
     ):

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kindler.data.paths import file_system, is_remote
+from kindler.data.preparation import Prepare
 from kindler.data.sources import ParquetSource
 from kindler.estimator.inputs.contract import Input
 from kindler.frameworks.creators import title
 from kindler.train.callbacks import Plain
 from kindler.train.metric_names import BOOKKEEPING
-from kindler.train.options import FitOptions, RunConfig
+from kindler.train.options import FitOptions, PredictOptions, RunConfig
 
 if TYPE_CHECKING:
     from kindler.estimator.model import FrameworkModel
@@ -49,6 +50,7 @@ _OF_OPTIONS = (
     *("batch_size", "epochs", "max_steps", "shuffle", "steps_per_epoch", "initial_epoch"),
     *("class_weight", "nan_loss", "ingest"),
 )
+_OF_SCORING = ("batch_size", "output_cols", "accelerator", "precision", "on_error")
 _PACKAGES = (
     *("kindler", "numpy", "pandas", "pyarrow", "pyspark"),
     *("torch", "lightning", "transformers", "keras", "tf_keras", "tensorflow", "jax"),
@@ -136,8 +138,7 @@ def record(
     """One fit as JSON. `made` is what the run said of itself, `functions` are those besides the model's."""
     members = _members(model.spec)
     callbacks = {f"callback {place}": one for place, one in enumerate(options.callbacks, start=1)}
-    parts = {**members, **functions, **callbacks}
-    code = [entry for name, part in parts.items() if (entry := _code(name, part)) is not None]
+    code = _codes({**members, **functions, **callbacks})
     user_config = members.get("config") or {}
     record = {
         "format": _FORMAT,
@@ -159,6 +160,43 @@ def record(
         "metrics": {name: value for name, value in metrics.items() if name not in BOOKKEEPING},
     }
     return cleaned(_without_nothing(record))  # type: ignore[no-any-return]
+
+
+def scoring_record(
+    model: FrameworkModel, weights: Mapping[str, str], options: PredictOptions
+) -> dict[str, Any]:
+    """What outputs depend on besides the rows, as JSON: the same for the same model in another process."""
+    prepare = options.preparation or Prepare()
+    functions = {**prepare.functions, **({} if options.finish is None else {"finish": options.finish})}
+    digest = hashlib.sha256("".join(f"{name}={weights[name]};" for name in sorted(weights)).encode())
+    record = {
+        "model": {
+            "framework": model.framework,
+            "weights": digest.hexdigest(),
+            "code": {
+                f"{one['role']}: {one['name']}": one.get("sha256")
+                for one in _codes({**_members(model.spec), **prepare.functions})
+            },
+        },
+        "options": {
+            **{name: getattr(options, name) for name in _OF_SCORING},
+            "columns": {name: getattr(options.columns, name) for name in _OF_COLUMNS},
+            "prepare": {name: getattr(prepare, name) for name in ("pad", "pad_value", "masks", "text")},
+            **{name: _arguments(function) for name, function in functions.items()},
+        },
+    }
+    return cleaned(_without_nothing(record))  # type: ignore[no-any-return]
+
+
+def _arguments(function: Any) -> dict[str, Any]:
+    """What a function of Kindler's was made with."""
+    found: dict[str, Any] = {}
+    while isinstance(function, partial):
+        named = dict(enumerate(function.args)) | function.keywords
+        found |= {str(name): value for name, value in named.items()}
+        function = function.func
+    own = getattr(getattr(function, "__self__", function), "described", None)
+    return {**(own() if callable(own) else {}), **found}
 
 
 def utc_now() -> str:
@@ -197,6 +235,10 @@ def _members(spec: Any) -> dict[str, Any]:
     if isinstance(spec, Mapping):
         return dict(spec)
     return {f.name: getattr(spec, f.name) for f in fields(spec)} if is_dataclass(spec) else {}
+
+
+def _codes(parts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [entry for name, part in parts.items() if (entry := _code(name, part)) is not None]
 
 
 def _code(role: str, part: Any) -> dict[str, Any] | None:

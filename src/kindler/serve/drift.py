@@ -23,7 +23,9 @@ from kindler.serve.http_errors import Problem
 
 _log = logging.getLogger("kindler.serve")
 _ROWS_OF_REQUEST = 8
-_RATE, _BURST = 100.0, 1000.0  # requests that are sampled: per second, and at once after a quiet time
+_RATE, _BURST = 100, 1000  # requests that are sampled: per second, and at once after a quiet time
+_LOOK = 16  # requests that pass before the clock is looked at again, once those of now are used up
+_SMALL = 2048  # bytes of an array that is kept as it is
 _DEADLINE_S = 30.0
 
 
@@ -48,25 +50,37 @@ class DriftWindow:
         self._ragged = {name[7:-1] for name in known.columns if name.startswith("length(")}
         self._requests: deque[tuple[int, Arrays, Arrays]] = deque()
         self._rows, self._most = 0, rows
-        self._tokens, self._then = _BURST, clock()
+        self._left, self._passed, self._then = _BURST, 0, clock()
         self._seen = self._compared = 0
         self.report: dict[str, Any] | None = None
 
     def add(self, inputs: Arrays, outputs: Arrays, rows: int) -> None:
-        """On the event loop: microseconds, whatever the request has."""
-        now = self._clock()
-        self._tokens = min(_BURST, self._tokens + (now - self._then) * _RATE)
-        self._then = now
-        if self._tokens < 1 or not rows:
+        """On the event loop: a microsecond or two, and far less for a request that is not sampled."""
+        if not self._left:
+            self._passed += 1
+            if self._passed % _LOOK or not self._refill():
+                return
+        if not rows:
             return
-        self._tokens -= 1
+        self._left -= 1
         count = min(rows, _ROWS_OF_REQUEST)
         some = None if rows == count else np.linspace(0, rows - 1, count).astype(np.int64)
-        self._requests.append((count, self._kept(inputs, some), self._kept(outputs, some)))
+        predictions = as_predictions(list(outputs.values()))
+        self._requests.append((count, self._kept(inputs, rows, some), self._kept(predictions, rows, some)))
         self._rows += count
         self._seen += 1
         while self._rows - self._requests[0][0] >= self._most:
             self._rows -= self._requests.popleft()[0]
+        if not self._left:
+            self._refill()
+
+    def _refill(self) -> int:
+        """How many requests may be sampled by now."""
+        now = self._clock()
+        gained = int((now - self._then) * _RATE)
+        self._then = now if self._left + gained > _BURST else self._then + gained / _RATE
+        self._left = min(_BURST, self._left + gained)
+        return self._left
 
     @property
     def is_new(self) -> bool:
@@ -82,24 +96,28 @@ class DriftWindow:
             [joined] = inputs.values()
             if joined.shape[1:] == (len(self._columns),):
                 inputs = {name: joined[:, i] for i, name in enumerate(self._columns)}
-        outputs = _together([one for _, _, one in requests])
+        predictions = _together([one for _, _, one in requests])
         self.report = drift_of(
             self._known,
             summarised(measured(inputs), rows, cut=True),
-            summarised(measured(as_predictions(list(outputs.values()))), rows, cut=True),
+            summarised(measured(predictions), rows, cut=True),
             rule=self._rule,
         )
         return self.report
 
-    def _kept(self, arrays: Arrays, some: Array | None) -> Arrays:
-        """Copies of some rows, or of all; of long ones, and of objects, what is measured of them."""
+    def _kept(self, arrays: Arrays, rows: int, some: Array | None) -> Arrays:
+        """Some of the rows, or all; of long ones, and of objects, what is measured of them."""
         kept: Arrays = {}
         for name, array in arrays.items():
-            is_number = array.dtype.kind in "biuf"
-            if is_number and name not in self._ragged and array.size <= len(array) * self._width:
+            is_number, is_ragged = array.dtype.kind in "biuf", name in self._ragged
+            if not array.ndim or len(array) != rows:
+                continue  # an output that is not one row for each row
+            if some is None and is_number and not is_ragged and array.nbytes <= _SMALL:
+                kept[name] = array if array.base is None else array.copy()  # which would hold a whole batch
+            elif is_number and not is_ragged and array.size <= rows * self._width:
                 kept[name] = array.copy() if some is None else array[some]
-            elif is_number and name in self._ragged:
-                count = len(array) if some is None else len(some)
+            elif is_number and is_ragged:
+                count = rows if some is None else len(some)
                 kept[f"length({name})"] = np.full(count, array.shape[1] if array.ndim > 1 else 1)
             else:
                 kept |= measured({name: array}, some)

@@ -16,6 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from kindler.sandbox.process import ProcessLost
 from kindler.serve.batching import CallStats
+from kindler.store import Version
 
 _RECENT = 2048
 _MAX_VERSIONS = 1000  # whose counters are kept
@@ -104,6 +105,9 @@ class ModelStats:
         self.batch_rows = _Histogram(_ROWS)
         self.call_seconds, self.queue_seconds = _Histogram(_SECONDS), _Histogram(_SECONDS)
         self.failures = self.batched_requests = 0
+        self.first_token_seconds, self.token_seconds = _Histogram(_SECONDS), _Histogram(_SECONDS)
+        self.prompt_tokens = self.generated_tokens = self.running_answers = self.waiting_answers = 0
+        self.answers: Counter[str] = Counter()  # by how they ended
 
     def view(self) -> dict[str, Any]:
         batches = sum(self.batch_rows.counts)
@@ -125,19 +129,21 @@ class VersionStats:
         last: When it last answered, in seconds since 1970; 0 for never.
         shadows: Shadow calls by outcome: "same", "different", "failed" or "dropped".
         restarts: Processes that were replaced, by reason: "crashed", "hung" or "memory".
+        payloads: Rows that were drawn to be logged, by outcome: "written", or why they were dropped.
     """
 
     def __init__(self, model: ModelStats) -> None:
-        self._model = model
+        self.model = model
         self.requests = self.failures = self.batches = self.rows = 0
         self.seconds = self.failed_seconds = self.call_seconds = self.queue_seconds = 0.0
         self.by_rows: dict[int, list[float]] = {}
         self.last = 0.0
         self.shadows: Counter[str] = Counter()
         self.restarts: Counter[str] = Counter()
+        self.payloads: Counter[str] = Counter()
 
     def answered(self, seconds: float, *, failed: bool) -> None:
-        self._model.live.add(seconds, failed=failed)
+        self.model.live.add(seconds, failed=failed)
         self.requests += 1
         self.seconds += seconds
         if failed:
@@ -146,7 +152,7 @@ class VersionStats:
         self.last = time.time()
 
     def called(self, call: CallStats) -> None:
-        model = self._model
+        model = self.model
         model.batch_rows.add(call.rows)
         model.call_seconds.add(call.seconds)
         model.queue_seconds.add(call.waited_s)
@@ -236,6 +242,7 @@ class Stats:
             for outcome, count in (("answered", v.requests - v.failures), ("failed", v.failures))
         }
         shadows = {(*key, outcome): n for key, v in versions for outcome, n in v.shadows.items()}
+        payloads = {(*key, outcome): n for key, v in versions for outcome, n in v.payloads.items()}
         restarts = {(*key, reason): n for key, v in versions for reason, n in v.restarts.items()}
         failures = {name: model.failures for name, model in models}
         outcome, reason = "model version outcome", "model version reason"
@@ -245,10 +252,28 @@ class Stats:
             ("batch_rows", "Rows per model call", "batch_rows"),
             ("model_seconds", "Seconds per model call", "call_seconds"),
             ("queue_seconds", "Seconds in the queue before a model call", "queue_seconds"),
+            ("first_token_seconds", "Seconds until the first token of an answer", "first_token_seconds"),
+            ("token_seconds", "Seconds between two tokens of an answer", "token_seconds"),
         ):
             yield _histogram(name, text, "model", [(model, getattr(m, attribute)) for model, m in models])
+        for name, text in (
+            ("prompt_tokens", "Tokens of prompts and of embedded texts"),
+            ("generated_tokens", "Tokens of answers"),
+        ):
+            yield _counter(name, text, "model", {model: getattr(m, name) for model, m in models})
+        ended = {(model, reason): n for model, m in models for reason, n in m.answers.items()}
+        yield _counter("answers", "Answers to prompts by how they ended", "model reason", ended)
+        for name, text in (
+            ("running_answers", "Answers that are being generated"),
+            ("waiting_answers", "Prompts that wait to be answered"),
+        ):
+            gauge = GaugeMetricFamily(f"kindler_{name}", text, labels=["model"])
+            for model, m in models:
+                gauge.add_metric([model], getattr(m, name))
+            yield gauge
         yield _counter("model_failures", "Model calls that raised an error", "model", failures)
         yield _counter("version_requests", "Requests to a model version", outcome, outcomes)
+        yield _counter("payload_rows", "Rows that were drawn to be logged", outcome, payloads)
         yield _counter("shadow_requests", "Shadow calls to a model version", outcome, shadows)
         text = "Processes of a model version that were lost and replaced"
         yield _counter("process_restarts", text, reason, restarts)
@@ -263,6 +288,11 @@ class Stats:
         yield on_devices
         yield from _drift(list(self.drift()))
         yield GaugeMetricFamily("kindler_waiting_rows", "Rows waiting for a model call", self.waiting)
+
+
+def shown_name(version: Version) -> str:
+    """A model's name in counters and settings: that of another bucket begins with the bucket's."""
+    return version.name if version.bucket == "default" else f"{version.bucket}:{version.name}"
 
 
 def _drift(reports: Sequence[tuple[str, int, Mapping[str, Any]]]) -> Iterator[Metric]:

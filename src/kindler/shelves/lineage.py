@@ -24,10 +24,9 @@ _SPEC = "https://openlineage.io/spec"
 _EVENT = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACETS = {
     "nominalTime": "1-0-1/NominalTimeRunFacet",
-    "parent": "1-0-1/ParentRunFacet",
+    "parent": "1-2-0/ParentRunFacet",
     "processing_engine": "1-1-1/ProcessingEngineRunFacet",
-    "jobType": "2-0-3/JobTypeJobFacet",
-    "sourceCodeLocation": "1-0-1/SourceCodeLocationJobFacet",
+    "jobType": "2-0-4/JobTypeJobFacet",
     "version": "1-0-1/DatasetVersionDatasetFacet",
     "outputStatistics": "1-0-2/OutputStatisticsOutputDatasetFacet",
 }

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kindler.data.columns import Column
 from kindler.data.ragged import to_ragged
@@ -51,6 +53,35 @@ def test_merged_summaries_keep_ranks_within_their_bound_of_the_exact_ones(name: 
     exact = np.searchsorted(np.sort(values), asked, side="right") / len(values)
     assert np.abs(whole.rank(asked) - exact).max() <= 2 / POINTS
     assert (whole.rows, whole.sampled) == (len(values), len(values))
+
+
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 3, 50, 127, 128, 129, 500, 4000]), min_size=1, max_size=9),
+    form=st.sampled_from(["normal", "lognormal", "few", "one value", "a worker each", "an outlier"]),
+    seed=st.integers(0, 1000),
+)
+def test_ranks_and_moments_are_within_their_bound_however_the_rows_are_split(
+    sizes: list[int], form: str, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    values = {
+        "normal": draw.normal(size=sum(sizes)),
+        "lognormal": draw.lognormal(0, 3, sum(sizes)),
+        "few": draw.integers(0, 5, sum(sizes)).astype(np.float64),
+        "one value": np.ones(sum(sizes)),
+        "a worker each": np.sort(draw.normal(size=sum(sizes))),
+        "an outlier": np.where(np.arange(sum(sizes)) == 0, 1e12, draw.normal(size=sum(sizes))),
+    }[form]
+
+    [whole] = merged([{"v": summary(part)} for part in np.split(values, np.cumsum(sizes)[:-1])]).values()
+
+    ordered = np.sort(values)
+    asked = np.unique(values)
+    exact = np.searchsorted(ordered, asked, side="right") / len(values)
+    assert np.abs(whole.rank(asked) - exact).max() <= 2 / POINTS + 1e-9
+    assert (whole.quantiles[0], whole.quantiles[-1]) == (values.min(), values.max())
+    assert whole.mean == pytest.approx(values.mean())
+    assert whole.std == pytest.approx(values.std(), abs=1e-6 * abs(values).max())
 
 
 def test_merged_moments_are_those_of_all_rows() -> None:
