@@ -3,6 +3,7 @@
     KindlerError
     ├── ConfigError (ValueError)            an argument, or a combination of arguments, is invalid
     ├── DataError (ValueError)              a row or a column does not fit the model
+    ├── RowsFailedError (ValueError)        more rows failed than `max_errors` allows
     ├── MissingExtraError (ImportError)     an optional dependency is not installed
     ├── JavaNotFoundError (RuntimeError)    Spark needs Java and there is none
     ├── DiskFullError (OSError)             no space for a file
@@ -27,7 +28,8 @@
         └── SyncError                       an exchange between workers failed
             └── SyncTimeoutError (TimeoutError)  some ranks never reached an exchange
 
-One warning has its own class: UntrainedWarning (UserWarning), for scoring a model without training it.
+Two warnings have classes of their own: UntrainedWarning (UserWarning), for scoring a model without training
+it, and RowErrorsWarning (UserWarning), for rows that could not be scored.
 
 All of them pickle, keep their data as attributes, and also derive from the builtin that a caller
 would catch. Messages say what was received, which rule it broke, and after "Hint:" what works.
@@ -99,11 +101,43 @@ class DataError(KindlerError, ValueError):
         row: The row's number in the input, counted from 0, or None when it concerns no single row.
     """
 
-    def __init__(self, problem: str, *, column: str | None = None, row: int | str | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        column: str | None = None,
+        row: int | str | None = None,
+        positions: Sequence[int] | None = None,
+        common: str | None = None,
+    ) -> None:
         self.column, self.row = column, row
+        # All rows of the batch that have this problem, and what is true of each of them.
+        self.positions, self.common = positions, common or problem
         where = [f"column {column!r}"] if column is not None else []
         where += [f"row {row}"] if row is not None else []
         super().__init__(f"{', '.join(where)}: {problem}" if where else problem)
+
+
+class RowsFailedError(KindlerError, ValueError):
+    """More rows could not be scored than `max_errors` allows.
+
+    Attributes:
+        count: How many had failed by then.
+        rows: How many had been scored or had failed.
+        most: The value of `max_errors`.
+        kinds: The first few different errors, and how many rows had each.
+    """
+
+    def __init__(self, *, count: int, rows: int, most: int, kinds: Mapping[str, int]) -> None:
+        self.count, self.rows, self.most, self.kinds = count, rows, most, dict(kinds)
+        shown = "".join(f"\n  {text} ({times:,} times)" for text, times in self.kinds.items())
+        super().__init__(
+            f"{count:,} of {rows:,} rows could not be scored, more than max_errors={most}:{shown}"
+        )
+
+
+class RowErrorsWarning(UserWarning):
+    """Rows could not be scored; `on_error` put nulls in their place."""
 
 
 class MissingExtraError(KindlerError, ImportError):
@@ -565,5 +599,5 @@ def _rebuild_worker_error(origin: dict[str, Any]) -> WorkerError:
 __all__ = [
     name
     for name, value in list(globals().items())
-    if isinstance(value, type) and issubclass(value, KindlerError | UntrainedWarning)
+    if isinstance(value, type) and issubclass(value, KindlerError | UserWarning)
 ]

@@ -26,6 +26,9 @@ EXAMPLES: dict[str, Any] = {
     "NonFiniteLossError": lambda: errors.NonFiniteLossError(step=3, rank=1, loss=float("inf"), rows=[7, 8]),
     "NotFittedError": lambda: errors.NotFittedError("not yet"),
     "NotFoundError": lambda: errors.NotFoundError(what="model", name="x", available=["y"]),
+    "RowsFailedError": lambda: errors.RowsFailedError(
+        count=3, rows=9, most=2, kinds={"ValueError: too large": 3}
+    ),
     "StalledError": lambda: errors.StalledError(
         ranks=[1], hosts={0: "g", 1: "h"}, stacks={1: "in forward"}, waited_s=3
     ),

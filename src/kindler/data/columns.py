@@ -16,6 +16,7 @@ Every way into Kindler (Parquet, Spark's Arrow batches, arrays, pandas) goes thr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -189,11 +190,19 @@ def chunks(array: pa.ChunkedArray, where: Where) -> Iterator[tuple[pa.Array, Whe
         start += len(chunk)
 
 
-def refuse_nulls(array: pa.Array, column: Column, where: Where, what: str = "is null") -> None:
+def refuse_nulls(
+    array: pa.Array,
+    column: Column,
+    where: Where,
+    what: str = "is null",
+    row_of: Callable[[int], int] | None = None,
+) -> None:
+    """`row_of` is the row of each entry of `array`, if it has other than one for each."""
     if array.null_count:
-        first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        missing = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist()
         problem = f"{what}; missing values are not allowed.\nHint: fill or drop such rows first."
-        raise DataError(problem, column=column.name, row=where(first))
+        rows = missing if row_of is None else [row_of(place) for place in missing]
+        raise DataError(problem, column=column.name, row=where(rows[0]), positions=rows)
 
 
 def numbers(array: pa.Array) -> Array:
@@ -222,13 +231,16 @@ class _Reader:
         flat, shape = self._flat(array, 1)
         return flat.reshape(len(array), *shape)
 
-    def _error(self, problem: str, position: int | None = None, per_row: int = 1) -> DataError:
-        row = None if position is None else self.where(int(position) // max(per_row, 1))
-        return DataError(problem, column=self.column.name, row=row)
+    def _error(
+        self, problem: str, places: Sequence[int] | Array = (), per_row: int = 1, common: str | None = None
+    ) -> DataError:
+        rows = np.unique(np.asarray(places, np.int64) // max(per_row, 1)).tolist()
+        row = self.where(rows[0]) if rows else None
+        return DataError(problem, column=self.column.name, row=row, positions=rows or None, common=common)
 
     def _refuse_nulls(self, array: pa.Array, per_row: int = 1) -> None:
         what = "is null" if per_row == 1 else "holds a null"
-        refuse_nulls(array, self.column, lambda i: self.where(i // max(per_row, 1)), what)
+        refuse_nulls(array, self.column, self.where, what, lambda i: i // max(per_row, 1))
 
     def _flat(self, array: pa.Array, per_row: int) -> tuple[Array, tuple[int, ...]]:
         """All innermost values flat, and the shape of each entry of `array`."""
@@ -271,15 +283,25 @@ class _Reader:
         if not len(lengths):
             return 0
         if lengths.min() != lengths.max():
-            odd = int(np.argmax(lengths != lengths[0]))
+            usual = self._usual(lengths, per_row)
+            odd = np.flatnonzero(lengths != usual)
+            others = "the rows before it" if lengths[0] == usual else "most others"
             raise self._error(
-                f"has {lengths[odd]} values where the rows before it have {lengths[0]};"
+                f"has {lengths[odd[0]]} values where {others} have {usual};"
                 " all rows must have the same length.\nHint: pad or cut them first, or let workers pad them:"
                 ' prepare=Prepare(pad="batch") of the estimator.',
                 odd,
                 per_row,
+                common=f"has another number of values than {usual}",
             )
         return int(lengths[0])
+
+    def _usual(self, lengths: Array, per_row: int) -> int:
+        """What the column's shape says, if it says how long these lists are, else what most of them are."""
+        shape = self.column.shape
+        if per_row == 1 and shape is not None and np.any(lengths == math.prod(shape)):
+            return math.prod(shape)
+        return int(Counter(lengths.tolist()).most_common(1)[0][0])  # the first of several
 
     def _scalars(self, array: pa.Array) -> Array:
         kind = array.type
@@ -309,7 +331,8 @@ class _Reader:
         start, width = self._byte_range(array)
         if width % dtype.itemsize:
             raise self._error(
-                f"has {width} bytes, which is not a multiple of the {dtype.itemsize} of a {dtype.name}.", 0
+                f"has {width} bytes, which is not a multiple of the {dtype.itemsize} of a {dtype.name}.",
+                range(len(array)),
             )
         if not width:
             return np.empty((len(array), 0), dtype)
@@ -340,7 +363,7 @@ class _Reader:
         rows = np.flatnonzero(~dense)
         sizes = sparse.field("size")
         if sizes.null_count or sparse.field("indices").null_count:
-            raise self._error("is a sparse vector without size or indices.", rows[0], per_row)
+            raise self._error("is a sparse vector without size or indices.", rows, per_row)
         widths = lengths.astype(np.int64)
         widths[rows] = sizes.to_numpy()
         width = self._one_length(widths, per_row)
@@ -349,8 +372,10 @@ class _Reader:
         outside = (indices < 0) | (indices >= width)
         owners = np.repeat(rows, counts)
         if len(odd) or outside.any():
-            row = rows[odd[0]] if len(odd) else owners[int(np.argmax(outside))]
-            raise self._error(f"is a sparse vector whose indices do not fit its size {width}.", row, per_row)
+            wrong = [*rows[odd], *owners[outside]]
+            raise self._error(
+                f"is a sparse vector whose indices do not fit its size {width}.", wrong, per_row
+            )
         filled = np.zeros((len(array), width), values.dtype)
         is_dense = np.repeat(dense, lengths)
         filled[dense] = values[is_dense].reshape(int(dense.sum()), width)
@@ -368,8 +393,8 @@ class _Reader:
                 np.repeat(np.arange(len(array)), lengths)[flat.is_null().to_numpy(zero_copy_only=False)]
             ] = True
         if missing.any():
-            row = rows[int(np.argmax(missing))]
-            raise self._error("is a vector with a null in it; missing values are not allowed.", row, per_row)
+            problem = "is a vector with a null in it; missing values are not allowed."
+            raise self._error(problem, rows[missing], per_row)
         return lengths, self._scalars(flat)
 
 
@@ -378,7 +403,9 @@ def _plain(values: Array, column: Column) -> Array:
         unit = np.datetime_data(values.dtype)[0]
         days = unit in ("Y", "M", "W", "D")
         if np.isnat(values).any():
-            raise DataError("holds NaT; missing values are not allowed.", column=column.name)
+            problem = "holds NaT; missing values are not allowed."
+            rows = np.flatnonzero(np.isnat(values).reshape(len(values), -1).any(axis=1)).tolist()
+            raise DataError(problem, column=column.name, positions=rows)
         return values.astype("datetime64[D]" if days else "datetime64[us]").astype(np.int64)
     if values.dtype.kind not in "biuf":
         raise DataError(
@@ -428,14 +455,16 @@ def _refuse_unfit(values: Array, target: np.dtype[Any], column: Column, where: W
 def _cannot_hold(
     values: Array, lost: Array, target: np.dtype[Any], column: Column, where: Where
 ) -> DataError:
-    position = int(np.argmax(lost.reshape(-1)))
+    places = np.flatnonzero(lost.reshape(-1))
     per_row = values.size // len(values)
     return DataError(
-        f"{values.reshape(-1)[position]} ({values.dtype.name}) does not fit {target.name}.\n"
+        f"{values.reshape(-1)[places[0]]} ({values.dtype.name}) does not fit {target.name}.\n"
         "Hint: choose another dtype, for example"
         f" columns=Columns(dtypes={{{column.name!r}: {values.dtype.name!r}}}).",
         column=column.name,
-        row=where(position // per_row),
+        row=where(int(places[0]) // per_row),
+        positions=np.unique(places // per_row).tolist(),
+        common=f"holds a value that does not fit {target.name}",
     )
 
 
@@ -443,12 +472,13 @@ def _refuse_nan(values: Array, column: Column, where: Where) -> None:
     if column.allow_nan or values.dtype.kind != "f" or not values.size:
         return
     if np.isnan(values.min()):  # min() hands a NaN on, without an array of booleans
-        row = int(np.argmax(np.isnan(values).reshape(len(values), -1).any(axis=1)))
+        rows = np.flatnonzero(np.isnan(values).reshape(len(values), -1).any(axis=1)).tolist()
         raise DataError(
             "is NaN.\nHint: fill or drop such rows first, or pass columns=Columns(allow_nan=True) if the"
             " model handles NaN.",
             column=column.name,
-            row=where(row),
+            row=where(rows[0]),
+            positions=rows,
         )
 
 
@@ -463,6 +493,7 @@ def _shaped(values: Array, column: Column) -> Array:
         raise DataError(
             f"a row has {have} values (shape {values.shape[1:]}), but shape {column.shape} needs {want}.",
             column=column.name,
+            positions=range(rows),
         )
     return values.reshape(rows, *column.shape)
 

@@ -231,7 +231,7 @@ class ImageTransform:
         """Transform many rows at once, which is faster: images of one size are finished together.
 
         `rngs` holds one generator per row (`kindler.data.row_order.RowRandoms`). A DataError has the index of
-        the first bad image in `position`.
+        the first bad image in `positions`.
         """
         self._check(columns)
         made = {name: values for name, values in columns.items() if name != self.column}
@@ -242,9 +242,7 @@ class ImageTransform:
             try:
                 pixels.append(self._pixels(data, rng))
             except DataError as exc:
-                named = DataError(str(exc), column=self.column)
-                named.position = position  # type: ignore[attr-defined]
-                raise named from exc.__cause__
+                raise DataError(str(exc), column=self.column, positions=[position]) from exc.__cause__
         one_size = len({image.shape for image in pixels}) == 1
         made[self.to or self.column] = (
             self._finished(np.stack(pixels)) if one_size else [self._finished(p) for p in pixels]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -142,6 +143,15 @@ class _Rows:
     where: Where
     widths: Mapping[str, int]
 
+    def place_of(self, error: Exception) -> int | str:
+        named = getattr(error, "positions", None)
+        return self.where(named[0]) if isinstance(named, list) and named else self.span
+
+    def only(self, places: list[int]) -> _Rows:
+        """Some of them."""
+        raw = {name: values[np.array(places, np.int64)] for name, values in self.raw.items()}
+        return _Rows(raw, len(places), lambda i: self.where(places[i]), self.widths)
+
     @property
     def span(self) -> str:
         return f"{self.where(0)} to {self.where(self.rows - 1)}"
@@ -149,7 +159,8 @@ class _Rows:
 
 class Preparer:
     """Thread-safe. `seed`, epoch and row number determine a row's random numbers; `labels` names label
-    columns missing from `columns` in scoring; `copies` gives each thread its own user functions."""
+    columns missing from `columns` in scoring; `copies` gives each thread its own user functions. A
+    `lenient` one raises errors of user functions as they are."""
 
     def __init__(
         self,
@@ -161,7 +172,9 @@ class Preparer:
         labels: Sequence[str] = (),
         rank: int | None = None,
         copies: bool = False,
+        lenient: bool = False,
     ) -> None:
+        self._lenient, self._rows_fail = lenient, False
         self._preparation, self._columns = preparation, columns
         self._trains, self._seed, self._rank = trains, seed, rank
         self._label_names = [column.name for column in columns.labels]
@@ -192,9 +205,11 @@ class Preparer:
         epoch: int = 0,
         numbers: Array | None = None,
         widths: Mapping[str, int] | None = None,
+        failed: dict[int, Exception] | None = None,
     ) -> PreparedRows:
-        """`numbers` are global row numbers; None gives all rows the same random numbers. `widths` are the
-        least lengths to pad to: other workers may have longer rows in the step."""
+        """`failed` gets the rows that a transform raises for, which are left out; without it, the first such
+        error is raised. `numbers` are global row numbers; None gives all rows the same random numbers.
+        `widths` are the least lengths to pad to: other workers may have longer rows in the step."""
         function, collate = self._own_functions()
         batch = _Rows(raw, rows, where, widths or {})
         made: Mapping[str, Any] = raw
@@ -202,10 +217,16 @@ class Preparer:
             drawn = np.zeros(rows, np.int64) if numbers is None else numbers
             by_batch = getattr(function, "of_batch", None)
             by_batch = function.function if isinstance(function, batched) else by_batch
-            if by_batch is not None:
+            if by_batch is not None and (isinstance(function, batched) or not self._rows_fail):
+                self._rows_fail = self._lenient  # unless it returns: then row by row, to find all of them
                 made = self._by_batch(by_batch, batch, RowRandoms(self._seed, epoch, drawn))
+                self._rows_fail = False
             else:
-                made = self._by_row(function, batch, epoch, drawn)
+                made = self._by_row(function, batch, epoch, drawn, failed)
+                if failed:
+                    batch = batch.only([i for i in range(rows) if i not in failed])
+        if not batch.rows:
+            return PreparedRows()
         if collate is not None:
             made = self._collated(collate, made, batch)
         return self._arranged(made, batch, collated=collate is not None)
@@ -218,7 +239,9 @@ class Preparer:
         functions: tuple[Any, Any] = self._local.functions
         return functions
 
-    def _by_row(self, function: Any, batch: _Rows, epoch: int, numbers: Array) -> dict[str, Any]:
+    def _by_row(
+        self, function: Any, batch: _Rows, epoch: int, numbers: Array, failed: dict[int, Exception] | None
+    ) -> dict[str, Any]:
         columns = {name: _listed(values) for name, values in batch.raw.items()}
         random, argument, where = RowRandom(self._seed), _chance_argument(function), batch.where
         made: list[Mapping[str, Any]] = []
@@ -228,6 +251,9 @@ class Preparer:
             try:
                 made.append(_called(function, row, chance))
             except Exception as exc:  # noqa: BLE001 (raised again, with the row)
+                if failed is not None:
+                    failed[i] = exc
+                    continue
                 self._raise(exc, self._argument, where(i))
             self._check_dict(made[-1], self._argument, where(i))
             if made[-1].keys() != made[0].keys():
@@ -235,7 +261,7 @@ class Preparer:
                     f"{self._argument} returned the columns {list(made[-1])} for row {where(i)} and"
                     f" {list(made[0])} for row {where(0)}; all rows must have the same."
                 )
-        return {name: [row[name] for row in made] for name in made[0]}
+        return {name: [row[name] for row in made] for name in made[0]} if made else {}
 
     def _by_batch(self, function: Any, batch: _Rows, randoms: RowRandoms) -> dict[str, Any]:
         argument = _chance_argument(function)
@@ -243,8 +269,7 @@ class Preparer:
         try:
             made = _called(function, columns, {} if argument is None else {argument: randoms})
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
-            position = getattr(exc, "position", None)
-            self._raise(exc, self._argument, batch.span if position is None else batch.where(position))
+            self._raise(exc, self._argument, batch.place_of(exc))
         self._check_dict(made, self._argument, batch.where(0))
         self._check_rows(made, batch.rows, self._argument)
         return dict(made)
@@ -255,8 +280,7 @@ class Preparer:
         try:
             arrays = collate(rows)
         except Exception as exc:  # noqa: BLE001 (raised again, with the rows)
-            position = getattr(exc, "position", None)
-            self._raise(exc, "collate", batch.span if position is None else batch.where(position))
+            self._raise(exc, "collate", batch.place_of(exc))
         self._check_dict(arrays, "collate", batch.where(0))
         arrays = {name: _as_array(values) for name, values in arrays.items()}
         self._check_rows(arrays, batch.rows, "collate")
@@ -361,6 +385,8 @@ class Preparer:
                 raise ConfigError(f"{who} returned {found} of {name!r} for a batch of {rows} rows.")
 
     def _raise(self, exc: Exception, who: str, row: int | str) -> NoReturn:
+        if self._lenient:
+            raise exc
         at = "" if self._rank is None else f", worker {self._rank}"
         names = ", ".join(repr(column.name) for column in (*self._columns.features, *self._columns.labels))
         if isinstance(exc, DataError) and exc.row is None:
@@ -381,13 +407,17 @@ class Preparer:
 
 def _uneven(name: str, values: Any, where: Where) -> DataError:
     shapes = [np.shape(value) for value in (values.rows() if isinstance(values, Ragged) else values)]
-    odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), 0)
+    usual = Counter(shapes).most_common(1)[0][0]
+    odd = [i for i, shape in enumerate(shapes) if shape != usual]
+    like = where(shapes.index(usual))
     return DataError(
-        f"has shape {shapes[odd]} where row {where(0)} of the same batch has {shapes[0]}; the rows of a"
+        f"has shape {shapes[odd[0]]} where row {like} of the same batch has {usual}; the rows of a"
         ' batch become one array.\nHint: Prepare(pad="batch") or Prepare(pad=n) pads them, with a mask; a'
         " transform can cut or resize them; and collate can build the batch itself.",
         column=name,
-        row=where(odd),
+        row=where(odd[0]),
+        positions=odd,
+        common=f"has another shape than {usual}",
     )
 
 

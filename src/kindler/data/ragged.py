@@ -202,16 +202,20 @@ def _lists(values: pa.Array, column: Column, where: Where) -> Ragged:
         inner = values.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
         offsets = offsets - offsets[0]
 
-    def row_of(value: int) -> int | str:
-        return where(int(np.searchsorted(offsets, value, side="right")) - 1)
+    def row_of(value: int) -> int:
+        return int(np.searchsorted(offsets, value, side="right")) - 1
 
     if is_any(inner.type, TEXT):
-        refuse_nulls(inner, column, row_of, "holds a null")
+        refuse_nulls(inner, column, where, "holds a null", row_of)
         texts = inner.to_pylist()
         encoded = [json.dumps(texts[start:stop]).encode() for start, stop in pairwise(offsets.tolist())]
         ends = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
         return Ragged(np.frombuffer(b"".join(encoded), np.uint8), ends, kind="str", inner=(None,))
-    flat = to_numpy(inner, replace(column, shape=None, ragged=False), where=row_of)
+    try:
+        flat = to_numpy(inner, replace(column, shape=None, ragged=False), where=lambda i: where(row_of(i)))
+    except DataError as exc:
+        exc.positions = exc.positions and sorted({row_of(i) for i in exc.positions})
+        raise
     return Ragged(flat, offsets, kind=flat.dtype.name, inner=flat.shape[1:])
 
 
@@ -254,6 +258,7 @@ def padded(
             ' more, or pass prepare=Prepare(pad="batch").',
             column=column,
             row=where(row),
+            positions=np.flatnonzero(lengths > size).tolist(),
         )
     inner = rows.flat.shape[1:]
     array = np.full((len(rows), size, *inner), value, rows.flat.dtype)

@@ -90,6 +90,7 @@ def _machine_gpus() -> list[str]:
 class HostModel:
     def __init__(self, channel: Channel, *, on_gpu: bool, log: Path) -> None:
         self._channel, self._log, self.on_gpu = channel, log, on_gpu
+        self._under_way = 0  # batches without an answer
 
     @classmethod
     def reached(cls, recipe: Recipe, sharing: Sharing, gpu: str) -> HostModel:
@@ -126,24 +127,28 @@ class HostModel:
         return cls(channel, on_gpu=bool(answer.fields["on_gpu"]), log=log)
 
     def predict_all(self, batches: Iterable[Arrays]) -> Iterator[Scored]:
-        under_way = 0
+        while self._under_way:  # what came after a batch that failed
+            self._answer()
         for batch in batches:
             with self._reporting_end():
                 self._channel.send("batch", *packed(batch))
-            under_way += 1
-            if under_way == IN_FLIGHT:
+            self._under_way += 1
+            if self._under_way == IN_FLIGHT:
                 yield self._scored()
-                under_way -= 1
-        while under_way:
+        while self._under_way:
             yield self._scored()
-            under_way -= 1
 
     def close(self) -> None:
         self._channel.close()
 
-    def _scored(self) -> Scored:
+    def _answer(self) -> Frame:
         with self._reporting_end():
             answer = self._channel.receive()
+        self._under_way -= 1
+        return answer
+
+    def _scored(self) -> Scored:
+        answer = self._answer()
         if answer.kind == "failed":
             raise _error(answer)
         scored: Scored = unpacked(answer)

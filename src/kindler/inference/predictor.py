@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any, SupportsBytes
 
 import numpy as np
+import pyarrow as pa
 
 from kindler.data.batches import in_pool, stacked
 from kindler.data.columns import ColumnPlan
@@ -24,6 +26,8 @@ from kindler.frameworks.base import BaseReplica
 from kindler.frameworks.registry import FRAMEWORKS
 from kindler.inference.host_model import HostModel, Sharing, gpu_of
 from kindler.inference.loaded import LoadedModels
+from kindler.inference.outputs import to_arrow
+from kindler.inference.row_errors import Batch, Failures, RowErrors
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
@@ -91,7 +95,9 @@ class Predictor:
     `output_cols` None means the model's own names if it returns a dict, else "prediction", or "prediction_0",
     ... for several. `labels` are the columns it was trained on as labels, which a transform may still return.
     With `stack`, prepared features are joined into one float32 matrix. `sharing` None has each process load
-    its own model.
+    its own model. With `lenient`, rows may fail, at most `max_errors` of them; `failures` counts those of
+    this process. With `error_col`, the last output is their errors. `like` are outputs without rows, if it is
+    known what outputs are like.
     """
 
     recipe: Recipe
@@ -104,6 +110,12 @@ class Predictor:
     labels: tuple[str, ...] = ()
     stack: bool = False
     sharing: Sharing | None = None
+    lenient: bool = False
+    max_errors: int | None = None
+    error_col: bool = False
+    like: tuple[np.ndarray[Any, Any], ...] | None = None
+    failures: Failures = field(default_factory=Failures, init=False)
+    _worked: bool = field(default=False, init=False, repr=False)
     _prepared_names: tuple[str, ...] | None = field(default=None, init=False, repr=False)
     _seen_names: tuple[tuple[str, ...] | None] | None = field(default=None, init=False, repr=False)
     _key: str | None = field(default=None, init=False, repr=False)
@@ -134,18 +146,37 @@ class Predictor:
     ) -> Iterator[list[np.ndarray[Any, Any]]]:
         """In batches of `batch_size`, whatever the chunk sizes; `place` is set if tasks may share the
         model."""
+        if not self.lenient:
+            yield from self._batches(chunks, place, None)
+            return
+        errors = RowErrors(
+            self.failures,
+            batch_size=self.batch_size,
+            most=self.max_errors,
+            column=self.error_col,
+            like=self.like,
+            worked=self._worked,
+        )
+        try:
+            yield from errors.completed(self._batches(errors.readable(chunks), place, errors))
+        finally:
+            self._worked = errors.worked
+
+    def _batches(
+        self, chunks: Iterable[Arrays], place: TaskPlace | None, errors: RowErrors | None
+    ) -> Iterator[list[np.ndarray[Any, Any]]]:
         if self.preparation is None:
-            return self._scored(fixed_batches(chunks, self.batch_size), place)
+            return self._scored(fixed_batches(chunks, self.batch_size), place, errors)
         seen = _Places()
         keys = getattr(self.preparation.collate, "keys", None)
         if keys is not None:
-            return self._by_length(seen, chunks, self.preparation, keys, place)
+            return self._by_length(seen, chunks, self.preparation, keys, place, errors)
         batches = fixed_batches(seen.watched(chunks), self.batch_size)
         numbered = (
             (range(number * self.batch_size, number * self.batch_size + len(batch[0])), batch)
             for number, batch in enumerate(batches)
         )
-        return self._scored(self._prepared(numbered, seen, self.preparation), place)
+        return self._scored(self._prepared(numbered, seen, self.preparation, errors), place, errors)
 
     def _by_length(
         self,
@@ -154,6 +185,7 @@ class Predictor:
         preparation: Prepare,
         keys: Callable[[Arrays], list[Any]],
         place: TaskPlace | None,
+        errors: RowErrors | None,
     ) -> Iterator[list[np.ndarray[Any, Any]]]:
         """Rows of similar length are computed together, and equal rows once, within windows of some batches.
         Results have the order of the rows."""
@@ -173,7 +205,7 @@ class Predictor:
                 start += len(rows)
 
         parts: list[list[np.ndarray[Any, Any]]] = []
-        for outputs in self._scored(self._prepared(numbered(), seen, preparation), place):
+        for outputs in self._scored(self._prepared(numbered(), seen, preparation, errors), place, errors):
             parts.append(outputs)
             order, different = windows[0]
             if sum(len(part[0]) for part in parts) == different:
@@ -182,42 +214,81 @@ class Predictor:
                 parts.clear()
 
     def _prepared(
-        self, batches: Iterator[tuple[Sequence[int], Arrays]], seen: _Places, preparation: Prepare
-    ) -> Iterator[Arrays]:
+        self,
+        batches: Iterator[tuple[Sequence[int], Arrays]],
+        seen: _Places,
+        preparation: Prepare,
+        errors: RowErrors | None,
+    ) -> Iterator[Any]:
         """The next batch is prepared while the model computes."""
         preparer = Preparer(
-            preparation, self.columns, trains=False, seed=self.recipe.seed, labels=self.labels
+            preparation,
+            self.columns,
+            trains=False,
+            seed=self.recipe.seed,
+            labels=self.labels,
+            lenient=errors is not None,
         )
         names = [column.name for column in self.columns.features]
 
-        def prepare(job: tuple[Sequence[int], Arrays]) -> dict[str, Any]:
-            numbers, batch = job
+        def features(numbers: Sequence[int], batch: Arrays, failed: dict[int, Exception] | None) -> Any:
             raw = dict(zip(names, batch, strict=True))
-            return preparer(raw, rows=len(batch[0]), where=lambda row: seen(numbers[row])).features
+            return preparer(
+                raw, rows=len(batch[0]), where=lambda row: seen(numbers[row]), failed=failed
+            ).features
+
+        def prepare(job: tuple[Sequence[int], Arrays]) -> Any:
+            numbers, batch = job
+            if errors is None:
+                return features(numbers, batch, None)
+
+            def some(rows: Any, failed: dict[int, Exception]) -> Any:
+                if rows is None:
+                    return features(numbers, batch, failed) or None
+                chosen = tuple(column[rows] for column in batch)
+                return features([numbers[row] for row in rows], chosen, failed) or None
+
+            return errors.prepared(len(numbers), some)
 
         with closing(in_pool(batches, prepare, threads=1, name="kindler-transform")) as prepared:
-            for features in prepared:
+            for made in prepared:
+                ready = made.inputs if isinstance(made, Batch) else made
+                if ready is None:
+                    yield made
+                    continue
                 if self._prepared_names is None:
-                    self._prepared_names, self._key = tuple(features), None
-                yield stacked(features, stack=self.stack)
+                    self._prepared_names, self._key = tuple(ready), None
+                ready = stacked(ready, stack=self.stack)
+                yield replace(made, inputs=ready) if isinstance(made, Batch) else ready
 
     def _scored(
-        self, batches: Iterator[Arrays], place: TaskPlace | None
+        self, batches: Iterator[Any], place: TaskPlace | None, errors: RowErrors | None
     ) -> Iterator[list[np.ndarray[Any, Any]]]:
         first = next(batches, None)
         if first is None:
             return
         # Not before the first batch: what prepared rows are called shows in them.
         with self._model(place) as model:
-            for number, scored in enumerate(model.predict_all(chain([first], batches))):
-                self._check(scored.outputs, scored.rows)
-                if number and scored.names != self._output_names:
-                    raise ConfigError(
-                        f"the model's outputs must have the same names in every batch; received"
-                        f" {scored.names} after {self._output_names}."
-                    )
-                self._seen_names = (scored.names,)
-                yield scored.outputs if self.finish is None else self.finish(scored.outputs)
+            batches = chain([first], batches)
+            if errors is None:
+                yield from self._computed(model, batches)
+                return
+            whole = (each if isinstance(each, Batch) else Batch(len(each[0]), each) for each in batches)
+            lend = partial(_lent, copies=not getattr(model, "takes_read_only", True))
+            yield from errors.scored(whole, partial(self._computed, model), lend)
+
+    def _computed(
+        self, model: BaseReplica | HostModel, batches: Iterator[Arrays]
+    ) -> Iterator[list[np.ndarray[Any, Any]]]:
+        for scored in model.predict_all(batches):
+            self._check(scored.outputs, scored.rows)
+            if self._seen_names is not None and scored.names != self._output_names:
+                raise ConfigError(
+                    f"the model's outputs must have the same names in every batch; received"
+                    f" {scored.names} after {self._output_names}."
+                )
+            self._seen_names = (scored.names,)
+            yield scored.outputs if self.finish is None else self.finish(scored.outputs)
 
     @contextmanager
     def _model(self, place: TaskPlace | None) -> Iterator[BaseReplica | HostModel]:
@@ -245,8 +316,30 @@ class Predictor:
     def _output_names(self) -> tuple[str, ...] | None:
         return self.replica().output_names if self._seen_names is None else self._seen_names[0]
 
+    def tried(self, sample: Arrays) -> Predictor:
+        """With names and types of the outputs, as they are for some of these rows."""
+        here = replace(self, error_col=False, max_errors=None, recipe=replace(self.recipe, threads=None))
+        outputs = next(here.score([sample]))
+        return replace(
+            self,
+            output_cols=here.names(len(outputs)),
+            types=tuple(to_arrow(output).type for output in outputs),
+            like=tuple(np.asarray(output[:0]) for output in outputs),
+        )
+
     def names(self, outputs: int) -> tuple[str, ...]:
         """Call it after a batch was scored; outputs that the model returns in a dict keep their names."""
+        if not self.error_col:
+            return self._own_names(outputs)
+        names = self._own_names(outputs - 1)
+        return (*names, f"{names[0]}_error")
+
+    @property
+    def added_types(self) -> list[pa.DataType] | None:
+        """Of all columns that it adds, if they are known."""
+        return None if self.types is None else [*self.types, *[pa.string()] * self.error_col]
+
+    def _own_names(self, outputs: int) -> tuple[str, ...]:
         named = self._output_names
         if self.output_cols is None and named is not None:
             return named
@@ -259,6 +352,11 @@ class Predictor:
                 f" but the model has {outputs} outputs."
             )
         return self.output_cols
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The Arrow types of the outputs' columns that are known."""
+        return dict(zip(self.output_cols or (), self.types or (), strict=False))
 
     def outputs_are_named(self) -> bool:
         return self.output_cols is None and self._output_names is not None
@@ -274,6 +372,16 @@ class Predictor:
 
 def _length(key: Any) -> int:
     return len(key) if isinstance(key, str | bytes) else sum(map(len, key))
+
+
+def _lent(batch: Arrays, *, copies: bool) -> Arrays:
+    """A batch that is computed again must be what it was, and models may write to their inputs."""
+    if copies:
+        return tuple(np.array(array) for array in batch)
+    views = tuple(array.view() for array in batch)
+    for view in views:
+        view.flags.writeable = False
+    return views
 
 
 def forget_model(content: str) -> None:

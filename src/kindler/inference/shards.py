@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from kindler.data.batches import inputs
-from kindler.data.ragged import Ragged, read_column
-from kindler.data.rejoin import Chunk
+from kindler.data.rejoin import chunk_of
 from kindler.data.shards.codec import Packed, pack, unpack
-from kindler.data.shards.source import Values, pieces, values
+from kindler.data.shards.source import pieces, values
 from kindler.engine.placement import TaskPlace, gpus_of_task
-from kindler.inference.outputs import like
+from kindler.errors import RowErrorsWarning
+from kindler.inference.outputs import concatenated, like
 from kindler.inference.predictor import Arrays, Predictor
+from kindler.inference.row_errors import Failures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,12 @@ class ShardScorer:
     def __call__(self, number: int, packed: Packed) -> Packed:
         if packed.info.rows:
             place = TaskPlace(number, tuple(gpus_of_task()))
+            self.predictor.failures = Failures()  # of this shard
             parts = list(self.predictor.score(self._chunks(number, packed), place))
-            outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            if self.predictor.failures.count:
+                text = f"in shard {number}, {self.predictor.failures}"
+                warnings.warn(text, RowErrorsWarning, stacklevel=2)
+            outputs = [concatenated(column) for column in zip(*parts, strict=True)]
         elif self.sample is None or not packed.is_table:
             return packed
         else:
@@ -49,13 +52,7 @@ class ShardScorer:
             def where(i: int, first: int = first) -> str:
                 return f"{first + i} of shard {number}"
 
+            given = [by_name[column.name] for column in columns.features]
+            chunk = chunk_of(columns, piece.info.rows, given, where, lenient=self.predictor.lenient)
             # A copy: a model that writes into its inputs must not change the shard.
-            arrays = [_copied(by_name[c.name], c, where) for c in columns.features]
-            chunk = Chunk(inputs(columns, arrays))
-            chunk.where = where
-            yield chunk
-
-
-def _copied(data: Values, column: Any, where: Any) -> Any:
-    checked = read_column(data, column, where=where)
-    return checked if isinstance(checked, Ragged) else np.array(checked)
+            yield chunk.copied()

@@ -156,6 +156,7 @@ class Scorer:
     method: str
     chosen: tuple[str, ...]
     finish: Finish
+    lenient: bool = False
 
     def score(
         self, chunks: Iterable[tuple[Array, ...]], place: TaskPlace | None = None

@@ -5,6 +5,7 @@ scan, Spark 4.1 sends only each row's file and number, and Python reads the colu
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -25,14 +26,14 @@ from kindler.data.parquet import RowReader
 from kindler.data.paths import local_path
 from kindler.data.rejoin import OutputJoiner, features_of
 from kindler.engine.placement import TaskPlace
-from kindler.errors import ConfigError
+from kindler.errors import ConfigError, RowErrorsWarning
 from kindler.spark.direct import StoredColumns
 from kindler.spark.frames import ROW, UNNUMBERED, Where, column
 from kindler.spark.tasks import Task, forget_zip_folders, sent_task, task_gpus
 from kindler.spark.versions import takes_columns
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
-Convert = Callable[[np.ndarray[Any, Any]], pa.Array]
+Convert = Callable[[Sequence[np.ndarray[Any, Any]]], Sequence[pa.Array]]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -41,6 +42,8 @@ class Scorer(Protocol):
 
     @property
     def columns(self) -> ColumnPlan: ...
+    @property
+    def lenient(self) -> bool: ...
     def score(
         self, chunks: Iterable[Arrays], place: TaskPlace | None = None
     ) -> Iterator[list[np.ndarray[Any, Any]]]: ...
@@ -61,10 +64,10 @@ def predict_frame(
         return _through_rows(frame, scorer, fields, convert)
     row, struct = (unused_name(name, [*frame.columns, *names]) for name in (ROW, "_kindler_outputs"))
     if stored is not None:
-        read = partial(_read, scorer.columns, stored)
+        read = partial(_read, scorer, stored)
         whole, sent = frame, [F.col("_metadata.file_path"), F.col("_metadata.row_index")]
     else:
-        read = partial(_received, scorer.columns, numbered=True)
+        read = partial(_received, scorer, numbered=True)
         # A number that Spark computes makes it hand over rows, which it turns into Arrow a third faster than
         # the vectors of a Parquet scan; and errors can say where a row is.
         number = F.lit(UNNUMBERED) if frame.isStreaming else F.monotonically_increasing_id()
@@ -85,10 +88,11 @@ def _through_rows(
     names = [field.name for field in fields]
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = OutputJoiner(scorer.columns)
+        rows = OutputJoiner(scorer.columns, lenient=scorer.lenient)
         scored = scorer.score(rows.features(batches), _place())
         for table in rows.joined(scored, names=lambda outputs: names, convert=convert):
             yield from table.to_batches()
+        _warn(scorer)
 
     return frame.mapInArrow(sent_task(score), StructType([*frame.schema.fields, *fields]))
 
@@ -109,7 +113,7 @@ def register_function(
 ) -> Callable[..., Any]:
     """An SQL function of the model's columns, in order; several outputs become a struct."""
     result = _result_type(_fields(names, types))
-    read = partial(_received, scorer.columns, numbered=False)
+    read = partial(_received, scorer, numbered=False)
     task = sent_task(partial(_score, scorer, tuple(names), convert, read))
     make = _arrow_udf if takes_columns(spark) else _pandas_udf
     function: Callable[..., Any] = spark.udf.register(name, make(task, result))
@@ -169,11 +173,19 @@ def _score(
     """Runs in Spark's Python workers, once per partition."""
     forget_zip_folders()
     for outputs in scorer.score(read(batches), _place() if placed else None):
-        arrays = [convert(output) for output in outputs]
+        arrays = list(convert(outputs))
         yield arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, list(names))
+    _warn(scorer)
 
 
-def _received(columns: ColumnPlan, batches: Iterable[Any], *, numbered: bool) -> Iterator[Arrays]:
+def _warn(scorer: Scorer) -> None:
+    failures = getattr(scorer, "failures", None)
+    if failures is not None and failures.count:
+        warnings.warn(f"in this task, {failures}", RowErrorsWarning, stacklevel=2)
+
+
+def _received(scorer: Scorer, batches: Iterable[Any], *, numbered: bool) -> Iterator[Arrays]:
+    columns = scorer.columns
     for batch in batches:
         # Spark hands over the only argument of a function by itself.
         arrays = list(batch) if isinstance(batch, tuple) else [batch]
@@ -184,12 +196,11 @@ def _received(columns: ColumnPlan, batches: Iterable[Any], *, numbered: bool) ->
                 f" called with {len(arrays)}."
             )
         rows = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
-        yield features_of(columns, rows, Where(ids))
+        yield features_of(columns, rows, Where(ids), lenient=scorer.lenient)
 
 
-def _read(
-    columns: ColumnPlan, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]
-) -> Iterator[Arrays]:
+def _read(scorer: Scorer, stored: StoredColumns, batches: Iterable[tuple[pa.Array, ...]]) -> Iterator[Arrays]:
+    columns = scorer.columns
     with ExitStack() as opened:
         reader, path = None, None
         for files, numbers in batches:
@@ -201,7 +212,8 @@ def _read(
                     reader = RowReader(place, columns.names, stored.problem)
                     path = file
                     opened.enter_context(reader)
-                yield features_of(columns, reader.read(start, stop), partial(add, start))
+                rows = reader.read(start, stop)
+                yield features_of(columns, rows, partial(add, start), lenient=scorer.lenient)
 
 
 def _place() -> TaskPlace:

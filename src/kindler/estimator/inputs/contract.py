@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -12,18 +14,22 @@ import pyarrow as pa
 
 from kindler.config import Ingest
 from kindler.data.arrays import kind, values
+from kindler.data.batches import inputs
 from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, ColumnPlan, conform, to_numpy
 from kindler.data.preparation import Prepare
 from kindler.data.ragged import read_column
+from kindler.data.rejoin import Chunk, chunk_of
 from kindler.data.sources import Source
 from kindler.data.statistics import Summary
 from kindler.engine.hub import Event
 from kindler.engine.job import Job
 from kindler.errors import ConfigError, DataError
+from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.state_format import ScoringModel
 from kindler.inference.host_model import sharing
 from kindler.inference.predictor import Predictor, Recipe
+from kindler.inference.row_errors import Failures
 from kindler.train.loaders import StreamSource
 from kindler.train.options import PredictOptions
 from kindler.train.progress import ProgressBar
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 
     from kindler.spark.frames import Feed
 
+SAMPLE_ROWS = 100  # to find one that can be scored
 PROBE_ROWS = 2  # a model that squeezes its output would lose the rows of a single one
 
 Prepared: TypeAlias = "tuple[Source | StreamSource, Feed | None]"
@@ -74,6 +81,8 @@ class ScoreRequest:
         layout: dtype and row shape of the columns it was trained on.
         seed: Decides the initial weights of a model that was never trained.
         job: The workers to start on this machine, if they are needed.
+        warn: Warns the caller of rows that failed.
+        described: Records the model and the options as JSON, the same for the same in another process.
         labels: The columns that were its labels.
     """
 
@@ -84,6 +93,8 @@ class ScoreRequest:
     device: str
     seed: int
     job: Job
+    described: Callable[[], Mapping[str, Any]] = dict
+    warn: Callable[[str], None] = warnings.warn
     labels: tuple[str, ...] = ()
 
     def predictor(self, columns: ColumnPlan, *, threads: int | None = None) -> Predictor:
@@ -109,6 +120,35 @@ class ScoreRequest:
             labels=self.labels,
             stack=bool(self.options.columns.stack_features),
             sharing=sharing(),
+            lenient=self.options.on_error != "raise",
+            max_errors=self.options.max_errors,
+            error_col=self.options.on_error == "column",
+        )
+
+    def knowing(
+        self, predictor: Predictor, types: Mapping[str, Any], first: Callable[[], Mapping[str, Any]]
+    ) -> Predictor:
+        """With the lengths of its columns and the types of its outputs, where rows may fail: one that differs
+        is then known to have failed. `first` reads a few rows, in case they must be looked at."""
+        first = cache(first)
+        columns = self.with_lengths(predictor.columns, types, first)
+        if predictor.types is not None and predictor.output_cols is not None:
+            return replace(predictor, columns=columns, like=(np.empty(0, object),) * len(predictor.types))
+        sample = None if predictor.preparation is not None else zeros(columns, self.layout, types)
+        with untouched():
+            if sample is not None:
+                return replace(predictor, columns=columns).tried(inputs(columns, sample))
+            return replace(predictor, columns=columns).tried(_readable(columns, first()))
+
+    def with_lengths(
+        self, columns: ColumnPlan, types: Mapping[str, Any], first: Callable[[], Mapping[str, Any]]
+    ) -> ColumnPlan:
+        sample = zeros(columns, self.layout, types)
+        if sample is None:
+            sample = list(_readable(replace(columns, stack_features=False), first()))
+        shapes = {c.name: a.shape[1:] for c, a in zip(columns.features, sample, strict=True) if not c.ragged}
+        return columns.changed(
+            lambda c: replace(c, shape=shapes[c.name]) if len(shapes.get(c.name, ())) else c
         )
 
     def preparation(self, columns: ColumnPlan) -> Prepare | None:
@@ -226,6 +266,16 @@ def zeros(columns: ColumnPlan, layout: Mapping[str, Any], types: Mapping[str, An
     return arrays
 
 
+def _readable(columns: ColumnPlan, rows: Mapping[str, Any]) -> Chunk:
+    given = [rows[column.name] for column in columns.features]
+    chunk = chunk_of(columns, len(given[0]), given, lambda i: i, lenient=True)
+    if len(chunk.failed) == chunk.rows:
+        if not chunk.rows:
+            raise DataError("the data has no rows, so the width of its columns is unknown.")
+        raise chunk.failed[0]
+    return chunk
+
+
 def repeated_row(row: pa.Table, columns: ColumnPlan) -> list[Array]:
     if not row.num_rows:
         raise DataError("the data has no rows, so the width of its columns is unknown.")
@@ -257,3 +307,21 @@ class RowCounter:
             self._done[event.rank] = event.fields["step"]
             done = sum(self._done.values())
             self._progress.report({"name": "progress", "epoch": 1, "step": done, "steps": self._rows})
+
+
+class FailureCounter(RowCounter):
+    """Ends the run when too many rows have failed, with those of `before`."""
+
+    def __init__(self, progress: ProgressBar, rows: int, before: Failures, most: int | None) -> None:
+        super().__init__(progress, rows)
+        self._before, self._most = before, most
+        self._failed: dict[int, Failures] = {}
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if event.kind != "log" and event.fields["name"] == "progress":
+            self._failed[event.rank] = Failures(**event.fields["failures"])
+            self.total().check(self._most)
+
+    def total(self) -> Failures:
+        return reduce(Failures.joined, self._failed.values(), self._before)

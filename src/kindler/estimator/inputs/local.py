@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
-from pathlib import Path
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -31,6 +31,7 @@ from kindler.data.column_options import ColumnOptions
 from kindler.data.columns import Array, Column, ColumnPlan, conform
 from kindler.data.paths import absolute
 from kindler.data.ragged import Ragged
+from kindler.data.rejoin import Chunk, chunk_of
 from kindler.data.sources import (
     DeliveredSource,
     FolderSource,
@@ -45,9 +46,10 @@ from kindler.data.statistics import Summary, columns_of, described, merged
 from kindler.engine import local
 from kindler.errors import ConfigError, DataError
 from kindler.estimator.inputs.contract import (
+    SAMPLE_ROWS,
+    FailureCounter,
     Input,
     Prepared,
-    RowCounter,
     ScoreRequest,
     SourceRequest,
     few_rows,
@@ -56,10 +58,11 @@ from kindler.estimator.inputs.contract import (
 )
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inference.files import FileTask
-from kindler.inference.outputs import like, refuse_taken, to_arrow
+from kindler.inference.files import FileTask, OutputFolder, Parts, input_record
+from kindler.inference.outputs import concatenated, like, refuse_taken, to_arrow
 from kindler.inference.predictor import Predictor
-from kindler.temporary import Folder, beside
+from kindler.inference.row_errors import Failures
+from kindler.temporary import Folder
 from kindler.train.loaders import is_stream, stream_source
 from kindler.train.options import PredictOptions
 from kindler.train.progress import ProgressBar
@@ -114,7 +117,7 @@ class ParquetInput(Input):
         return columns, repeated_row(pa.Table.from_batches([first]), columns)
 
     def summaries(self, known: Collection[str], columns: ColumnOptions) -> dict[str, Summary]:
-        files = parquet.inspect(self.data)
+        files = tables.inspect(self.places)
         names = [name for name in parquet.schema(files).names if name in columns_of(known)]
         batches = parquet.scan(files, names, 0, files.rows) if names else ()
         return merged([described(dict(zip(names, batch.columns, strict=True)), known) for batch in batches])
@@ -130,21 +133,58 @@ class ParquetInput(Input):
 
     def score(self, request: ScoreRequest) -> str:
         options = request.options
-        target = Path(options.output_path or "").absolute()
-        if target.exists():
-            raise ConfigError(
-                f"output_path={str(options.output_path)!r} exists already; it is not overwritten."
-            )
         files = tables.inspect(self.places)
-        source = parquet_source(files, options.columns)
-        refuse_taken(options.output_cols or ("prediction",), parquet.schema(files).names)
-        with beside(target) as unfinished:
-            unfinished.mkdir()
-            task = FileTask(predictor=request.predictor(source.columns), files=files, folder=str(unfinished))
+        columns = parquet_source(files, options.columns).columns
+        schema = parquet.schema(files)
+        refuse_taken(options.output_cols or ("prediction",), schema.names)
+        predictor = request.predictor(columns)
+        if predictor.lenient:
+
+            def first() -> Mapping[str, Any]:
+                found = parquet.scan(files, columns.names, 0, min(SAMPLE_ROWS, files.rows))
+                table = pa.Table.from_batches(list(found))
+                return dict(zip(table.column_names, table.columns, strict=True))
+
+            predictor = request.knowing(predictor, {field.name: field.type for field in schema}, first)
+        parts = Parts.of(files, options.batch_size)
+        output = OutputFolder(options.output_path or "", parts)
+        self._refuse_mixed(output.path, files)
+        described = [place.describe() for place in self.places if isinstance(place, tables.Table)]
+        manifest = {
+            **request.described(),
+            "input": {**input_record(files), **({"tables": described} if described else {})},
+            "parts": {"count": len(parts), "rows": parts.size},
+        }
+        missing = output.begin(manifest, overwrite=options.overwrite)
+        failed = output.failures() if predictor.lenient and len(missing) < len(parts) else Failures()
+        failed.check(options.max_errors)
+        if missing:
+            task = FileTask(
+                predictor=predictor, files=files, parts=parts, missing=missing, folder=output.path
+            )
+            job = replace(
+                request.job, ranks=request.job.ranks[: len(missing)], buffers=(cloudpickle.dumps(task),)
+            )
             with ProgressBar(verbose=options.verbose, what="predict", unit="rows") as progress:
-                job = replace(request.job, buffers=(cloudpickle.dumps(task),))
-                local.run(job, listener=RowCounter(progress, files.rows))
-        return str(target)
+                counter = FailureCounter(progress, files.rows, failed, options.max_errors)
+                local.run(job, listener=counter)
+            failed = counter.total()
+        if failed.count == files.rows:
+            raise DataError(f"no row could be scored, so these are not errors of rows: {failed}")
+        output.finish()
+        if failed.count:
+            request.warn(str(failed))
+        return output.path
+
+    def _refuse_mixed(self, target: str, files: parquet.ParquetFiles) -> None:
+        """Neither would then be the same in a second run."""
+        inside = f"{target.rstrip('/')}/"
+        given = [f"{absolute(path).rstrip('/')}/" for path in self.places if isinstance(path, str)]
+        if any(file.startswith(inside) for file in files.files) or any(map(inside.startswith, given)):
+            raise ConfigError(
+                f"output_path={target!r}: the output must not be in the folder of the input, nor the input in"
+                " that of the output.\nHint: choose another folder."
+            )
 
 
 def opener(spark: SparkSession | None) -> parquet.EachFile | None:
@@ -205,30 +245,36 @@ class MemoryInput(Input):
         rows, options = self.rows, request.options
         columns, given, count = columns_in_memory(rows, options.columns)
         predictor = request.predictor(columns)
+        step = options.batch_size
+        places = [slice(start, min(start + step, count)) for start in range(0, count, step)]
         with ExitStack() as stack:
-            parts_of: Callable[[slice], list[Any]]
+            parts_of: Callable[[slice], tuple[Any, ...]]
             plain = all(isinstance(given[column.name], np.ndarray) for column in columns.features)
-            if plain and options.columns.ragged is None:
-                lent = FRAMEWORKS.load(request.framework).takes_read_only
+            lent = FRAMEWORKS.load(request.framework).takes_read_only
+            if predictor.lenient:
+                types = {name: getattr(column, "type", None) for name, column in given.items()}
+                columns = request.with_lengths(
+                    columns, types, lambda: {name: column[:SAMPLE_ROWS] for name, column in given.items()}
+                )
+                predictor = replace(predictor, columns=columns)
+                parts_of = partial(_readable, columns, given)
+            elif plain and options.columns.ragged is None:
                 parts_of = partial(_conformed, columns, given, lent=lent)
             else:
                 folder = stack.enter_context(Folder("kindler-driver-"))
                 spool = Spool.open(spooled(columns, given, count, scratch=folder).folder)
                 parts_of = partial(_spooled, columns, spool)
-            chunks = (
-                inputs(columns, parts_of(slice(start, min(start + options.batch_size, count))))
-                for start in range(0, count, options.batch_size)
-            )
-            scored = predictor.score(chunks)
+            scored = predictor.score(map(parts_of, places))
             with untouched():  # the first batch makes the model
-                first = list(islice(scored, 1))
-            parts = [*first, *scored]
-            outputs = [np.concatenate(column) for column in zip(*parts, strict=True)]
+                begun = list(islice(scored, 1))
+            outputs = [concatenated(column) for column in zip(*begun, *scored, strict=True)]
+        if predictor.failures.count:
+            request.warn(str(predictor.failures))
         by_name = dict(zip(predictor.names(len(outputs)), outputs, strict=True))
         return self._scored(rows, by_name, predictor)
 
     def _scored(self, rows: Any, outputs: Mapping[str, Array], predictor: Predictor) -> Any:
-        return like(rows, dict(outputs), named=predictor.outputs_are_named())
+        return like(rows, dict(outputs), named=predictor.outputs_are_named(), kinds=predictor.kinds)
 
 
 class DatasetInput(MemoryInput):
@@ -244,7 +290,10 @@ class DatasetInput(MemoryInput):
 
     def _scored(self, rows: pa.Table, outputs: Mapping[str, Array], predictor: Predictor) -> Any:
         refuse_taken(outputs, rows.schema.names)
-        return with_columns(self.data, rows, {name: to_arrow(out) for name, out in outputs.items()})
+        kinds = predictor.kinds
+        return with_columns(
+            self.data, rows, {name: to_arrow(out, kinds.get(name)) for name, out in outputs.items()}
+        )
 
 
 class ArrowInput(MemoryInput):
@@ -262,19 +311,27 @@ class ArrowInput(MemoryInput):
         return table_of(self.data)
 
 
-def _conformed(columns: ColumnPlan, given: Mapping[str, Array], rows: slice, *, lent: bool) -> list[Array]:
+def _readable(columns: ColumnPlan, given: Mapping[str, Any], rows: slice) -> Chunk:
+    values = [given[column.name][rows] for column in columns.features]
+    return chunk_of(columns, rows.stop - rows.start, values, partial(add, rows.start), lenient=True)
+
+
+def _conformed(columns: ColumnPlan, given: Mapping[str, Array], rows: slice, *, lent: bool) -> Any:
     """Rows of arrays: copies, since a model may write to them, or read-only views if `lent`."""
     parts = []
     for column in columns.features:
         part = conform(given[column.name][rows], column, where=lambda row: rows.start + row).view()
         part.flags.writeable = False
         parts.append(part if lent else np.array(part))
-    return parts
+    return inputs(columns, parts)
 
 
-def _spooled(columns: ColumnPlan, spool: Spool, rows: slice) -> list[Any]:
+def _spooled(columns: ColumnPlan, spool: Spool, rows: slice) -> Any:
     arrays = [spool.arrays[column.name] for column in columns.features]
-    return [array.take(rows) if isinstance(array, Ragged) else np.array(array[rows]) for array in arrays]
+    taken: list[Any] = [
+        array.take(rows) if isinstance(array, Ragged) else np.array(array[rows]) for array in arrays
+    ]
+    return inputs(columns, taken)
 
 
 def _shipped(source: FolderSource, name: str, spark: SparkSession) -> Prepared:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from kindler.data.arrays import kind, refuse_unusable
-from kindler.errors import ConfigError
+from kindler.data.tables import Table, UnreadableError
+from kindler.errors import ConfigError, MissingExtraError
 from kindler.estimator.inputs.contract import Input
 from kindler.estimator.inputs.local import ArrowInput, DatasetInput, LoaderInput, MemoryInput, ParquetInput
 from kindler.estimator.inputs.shards import ShardsInput
-from kindler.estimator.inputs.spark import FrameInput
+from kindler.estimator.inputs.spark import FrameInput, TableInput
 from kindler.train.options import Engine
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def recognise(data: Any) -> Input:
     refuse_unusable(data)
     for kind_of_input in KINDS:
         if kind_of_input.accepts(data):
-            return kind_of_input(data)
+            return _readable(kind_of_input(data))
     raise ConfigError(
         f"data is {kind(data)}.\nHint: pass a Spark DataFrame, an XShards, a Parquet path or list of paths, a"
         " kindler.Table, a dict or tuple of numpy arrays, a pandas DataFrame, a pyarrow Table"
@@ -41,10 +43,37 @@ def recognise(data: Any) -> Input:
     )
 
 
+def _readable(found: Input) -> Input:
+    """A table that cannot be read without Spark goes through Spark's own reader, if a session runs."""
+    table = found.places[0] if isinstance(found, ParquetInput) and len(found.places) == 1 else None
+    if not isinstance(table, Table):
+        return found
+    try:
+        table.files()
+    except (UnreadableError, MissingExtraError) as exc:
+        spark = running_session()
+        if spark is None:
+            raise
+        try:
+            return TableInput(table, spark)
+        except ConfigError as also:
+            problem, _, hint = str(exc).partition("\nHint: ")
+            raise ConfigError(f"{problem}\n{also}\nHint: {hint}") from exc
+    return found
+
+
 def choose_engine(asked: Engine, *data: Input) -> Literal["local", "spark"]:
     if asked != "auto":
         return asked
     return "spark" if any(item.engine == "spark" for item in data) else "local"
+
+
+def running_session() -> SparkSession | None:
+    if "pyspark" not in sys.modules:
+        return None
+    from kindler.spark.session import running
+
+    return running()
 
 
 def session_for(*data: Input) -> SparkSession:

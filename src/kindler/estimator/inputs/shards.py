@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from kindler.engine.placement import usable_cores
 from kindler.errors import DataError
 from kindler.estimator.inputs.contract import (
     PROBE_ROWS,
+    SAMPLE_ROWS,
     Input,
     Prepared,
     RowCounter,
@@ -88,15 +90,19 @@ class ShardsInput(Input):
             from kindler.spark.tasks import lent
 
             predictor = predictor.lent(partial(lent, spark))
-        scorer = ShardScorer(
-            predictor=predictor,
-            schema=chosen.schema,
-            sample=_sample(
-                shards, chosen, request.layout, prepares=request.preparation(chosen.columns) is not None
-            ),
-        )
+        prepares = request.preparation(chosen.columns) is not None
+        sample = _sample(shards, chosen, request.layout, prepares=prepares)
+        if predictor.lenient and len(shards):
+            types = {} if chosen.schema is None else {field.name: field.type for field in chosen.schema}
+            first = partial(_first, shards, chosen)
+            predictor = request.knowing(predictor, defaultdict(lambda: None, types), first)
+        scorer = ShardScorer(predictor=predictor, schema=chosen.schema, sample=sample)
         with ProgressBar(verbose=request.options.verbose, what="predict", unit="rows") as progress:
             return as_input.worked(shards, scorer, job, RowCounter(progress, len(shards)))
+
+
+def _first(shards: XShards, chosen: as_input.Chosen) -> Mapping[str, Any]:
+    return values(pack(shards.head(SAMPLE_ROWS)), chosen.columns.names, chosen.schema)
 
 
 def _sample(

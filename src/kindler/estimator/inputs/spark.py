@@ -17,6 +17,7 @@ from kindler.data.sources import DeliveredSource, ParquetSource, arrow_source
 from kindler.data.statistics import Summary, columns_of, described, merged
 from kindler.errors import ConfigError
 from kindler.estimator.inputs.contract import (
+    SAMPLE_ROWS,
     Input,
     Prepared,
     ScoreRequest,
@@ -27,7 +28,7 @@ from kindler.estimator.inputs.contract import (
 from kindler.estimator.inputs.local import not_empty
 from kindler.frameworks.caller_state import untouched
 from kindler.frameworks.registry import FRAMEWORKS
-from kindler.inference.outputs import refuse_taken, to_arrow
+from kindler.inference.outputs import refuse_taken, to_arrow, to_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kindler.config import Ingest
     from kindler.data.column_options import ColumnOptions
     from kindler.data.columns import Array, ColumnPlan
+    from kindler.data.tables import Table
     from kindler.inference.predictor import Predictor
     from kindler.spark.direct import PlainScan
 
@@ -112,9 +114,17 @@ class FrameInput(Input):
         columns, types = self.plan(request.options.columns)
         predictor = request.predictor(columns, threads=1)
         scan = self._scan_to_score(columns, request.options.ingest)
-        # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
-        prepares = request.preparation(columns) is not None and not frame.isStreaming
-        sample = (None if prepares else zeros(columns, request.layout, types)) or self.first_row(columns)
+        if predictor.lenient:
+
+            def first() -> Mapping[str, Any]:
+                table = self.first_rows(columns, SAMPLE_ROWS)
+                return dict(zip(table.column_names, table.columns, strict=True))
+
+            predictor, sample = request.knowing(predictor, types, first), []
+        else:
+            # A transform may not take zeros: it is tried on a row of the data, unless there is none yet.
+            prepares = request.preparation(columns) is not None and not frame.isStreaming
+            sample = (None if prepares else zeros(columns, request.layout, types)) or self.first_row(columns)
         names, types_of_outputs = _tried(predictor, columns, sample)
         scorer = predictor.lent(partial(lent, frame.sparkSession))
         return self.scored(scorer, names, types_of_outputs, scan.columns if scan is not None else None)
@@ -126,7 +136,9 @@ class FrameInput(Input):
         frame = self.data
         folded = {column.lower() for column in frame.columns}  # Spark would replace one by the other
         refuse_taken(names, [*frame.columns, *(name for name in names if name.lower() in folded)])
-        return predict_frame(frame, scorer, names=names, types=types, convert=to_arrow, stored=stored)
+        return predict_frame(
+            frame, scorer, names=names, types=types, convert=partial(to_columns, types), stored=stored
+        )
 
     def plan(self, options: ColumnOptions) -> tuple[ColumnPlan, Mapping[str, Any]]:
         from kindler.spark.frames import arrow_types, refuse_ambiguous
@@ -157,6 +169,10 @@ class FrameInput(Input):
         return None
 
     def first_row(self, columns: ColumnPlan) -> list[Array]:
+        # The schema does not say how wide columns are.
+        return repeated_row(self.first_rows(columns, 1), columns)
+
+    def first_rows(self, columns: ColumnPlan, rows: int) -> pa.Table:
         from kindler.spark.frames import collected
 
         if self.data.isStreaming:
@@ -170,8 +186,23 @@ class FrameInput(Input):
                 "the width of a stream's columns is unknown until rows arrive.\n"
                 "Hint: pass columns=Columns(shapes={column: (width,)}), or fit() on such columns first."
             )
-        # The schema does not say how wide columns are.
-        return repeated_row(collected(self.data, columns.names, rows=1), columns)
+        return collected(self.data, columns.names, rows=rows)
+
+
+class TableInput(FrameInput):
+    """A table that only Spark can read, at its version."""
+
+    name = "table"
+
+    def __init__(self, table: Table, spark: SparkSession) -> None:
+        from kindler.spark.frames import table_frame
+
+        super().__init__(table_frame(spark, table))
+        self._table = table
+
+    def describe(self) -> dict[str, Any]:
+        asked = {"format": self._table.resolved_format(), "uri": self._table.place()}
+        return {**super().describe(), "tables": [self._table.chosen or asked]}
 
 
 def _summaries(
@@ -231,15 +262,15 @@ class SqlFunctionInput(Input):
             predictor.lent(partial(lent, spark)),
             names=names,
             types=types,
-            convert=to_arrow,
+            convert=partial(to_columns, types),
         )
 
 
 def _tried(
     predictor: Predictor, columns: ColumnPlan, sample: list[Array]
 ) -> tuple[Sequence[str], list[pa.DataType]]:
-    if predictor.output_cols is not None and predictor.types is not None:
-        return predictor.output_cols, list(predictor.types)
+    if predictor.output_cols is not None and (types := predictor.added_types) is not None:
+        return predictor.names(len(types)), types
     here = predictor.with_threads(None)  # the driver is not bound by the threads of an executor
     with untouched():
         outputs = next(here.score([inputs(columns, sample)]))
