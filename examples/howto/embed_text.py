@@ -62,15 +62,18 @@ def main(name, folder):
     stored = pd.read_parquet(f"{folder}/embeddings").sort_values("text", ignore_index=True)
     matrix = np.stack(stored["embedding"])
     print(f"{len(stored)} paragraphs, {matrix.shape[1]} numbers each, columns {list(stored.columns)}")
-    matrix -= matrix.mean(axis=0)  # remove what all texts have in common
-    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    common = matrix.mean(axis=0)  # what all texts have in common
 
-    similar = matrix @ matrix.T
-    np.fill_diagonal(similar, -1)
-    pair = np.unravel_index(similar.argmax(), similar.shape)
-    print(f"the most similar two, {similar[pair]:.2f}:")
-    for row in pair:
-        print(f"  {stored['chapter'][row]}: {stored['text'][row][:80]}")
+    def scaled(vectors):
+        vectors = vectors - common
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    matrix, query = scaled(matrix), "return a copy of the string with leading characters removed"
+    asked = scaled(estimator.embed({"text": [query]}, verbose=0)["embedding"])
+    similar = matrix @ asked[0]  # the cosine
+    print(f"most similar to {query!r}:")
+    for row in np.argsort(-similar)[:3]:
+        print(f"  {similar[row]:.2f} {stored['chapter'][row]}: {stored['text'][row][:60]}")
     kindler.stop()
 
 

@@ -231,3 +231,12 @@ def test_an_estimator_is_made_again_to_the_bit(om: Store, model: Any, tmp_path: 
     (fit,) = om.models.metadata("net").meta["lineage"]
     assert (fit["start"], fit["workers"], len(fit["weights"])) == ("given weights", 2, 4)
     assert om.models.reproduce("net", trusted=True).equal
+
+    held_out = (x[:20], np.arange(20) % 2)
+    before = estimator.evaluate(held_out, verbose=0)
+    newer = (x[::-1], np.arange(60) % 2)
+    again = om.models.retrain("net", holdout=held_out, data=newer, trusted=True)
+    assert again.version.number == 2
+    assert again.metrics["loss"][0] == pytest.approx(before["loss"])
+    assert again.metrics["loss"][1] != again.metrics["loss"][0]
+    assert om.models.reproduce("net@1", trusted=True).equal

@@ -111,6 +111,15 @@ def test_files_are_embedded_by_two_workers_in_the_order_of_their_rows(encoder: P
     np.testing.assert_allclose(np.array(found["embedding"].to_pylist()), expected, rtol=0, atol=1e-6)
 
 
+def test_vectors_of_an_arrow_table_are_written_to_a_delta_table(encoder: Path, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    est = Estimator.from_huggingface(encoder, task="embedding", workers=1)
+    embedded = est.embed(pa.table({"text": TEXTS}), verbose=0)
+    deltalake.write_deltalake(str(tmp_path / "vectors"), embedded)
+    found = deltalake.DeltaTable(str(tmp_path / "vectors")).to_pyarrow_table()
+    assert found.to_pydict() == embedded.to_pydict()
+
+
 class _Counting(torch.nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         rows, width = input_ids.shape
@@ -262,6 +271,17 @@ def test_an_answer_ends_where_the_model_has_no_more_positions(rules: dict[str, A
     )
     assert found["generated_tokens"].tolist() == [*expected, []]
     assert found["generated_reason"][-1] == "length"
+
+
+def test_columns_of_answers_have_their_types_where_every_answer_is_empty(tmp_path: Path) -> None:
+    est = made(generator("gpt2"), "text-generation", workers=1)
+    prompts = {"prompt": [" ".join(["film"] * 70)] * 2}
+    found = est.generate(pa.table(prompts), details=True, verbose=0)
+    path = est.generate(parquet(tmp_path, **prompts), details=True, output_path=tmp_path / "out", verbose=0)
+    for table in (found, pq.read_table(path)):
+        assert table["generated_tokens"].to_pylist() == [[], []]
+        assert table.schema.field("generated_tokens").type.value_type == pa.int64()
+        assert table.schema.field("generated_logprobs").type.value_type == pa.float64()
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

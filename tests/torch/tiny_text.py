@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
@@ -77,12 +77,14 @@ def ending_tokenizer() -> Any:
     return made
 
 
-def generator(kind: str, **options: Any) -> Any:
+def generator(kind: str, *, words: int = 19, end: int = 18, context: int = 64, **options: Any) -> Any:
     """A model that continues ("gpt2", "llama") or answers ("t5") texts, with large random weights."""
     torch.manual_seed(0)
-    ends: dict[str, Any] = {"eos_token_id": 18, "bos_token_id": None, "pad_token_id": 0, "vocab_size": 19}
+    ends: dict[str, Any] = {"eos_token_id": end, "bos_token_id": None, "pad_token_id": 0, "vocab_size": words}
     if kind == "gpt2":
-        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.4, **ends)
+        config = GPT2Config(
+            n_embd=32, n_layer=2, n_head=2, n_positions=context, initializer_range=0.4, **ends
+        )
         model: Any = GPT2LMHeadModel(config)
     elif kind == "t5":
         sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
@@ -94,7 +96,7 @@ def generator(kind: str, **options: Any) -> Any:
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
         model = LlamaForCausalLM(
             LlamaConfig(
-                num_attention_heads=2, max_position_embeddings=64, initializer_range=0.5, **sizes, **ends
+                num_attention_heads=2, max_position_embeddings=context, initializer_range=0.5, **sizes, **ends
             )
         )
     model.generation_config.update(**options)
@@ -109,3 +111,21 @@ def continued(model: Any, text: str, tokens: int) -> tuple[str, list[int]]:
     out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0]
     new = out[1:] if model.config.is_encoder_decoder else out[ids["input_ids"].shape[1] :]
     return made.decode(new, skip_special_tokens=True), new.tolist()
+
+
+def json_tokenizer() -> Any:
+    """Of bytes and a few longer tokens, so that it can spell all JSON; token 0 ends texts."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["[EOS]"], initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator(['{"name": "café", "sizes": [[1, 2], [3]]}', *sentences(20)["text"]], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[EOS]", pad_token="[EOS]")
+
+
+def json_writer(kind: str, **options: Any) -> Any:
+    """A `generator` for `json_tokenizer`, with more columns than that has tokens."""
+    return generator(kind, words=320, end=0, context=512, **options)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from kindler.config import Device, Optimization, RunSettings
 from kindler.data.preparation import Prepare
+from kindler.errors import ConfigError
 from kindler.estimator.checks import device_of, group_complaints, prepare_complaints, refuse, run_complaints
 from kindler.estimator.groups import names_groups
 from kindler.estimator.model import FrameworkModel
@@ -21,6 +22,7 @@ from kindler.types import (
     CompileArguments,
     Config,
     KerasModel,
+    Lora,
     TextTask,
     TorchLoss,
     TorchMetrics,
@@ -30,6 +32,7 @@ from kindler.types import (
 )
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from typing_extensions import Self
 
 P = ParamSpec("P")
@@ -150,6 +153,7 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         tokenizer: Any = None,
         *,
         task: TextTask,
+        adapter: Lora | PeftConfig | None = None,
         config: Config | None = None,
         max_length: int | None = None,
         optimizer: TorchOptimizer | None = None,
@@ -172,9 +176,12 @@ class Constructors(metaclass=_ConstructorsOfOthers):
             model: A folder that `save_pretrained` has written, the name of a model on the hub, or the model
                 itself. For "embedding" also a folder of sentence-transformers, or a `SentenceTransformer`.
             tokenizer: The same for the tokenizer. None takes the one in the model's folder.
-            task: "text-classification" predicts a label and its score, "regression" a number, "embedding" a
-                vector. "text-generation" and "text2text-generation" continue or answer a text. All but
-                "embedding" can be trained, with the model's own loss.
+            task: "text-classification" predicts a label and its score, "token-classification" entities,
+                "regression" a number, "embedding" a vector. "text-generation" and "text2text-generation"
+                continue or answer a text. All but "embedding" can be trained, with the model's own loss.
+            adapter: `Lora(...)`, or a configuration of peft, trains small adapters over the model, whose own
+                weights stay as they are: workers exchange, and checkpoints hold, the adapters alone. Workers
+                read a model from its folder or the hub themselves, and check its hash.
             config: What to change of the configuration that is read, such as `{"num_labels": 3}`.
             max_length: Tokens after which a text is cut. None is what the model can take.
             optimizer: As in `from_torch`. None is AdamW with a learning rate of 5e-5.
@@ -197,7 +204,21 @@ class Constructors(metaclass=_ConstructorsOfOthers):
         FRAMEWORKS.load("torch")
         from kindler.frameworks.torch.huggingface import TextModel
 
-        text = TextModel.read(model, tokenizer, task, config=config or {}, max_length=max_length)
+        text = TextModel.read(
+            model,
+            tokenizer,
+            task,
+            config=config or {},
+            max_length=max_length,
+            adapter=adapter,
+            seed=seed,
+            device=device_of(device).name,
+        )
+        if adapter is not None and hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                "optimizer holds the model's own weights, which adapter=... leaves as they are.\n"
+                "Hint: pass a class or a partial of one, such as partial(torch.optim.AdamW, lr=1e-4)."
+            )
         return cls.from_torch(
             text.model,
             optimizer=text.optimizer if optimizer is None else optimizer,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,7 @@ from kindler.data.preparation import Prepare, Preparer
 from kindler.data.statistics import Statistics
 from kindler.engine import local
 from kindler.engine.notices import sigterm_interrupts
-from kindler.errors import NotFittedError
+from kindler.errors import NotFittedError, RowErrorsWarning
 from kindler.estimator.checks import (
     ability_complaints,
     accelerator_complaints,
@@ -42,7 +43,7 @@ from kindler.estimator.groups import names_groups
 from kindler.estimator.inputs.contract import Input, ScoreRequest
 from kindler.estimator.inputs.recognise import choose_engine, recognise
 from kindler.estimator.inputs.spark import SqlFunctionInput
-from kindler.estimator.lineage import Lineage, utc_now
+from kindler.estimator.lineage import Lineage, scoring_record, utc_now
 from kindler.estimator.model import FrameworkModel, LiveModel
 from kindler.estimator.run import Listener, RunObserver, RunResults, job_of, run
 from kindler.estimator.text import TextScoring
@@ -62,6 +63,7 @@ from kindler.train.options import (
     Engine,
     EvaluateOptions,
     FitOptions,
+    OnError,
     PredictOptions,
     RunConfig,
 )
@@ -336,6 +338,9 @@ class Estimator(TextScoring):
         columns: Columns | None = None,
         accelerator: Accelerator | None = None,
         precision: str | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
+        overwrite: bool = False,
     ) -> Any:
         """Score every row of `data`.
 
@@ -359,6 +364,14 @@ class Estimator(TextScoring):
                 CPUs. None computes it with its own framework.
             precision: "bf16" or "fp16" computes a PyTorch model in half precision where PyTorch considers it
                 safe, "fp32" in full; outputs are float32. None keeps the precision of the model.
+            on_error: What becomes of a row that cannot be read, prepared or scored. "raise" ends the call.
+                "null" makes its outputs null, and issues a `RowErrorsWarning`. "column" also adds a column of
+                errors, named after the first output with "_error" appended. NaN in a feature is an error of
+                its row then, unless `Columns(allow_nan=True)`.
+            max_errors: How many rows may fail before the call ends with a `RowsFailedError`: of all rows; for
+                a Spark DataFrame or an `XShards`, of each partition or shard. None is any number.
+            overwrite: Whether to replace what an earlier call wrote to `output_path`. Otherwise a call with
+                the same model, rows and options completes what is there, and any other is an error.
 
         Returns:
             The scored data; for a Parquet path, `output_path`.
@@ -372,7 +385,7 @@ class Estimator(TextScoring):
                 shapes=read.shapes,
                 dtypes=read.dtypes,
                 stack_features=read.stack_features,
-                allow_nan=True,
+                allow_nan=True if on_error == "raise" else read.allow_nan,
             ),
             ingest=read.ingest,
             verbose=verbose,
@@ -380,6 +393,9 @@ class Estimator(TextScoring):
             output_path=output_path,
             accelerator=accelerator,
             precision=precision,
+            on_error=on_error,
+            max_errors=max_errors,
+            overwrite=overwrite,
         )
         return self._predict(recognise(data), options)
 
@@ -395,6 +411,7 @@ class Estimator(TextScoring):
         known = self._columns.without_labels()
         columns = replace(data.complete(options.columns, known), label_cols=None, need_labels=False)
         options = self._with_preparation(replace(options, columns=columns))
+        described = partial(self._scoring_record, options)
         model, weights = self._model, self._live.for_scoring()
         if options.accelerator is not None and options.accelerator != model.row.form:
             refuse(*ability_complaints(model.row, "export"), *accelerator_complaints(options))
@@ -414,6 +431,8 @@ class Estimator(TextScoring):
             device=self._run_config.device,
             seed=self._run_config.seed,
             labels=tuple(self._columns.labels or ("label", "y")),
+            described=described,
+            warn=partial(warn_caller, category=RowErrorsWarning),
             job=job_of(
                 model,
                 self._run_config.settings,
@@ -423,6 +442,13 @@ class Estimator(TextScoring):
             ),
         )
         return data.score(request)
+
+    def _scoring_record(self, options: PredictOptions) -> dict[str, Any]:
+        with untouched():
+            weights = self._live.replica.digests() if "train" in self._model.row.can else {}
+        if not weights:
+            weights = {"content": self._live.for_scoring().content}
+        return scoring_record(self._model, weights, options)
 
     @bare_interrupts
     def _predict_with(self, data: Any, options: PredictOptions) -> Any:

@@ -13,23 +13,30 @@ of an adapter's configuration that could load code or files need trust.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
-import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from threading import RLock
 from typing import Any
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from kindler.errors import ConfigError
 from kindler.estimator.estimator import Estimator
-from kindler.models._torch_recipe import difference, restore_flags, state_recipe
+from kindler.frameworks.torch import adapters
+from kindler.frameworks.torch.huggingface import SentenceEncoder
+from kindler.models._configurations import names_something, read_json
+from kindler.models._torch_recipe import build, describe, difference, restore_flags, state_recipe
 from kindler.models.kind import LoadedModel, Meta, confined, reject_unknown, require_trust
 from kindler.models.predictor import Predictor
 from kindler.models.safety import allowed_names, objects_in
+from kindler.models.signature import Arrays
 from kindler.models.torch import (
     Classes,
     NamedTorchPredictor,
@@ -40,22 +47,15 @@ from kindler.models.torch import (
     save_weights,
 )
 from kindler.registry import imported
+from kindler.store import Version
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _INDEX, _ADAPTER = ".index.json", "adapter_config.json"
-# What would be downloaded, or imported from packages that the file names.
-_CODE = (
-    *("auto_map", "custom_pipelines", "custom_generate", "attn_implementation", "experts_implementation"),
-    *("quantization_config", "trust_remote_code", "use_pretrained_backbone", "use_timm_backbone"),
-    "use_kernels",
-)
-# Entries of such names are files, folders or names on a hub if they are text, and sizes if they are numbers.
-_PLACES = ("path", "file", "url", "repo", "hub", "remote", "weights", "backbone", "pretrained", "kernel")
-_OWN_NAME = "name_or_path"  # where it came from; nobody reads that
-_PLAIN: tuple[Any, ...] = (None, False, "", "eager", "sdpa", [], {})
 
-_BASE, _ADAPTERS = "base", "adapters.safetensors"
-_ADAPTER_TYPES = ("LORA", "IA3", "LOHA", "LOKR")
+_LENGTH = 16  # of made-up texts
+_making = RLock()  # layers without numbers are made by replacing functions of torch, which all threads have
+_BASE, _ADAPTERS, _DENSE = "base", "adapters.safetensors", "dense.safetensors"
+_STORED = "_kindler_version"  # an attribute of models: the version that they are
 # What wrapping a model changes, and its defaults.
 _PUT_BACK = {"init_lora_weights": True, "base_model_name_or_path": None, "modules_to_save": None}
 _HINT = (
@@ -71,9 +71,11 @@ class HuggingFaceKind(TorchKind):
     packages = ("transformers", "torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
-        return isinstance(obj, _transformers().PreTrainedModel)
+        return isinstance(obj, _transformers().PreTrainedModel | SentenceEncoder)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
+        if isinstance(obj, SentenceEncoder):
+            return self._write_encoder(obj, folder, trusted=trusted)
         cls = type(obj)
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             raise ConfigError(
@@ -85,19 +87,22 @@ class HuggingFaceKind(TorchKind):
                 "this model has adapters from add_adapter(), which would be stored without the model.\n"
                 "Hint: peft.get_peft_model(model, config) creates a model that is stored with its adapters."
             )
-        with _without_bars():
+        with adapters.without_bars():
             obj.save_pretrained(folder)
         if not list(folder.glob("*.safetensors")):
             raise ConfigError(f"save_pretrained of {cls.__qualname__} wrote no weights as safetensors.")
         facts = {"form": "pretrained", "class": f"{cls.__module__}:{cls.__qualname__}"}
+        facts["weights"] = adapters.weights_hash(obj)
         return {**facts, "training": obj.training, "dtype": str(obj.dtype).removeprefix("torch.")}
 
     def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
+        if meta["form"] == "encoder":
+            return self._read_encoder(folder, meta, trusted=trusted, classes=classes)
         cls = _class(str(meta["class"]), classes, trusted=trusted)
         config = _configuration(folder, trusted=trusted)
         dtype = getattr(torch, str(meta.get("dtype")), None)
         try:
-            with _without_bars():
+            with _making, adapters.without_bars():
                 model = cls.from_pretrained(
                     folder,
                     config=cls.config_class.from_dict(config),
@@ -109,36 +114,64 @@ class HuggingFaceKind(TorchKind):
             raise ConfigError(f"the stored Hugging Face model cannot be rebuilt: {exc}") from exc
         return model.train(bool(meta.get("training")))
 
+    def belongs(self, obj: Any, version: Version) -> None:
+        """Adapters that are made over it name the version as their base."""
+        facts = {"version": str(version), "bucket": version.bucket, "weights": version.meta.get("weights")}
+        vars(obj)[_STORED] = facts
+
     def estimator(self, **options: Any) -> Estimator:
         return Estimator.from_torch(**{"inputs": "kwargs", **options})
 
+    def _write_encoder(self, obj: SentenceEncoder, folder: Path, *, trusted: bool) -> dict[str, Any]:
+        (folder / _BASE).mkdir()
+        stored = self.write(obj.encoder, folder / _BASE, trusted=trusted)
+        layers = describe(obj.dense)
+        if layers is None:
+            raise ConfigError(
+                f"layers after the pooling that are not torch.nn's cannot be stored: {obj.dense}"
+            )
+        save_weights({k: v.contiguous() for k, v in obj.dense.state_dict().items()}, folder / _DENSE)
+        facts = {"pooling": list(obj.pooling), "normalize": obj.normalize, "dense": layers}
+        return {"form": "encoder", "class": stored["class"], "encoder": stored, **facts}
+
+    def _read_encoder(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes) -> Any:
+        encoder = self.read(folder / _BASE, meta["encoder"], trusted=trusted, classes=classes)
+        dense = build(meta["dense"])
+        dense.load_state_dict(load_weights(folder / _DENSE))
+        layers = list(dense.children())
+        pooling, normalize = [str(name) for name in meta["pooling"]], bool(meta["normalize"])
+        return SentenceEncoder(encoder, pooling=pooling, dense=layers, normalize=normalize)
+
     def predictor(self, model: Any) -> Predictor:
+        if isinstance(model, SentenceEncoder):
+            return NamedTorchPredictor(model, "kwargs", ["input_ids", "attention_mask"], self.device or "cpu")
         mask = ["attention_mask"] if "attention_mask" in inspect.signature(model.forward).parameters else []
-        return NamedTorchPredictor(model, "kwargs", [model.main_input_name, *mask])
+        return _TransformersPredictor(model, "kwargs", [model.main_input_name, *mask], self.device or "cpu")
 
     def call(self, loaded: LoadedModel, verb: str, /, *data: Any, **options: Any) -> Any:
         """Arrays by name, such as a tokenizer makes; outputs by name."""
         reject_unknown(options, frozenset(), what="predict of kind 'huggingface'")
         (x,) = data
         if isinstance(x, Mapping):
-            return NamedTorchPredictor(loaded.model, "kwargs", tuple(map(str, x)))(x)
+            return NamedTorchPredictor(loaded.model, "kwargs", tuple(map(str, x)), self.device or "cpu")(x)
         return loaded.predictor(x)
 
     def put_again(self, meta: Meta) -> dict[str, Any]:
         return {}
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """The library shows progress of each file it reads and writes."""
-    bars = imported("transformers.utils.logging", what="a model", extra="huggingface")
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
+class _TransformersPredictor(NamedTorchPredictor):
+    def example(self, rows: int) -> Arrays | None:
+        """Models of text take any length."""
+        declared = super().example(rows)
+        first, *others = self.signature.names
+        model: Any = self._model
+        words = model.get_input_embeddings() if declared is None and first == "input_ids" else None
+        if words is None:
+            return declared
+        shape = (rows, min(_LENGTH, getattr(model.config, "max_position_embeddings", _LENGTH)))
+        ids = np.random.default_rng(0).integers(0, words.weight.shape[0], shape)
+        return {first: ids, **{name: np.ones(shape, np.int64) for name in others}}
 
 
 def _class(path: str, classes: Classes, *, trusted: bool) -> Any:
@@ -153,14 +186,14 @@ def _class(path: str, classes: Classes, *, trusted: bool) -> Any:
 
 def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
     """What the model was configured with."""
-    config = _json(folder / _CONFIG)
+    config = read_json(folder / _CONFIG)
     if not isinstance(config, dict):
         raise ConfigError(f"{_CONFIG} is not a configuration.")
     if trusted:
         return config
-    other = _json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
+    other = read_json(folder / _GENERATION) if (folder / _GENERATION).is_file() else {}
     parts = [*objects_in(config), *objects_in(other)]
-    named = sorted({key for part in parts for key, value in part.items() if _names_something(key, value)})
+    named = sorted({key for part in parts for key, value in part.items() if names_something(key, value)})
     if (folder / _ADAPTER).exists():
         named.append(_ADAPTER)
     if named:
@@ -171,7 +204,7 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
             " loaded",
         )
     for path in folder.rglob(f"*{_INDEX}"):  # weights in several files are files of the version
-        index = _json(path)
+        index = read_json(path)
         files = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(files, dict):
             raise ConfigError(f"{path.name} is not an index of weights.")
@@ -183,22 +216,6 @@ def _configuration(folder: Path, *, trusted: bool) -> dict[str, Any]:
     return config
 
 
-def _names_something(key: str, value: Any) -> bool:
-    """Whether an entry names code, or something elsewhere."""
-    name = key.lstrip("_").lower()
-    if value in _PLAIN or name == _OWN_NAME:
-        return False
-    text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
-    return name.startswith(_CODE) or (text and any(word in name for word in _PLACES))
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ConfigError(f"{path.name} cannot be read: {exc}") from exc
-
-
 def _transformers() -> Any:
     return imported("transformers", what="a model of Hugging Face", extra="huggingface")
 
@@ -206,21 +223,23 @@ def _transformers() -> Any:
 class PeftKind(TorchKind):
     """`PeftModel` objects whose adapters are LoRA or one of its kin, over models of transformers or PyTorch.
 
-    `init` and `classes` are those of the base model; see `TorchKind`.
+    `init` and `classes` are those of the base model; see `TorchKind`. With `share_base`, models that only
+    predict have the weights of equal bases in one place.
     """
 
     kind = "peft"
     put_options = frozenset({"init"})
+    get_options = TorchKind.get_options | {"share_base"}
     packages = ("peft", "torch", "safetensors")
 
     def can(self, obj: Any) -> bool:
-        return isinstance(obj, _peft().PeftModel)
+        return isinstance(obj, adapters.peft().PeftModel)
 
     def write(self, obj: Any, folder: Path, *, trusted: bool, **options: Any) -> dict[str, Any]:
         types = {str(_plain(config.peft_type)) for config in obj.peft_config.values()}
-        if other := sorted(types - {*_ADAPTER_TYPES}):
+        if other := sorted(types - {*adapters.TYPES}):
             raise ConfigError(
-                f"adapters of the type {other[0]} cannot be stored, only {_ADAPTER_TYPES}.\n{_HINT}"
+                f"adapters of the type {other[0]} cannot be stored, only {adapters.TYPES}.\n{_HINT}"
             )
         recipe = {
             "form": "peft",
@@ -233,11 +252,16 @@ class PeftKind(TorchKind):
         if recipe["merged"]:
             obj = copy.deepcopy(obj)  # the user's stays as it is
             obj.unmerge_adapter()
-        base = _without_adapters(obj)
+        base = adapters.base_of(obj)
         kind = _base_kind(base)
         (folder / _BASE).mkdir()
         meta = kind.write(base, folder / _BASE, trusted=trusted, **options)
-        recipe["base"] = {"kind": kind.kind, "meta": meta}
+        recipe["base"] = {"kind": kind.kind, "meta": meta, "weights": adapters.weights_hash(base)}
+        stored = vars(base).get(_STORED, {})
+        if stored.get("weights") == recipe["base"]["weights"]:
+            recipe["base"] |= {name: stored[name] for name in ("version", "bucket")}
+        elif place := getattr(base, "name_or_path", ""):
+            recipe["base"]["read_from"] = str(place)
         own = {id(tensor) for tensor in base.state_dict(keep_vars=True).values()}
         state = obj.state_dict(keep_vars=True)
         state = {name: tensor for name, tensor in state.items() if id(tensor) not in own}
@@ -250,7 +274,7 @@ class PeftKind(TorchKind):
     def read(self, folder: Path, meta: Meta, *, trusted: bool, classes: Classes = (), **options: Any) -> Any:
         for config in meta["adapters"].values():
             named = sorted(set(config) - allowed_names("peft entries"))
-            if named or config.get("peft_type") not in _ADAPTER_TYPES:
+            if named or config.get("peft_type") not in adapters.TYPES:
                 shown = named or config.get("peft_type")
                 require_trust(
                     trusted,
@@ -259,12 +283,15 @@ class PeftKind(TorchKind):
                 )
         stored = meta["base"]
         kind = _BASE_KINDS[str(stored["kind"])]
-        base = kind.read(folder / _BASE, stored["meta"], trusted=trusted, classes=classes)
-        state = load_weights(folder / _ADAPTERS)
-        try:
-            model = _wrapped(base, meta, state)
-        except Exception as exc:  # of peft: it says why
-            raise ConfigError(f"the stored peft model cannot be rebuilt: {exc}") from exc
+        with _making:
+            base = kind.read(folder / _BASE, stored["meta"], trusted=trusted, classes=classes)
+            if options.get("share_base") and not meta["merged"]:
+                base = _shared(base)
+            state = load_weights(folder / _ADAPTERS)
+            try:
+                model = _wrapped(base, meta, state)
+            except Exception as exc:  # of peft: it says why
+                raise ConfigError(f"the stored peft model cannot be rebuilt: {exc}") from exc
         if meta["merged"]:
             model.merge_adapter(adapter_names=list(meta["merged"]))
         return model
@@ -274,8 +301,9 @@ class PeftKind(TorchKind):
 
     def predictor(self, model: Any) -> Predictor:
         base = model.get_base_model()
-        kind = _base_kind(base)
+        kind = copy.copy(_base_kind(base))
         if kind.kind == "huggingface":
+            kind.device = self.device
             return kind.predictor(model)
         return TorchPredictor(model, self.device or "cpu", inputs_of=base)
 
@@ -289,6 +317,24 @@ class PeftKind(TorchKind):
 _BASE_KINDS: Mapping[str, TorchKind] = {"huggingface": HuggingFaceKind(), "torch": TorchKind()}
 
 
+_bases: WeakValueDictionary[str, torch.nn.Module] = WeakValueDictionary()
+
+
+def _shared(base: torch.nn.Module) -> torch.nn.Module:
+    """The same model, of the weights that another one in this process has already.
+
+    What a stored version says of its base is not asked: it could name that of others.
+    """
+    counted = hashlib.sha256(str(getattr(base, "config", base)).encode())
+    for name, buffer in base.named_buffers():
+        counted.update(f"{name} {buffer.dtype} {buffer.tolist()}".encode())
+    key = f"{type(base).__qualname__} {adapters.weights_hash(base)} {counted.hexdigest()}"
+    kept = _bases.setdefault(key, base)
+    made = adapters.sharing(kept)
+    weakref.finalize(made, id, kept)  # `kept` is there as long as anything shares it
+    return made
+
+
 def _base_kind(base: Any) -> TorchKind:
     return next(kind for kind in _BASE_KINDS.values() if kind.can(base))
 
@@ -298,10 +344,12 @@ def _wrapped(base: torch.nn.Module, recipe: Mapping[str, Any], state: Mapping[st
     # Their first numbers come from the file, and some take long to find.
     configs = {name: _config(config) for name, config in recipe["adapters"].items()}
     first, *others = configs
-    with warnings.catch_warnings():
+    with _making, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a model that had adapters before
         # Without numbers: all of them come from the file, and no more memory is taken than that has.
-        model = _peft().get_peft_model(base, configs[first], adapter_name=first, low_cpu_mem_usage=True)
+        model = adapters.peft().get_peft_model(
+            base, configs[first], adapter_name=first, low_cpu_mem_usage=True
+        )
         for name in others:
             model.add_adapter(name, configs[name], low_cpu_mem_usage=True)
     for name, config in recipe["adapters"].items():
@@ -335,29 +383,6 @@ def _check_same(
         raise ConfigError(f"the model, wrapped again with its adapters, differs: {differ[:5]}.\n{_HINT}")
 
 
-def _without_adapters(model: Any) -> torch.nn.Module:
-    """The base model, of the same tensors; the model itself is not changed."""
-    tensors = [*model.parameters(), *model.buffers()]
-    # Not by unload(), which takes the modules that were trained beside the adapters for those of the base.
-    base: torch.nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).get_base_model()
-    wrappers = (
-        _peft(".tuners.tuners_utils").BaseTunerLayer,
-        _peft(".utils.other").AuxiliaryTrainingWrapper,
-    )
-    while found := next(((name, m) for name, m in base.named_modules() if isinstance(m, wrappers)), None):
-        name, wrapper = found
-        layer: Any = getattr(wrapper, "token_adapter", wrapper)  # of single tokens, which are trained alone
-        inner = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.original_module
-        if not name:
-            base = inner
-            break
-        holder, _, leaf = name.rpartition(".")
-        setattr(base.get_submodule(holder), leaf, inner)
-    for name in ("peft_config", "_hf_peft_config_loaded"):  # which would say that it still has adapters
-        vars(base).pop(name, None)
-    return base
-
-
 def _described(config: Any) -> dict[str, Any]:
     """The entries of a configuration that are not its class's own, as JSON has them."""
     usual, recipe = type(config)().to_dict(), config.to_dict()
@@ -369,8 +394,8 @@ def _config(recipe: Mapping[str, Any]) -> Any:
     fields = copy.deepcopy(dict(recipe))
     if recipe["peft_type"] == "LORA":
         fields["init_lora_weights"] = False
-    kind = _peft().PeftType(fields.pop("peft_type"))
-    return _peft(".mapping").PEFT_TYPE_TO_CONFIG_MAPPING[kind](**fields)
+    kind = adapters.peft().PeftType(fields.pop("peft_type"))
+    return adapters.peft(".mapping").PEFT_TYPE_TO_CONFIG_MAPPING[kind](**fields)
 
 
 def _merged(part: torch.nn.Module) -> list[str]:
@@ -384,7 +409,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     return list(value) if isinstance(value, tuple) else value
-
-
-def _peft(module: str = "") -> Any:
-    return imported(f"peft{module}", what="a model of peft", extra="peft")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -16,11 +19,15 @@ import torch
 
 from kindler.collective import Array
 from kindler.errors import ConfigError, DataError, MissingExtraError
+from kindler.frameworks.torch import adapters
 from kindler.frameworks.torch.generation import SAMPLING
+from kindler.frameworks.torch.schemas import check_schema, vocabulary_of
+from kindler.frameworks.torch.tagging import entities, tagged
 from kindler.types import GENERATING, Sampling, TextTask
 
 _CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
     "regression": "AutoModelForSequenceClassification",
     "embedding": "AutoModel",
     "text-generation": "AutoModelForCausalLM",
@@ -35,7 +42,8 @@ class Tokens:
     """Collates rows of text to the model's inputs, padded to the longest of the batch.
 
     For models that classify, a second text column is the other text of a pair; for models that generate, it
-    is what to answer to the first. `sampling` is set where prompts are answered.
+    is what to answer to the first. `sampling` is set where prompts are answered; `system` then makes
+    conversations of them. JSON text of messages is one already.
     """
 
     tokenizer: Any
@@ -45,25 +53,44 @@ class Tokens:
     several: bool = False
     prefix: str = ""
     lower: bool = False
-    sampling: bytes | None = None
+    sampling: str | None = None
+    system: str | None = None
 
     @property
     def hint_for_labels(self) -> str:
         return f"number the classes, as the model does: {dict(list(self.labels.items())[:5])}."
 
+    def described(self) -> dict[str, Any]:
+        """As JSON, the same for equal ones."""
+        vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        return {
+            "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest(),
+            "task": self.task,
+            "labels": {str(number): name for number, name in self.labels.items()},
+            "max_length": self.max_length,
+            "several": self.several,
+            "prefix": self.prefix,
+            "lower": self.lower,
+            "sampling": self.sampling or "",
+        }
+
     def keys(self, columns: Sequence[Any]) -> list[Any]:
         """What equal rows have in common: the text, or all texts of the row."""
-        texts = [_texts(values) for values in columns]
+        texts = [
+            [text if isinstance(text, str) else tuple(text) for text in _texts(values)] for values in columns
+        ]
         return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.task == "token-classification":
+            return tagged(rows, self.tokenizer, self.labels, self.max_length)
         names = [name for name, value in rows[0].items() if isinstance(value, str)]
         if not 1 <= len(names) <= 2:
             raise ConfigError(
                 f"this model takes a column of text, or two; received {list(rows[0])}, of which {names} are"
                 " text.\nHint: name the column in feature_cols."
             )
-        texts = [[self._clean(row[name]) for row in rows] for name in names]
+        texts = [[self.cleaned(row[name]) for row in rows] for name in names]
         if self.task not in GENERATING:
             return self._encoded(*texts)
         if self.sampling is not None:
@@ -76,6 +103,12 @@ class Tokens:
         """The columns that `predict` adds, and how they are made of the model's outputs."""
         if self.task in GENERATING:
             raise ConfigError(f"a model for {self.task} answers prompts.\nHint: use generate(...).")
+        if self.task == "token-classification":
+            if names is not None and len(names) != 1:
+                raise ConfigError(
+                    f"token-classification predicts one column, entities; received output_cols={list(names)}."
+                )
+            return names or ("entities",), self._tagged
         if self.task != "text-classification":
             return names, None
         if names is not None and len(names) != 2:
@@ -88,9 +121,13 @@ class Tokens:
     def embedded(self, dtype: str, *, normalize: bool) -> Callable[[list[Array]], list[Array]]:
         return functools.partial(_embedded, dtype=dtype, normalize=normalize)
 
-    def asking(self, sampling: Sampling, *, details: bool) -> Tokens:
+    def asking(self, sampling: Sampling, *, details: bool, system: str | None) -> Tokens:
+        if system is not None:
+            self._template()
+        if sampling.schema is not None:
+            check_schema(str(sampling.schema), self.vocabulary)
         told = {**asdict(sampling), "stop": list(sampling.stop), "details": details}
-        return replace(self, sampling=json.dumps(told).encode())
+        return replace(self, sampling=json.dumps(told), system=system)
 
     def answers(self, outputs: list[Array], *, stop: Sequence[str], details: bool) -> list[Array]:
         """The columns of `generate`, of what `generated` returns."""
@@ -106,7 +143,11 @@ class Tokens:
         logprobs = [row[: len(kept)].tolist() for row, kept in zip(chances, rows, strict=True)]
         return [objects(texts), objects(rows), objects(reasons), objects(logprobs)]
 
-    def _clean(self, text: str) -> str:
+    @functools.cached_property
+    def vocabulary(self) -> str:
+        return vocabulary_of(self.tokenizer)
+
+    def cleaned(self, text: str) -> str:
         text = self.prefix + text
         return text.lower() if self.lower else text
 
@@ -118,15 +159,16 @@ class Tokens:
         )
 
     def _prompts(self, texts: list[str]) -> dict[str, Any]:
-        tokens = self.tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
+        talks = [self._messages(text) for text in texts]
+        tokens = self._tokens(texts) if not any(talks) else []
+        for row, (text, talk) in enumerate(zip(texts, talks, strict=True) if not tokens else ()):
+            tokens.append(self._tokens([text])[0] if talk is None else self._spoken(talk, row)["input_ids"])
         ids, mask = _padded(tokens, self._pad, left=self.task == "text-generation")
         empty = np.flatnonzero(~mask.any(1))
         if len(empty):
-            error = DataError("has no tokens, so there is nothing to continue")
-            error.position = int(empty[0])  # type: ignore[attr-defined]
-            raise error
-        sampling = np.frombuffer(self.sampling or b"", np.uint8)
-        return {"input_ids": ids, "attention_mask": mask, SAMPLING: np.tile(sampling, (len(ids), 1))}
+            raise DataError("has no tokens, so there is nothing to continue", positions=empty.tolist())
+        told = f"{self.sampling}\n{self.vocabulary if json.loads(self.sampling or '')['schema'] else ''}"
+        return {"input_ids": ids, "attention_mask": mask, SAMPLING: objects([told] * len(ids))}
 
     def _answered(self, texts: list[str], answers: list[str] | None = None) -> dict[str, Any]:
         """Inputs and the labels of the loss: all tokens, or those of the answers."""
@@ -140,6 +182,7 @@ class Tokens:
             target = self.tokenizer(text_target=answers, truncation=True, max_length=self.max_length)
             labels, _ = _padded(target["input_ids"], _IGNORED, left=False)
             return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        talks = [self._messages(text) if answers is None else None for text in texts]
         prompts = self._tokens(texts)
         end = self.tokenizer.eos_token_id
         if answers is None:
@@ -149,11 +192,61 @@ class Tokens:
         rests = [[*rest, *([] if end is None else [end])] for rest in rests]
         pairs = list(zip(prompts, rests, strict=True))
         tokens = [[*prompt, *rest][: self.max_length] for prompt, rest in pairs]
-        learned = tokens
+        learned = list(tokens)
         if answers is not None:
             learned = [[*[_IGNORED] * len(prompt), *rest][: self.max_length] for prompt, rest in pairs]
+        for row, talk in enumerate(talks):
+            if talk is not None:
+                tokens[row], learned[row] = self._learned(talk, row)
         ids, mask = _padded(tokens, self._pad, left=False)
         return {"input_ids": ids, "attention_mask": mask, "labels": _padded(learned, _IGNORED, left=False)[0]}
+
+    def _messages(self, text: str) -> list[dict[str, Any]] | None:
+        """The conversation that a text is, or is to become."""
+        made: Any = None
+        if text.lstrip()[:1] == "[":
+            with suppress(ValueError):
+                made = json.loads(text)
+        if made and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in made):
+            self._template()
+            return list(made)
+        if self.system is None:
+            return None
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": text}]
+
+    def _template(self) -> str:
+        template = getattr(self.tokenizer, "chat_template", None)
+        if not template:
+            raise ConfigError(
+                "this tokenizer has no chat template, so messages cannot become a prompt.\n"
+                "Hint: use the tokenizer of a model that was trained on conversations, or set"
+                " tokenizer.chat_template."
+            )
+        return str(template)
+
+    def _spoken(self, messages: list[dict[str, Any]], row: int, *, asks: bool = True, **more: Any) -> Any:
+        made = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=asks, tokenize=True, return_dict=True, **more
+        )
+        if asks and len(made["input_ids"]) > self.max_length:
+            raise _at(row, f"has {len(made['input_ids'])} tokens, more than max_length={self.max_length}")
+        return made
+
+    def _learned(self, messages: list[dict[str, Any]], row: int) -> tuple[list[int], list[int]]:
+        """Tokens and labels: those that the template marks as the assistant's, or else the last answer."""
+        if re.search(r"\{%-?\s*generation", self._template()):
+            made = self._spoken(messages, row, asks=False, return_assistant_tokens_mask=True)
+            tokens, own = made["input_ids"], made["assistant_masks"]
+        else:
+            if messages[-1]["role"] != "assistant" or len(messages) < 2:
+                raise _at(row, "does not end with a message of the assistant, so there is nothing to learn")
+            tokens = self._spoken(messages, row, asks=False)["input_ids"]
+            asked = self._spoken(messages[:-1], row)["input_ids"]
+            if tokens[: len(asked)] != asked:
+                raise _at(row, "is changed by its last answer in the chat template, so it cannot be learned")
+            own = [0] * len(asked) + [1] * (len(tokens) - len(asked))
+        learned = [token if mine else _IGNORED for token, mine in zip(tokens, own, strict=True)]
+        return tokens[: self.max_length], learned[: self.max_length]
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         tokens: list[list[int]] = self.tokenizer(texts, truncation=True, max_length=self.max_length)[
@@ -166,6 +259,9 @@ class Tokens:
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
+    def _tagged(self, outputs: list[Array]) -> list[Array]:
+        return [objects(entities(outputs, self.labels))]
+
     def _labelled(self, outputs: list[Array]) -> list[Array]:
         logits = torch.from_numpy(np.ascontiguousarray(outputs[0], np.float32))
         names = [self.labels.get(i, str(i)) for i in range(logits.shape[1])]
@@ -175,6 +271,10 @@ class Tokens:
             return [objects(chosen), chances]
         chance, best = logits.softmax(-1).max(-1)
         return [objects([names[i] for i in best.tolist()]), chance.numpy()]
+
+
+def _at(row: int, problem: str) -> DataError:
+    return DataError(problem, positions=[row])
 
 
 def objects(values: Sequence[Any]) -> Array:
@@ -283,7 +383,7 @@ _POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 class TextModel:
     """What `Estimator.from_huggingface` makes of its arguments."""
 
-    model: torch.nn.Module
+    model: torch.nn.Module | Callable[..., torch.nn.Module]
     tokens: Tokens
 
     @property
@@ -296,7 +396,16 @@ class TextModel:
 
     @classmethod
     def read(
-        cls, model: Any, tokenizer: Any, task: TextTask, *, config: Mapping[str, Any], max_length: int | None
+        cls,
+        model: Any,
+        tokenizer: Any,
+        task: TextTask,
+        *,
+        config: Mapping[str, Any],
+        max_length: int | None,
+        adapter: Any = None,
+        seed: int = 0,
+        device: str = "auto",
     ) -> TextModel:
         if task not in _CLASSES:
             raise ConfigError(f"task must be one of {', '.join(_CLASSES)}; received {task!r}.")
@@ -307,20 +416,25 @@ class TextModel:
                 what="from_huggingface", package="transformers", extra="huggingface"
             ) from None
         own: dict[str, Any] = {}
+        adapting = None if adapter is None else adapters.config_of(adapter, task)
+        place: adapters.Place | None = None
+        if bits := getattr(adapter, "base_bits", None):
+            named = isinstance(model, str | PathLike)
+            config = {**config, **adapters.quantized(bits, device=device, from_place=named)}
         if hasattr(model, "encode") and hasattr(model, "save_pretrained") and task == "embedding":
             with TemporaryDirectory(prefix="kindler-") as folder:  # a SentenceTransformer
                 model.save_pretrained(folder)
                 return cls.read(folder, tokenizer, task, config=config, max_length=max_length)
         if isinstance(model, str | PathLike):
-            place = Path(fspath(model))
-            if task == "embedding" and (place / "modules.json").is_file():
-                model, own = _sentence_encoder(place, config)
-                tokenizer = place if tokenizer is None else tokenizer
+            path = Path(fspath(model))
+            if task == "embedding" and (path / "modules.json").is_file():
+                model, own = _sentence_encoder(path, config)
+                tokenizer = path if tokenizer is None else tokenizer
             else:
                 tokenizer = model if tokenizer is None else tokenizer
                 more = {"problem_type": "regression", "num_labels": 1} if task == "regression" else {}
-                kind = getattr(transformers, _CLASSES[task])
-                model = kind.from_pretrained(fspath(model), **{**more, **config})
+                place = adapters.Place(_CLASSES[task], fspath(model), {**more, **config})
+                model = place.read(seeded=adapting is not None)
         elif config:
             raise ConfigError("config changes what is read from a folder or a hub; a model was passed.")
         if not isinstance(model, torch.nn.Module):
@@ -334,9 +448,8 @@ class TextModel:
             raise ConfigError("a model that is passed as an object needs its tokenizer=.")
         if isinstance(tokenizer, str | PathLike):
             tokenizer = transformers.AutoTokenizer.from_pretrained(fspath(tokenizer))
-        return cls(
-            model, _tokens(model, tokenizer, task, {**own, "max_length": max_length or own.get("max_length")})
-        )
+        tokens = _tokens(model, tokenizer, task, {**own, "max_length": max_length or own.get("max_length")})
+        return cls(model if adapting is None else adapters.above(model, place, adapting, seed), tokens)
 
 
 def _tokens(model: torch.nn.Module, tokenizer: Any, task: TextTask, own: Mapping[str, Any]) -> Tokens:

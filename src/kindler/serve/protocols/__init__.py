@@ -56,6 +56,7 @@ class InferRequest:
         id: What the answer repeats.
         timeout_s: How long the client waits, if it said so.
         batch: Whether its rows may share a call with others.
+        stored: Whether its rows are a dataset of the store, and need not be logged.
     """
 
     inputs: Mapping[str, Array]
@@ -67,6 +68,7 @@ class InferRequest:
     id: str = ""
     timeout_s: float | None = None
     batch: bool = True
+    stored: bool = False
 
     def check_rows(self, most: int) -> None:
         """Reject more rows than are allowed with 413."""
@@ -99,16 +101,10 @@ class Reply:
     status: int = 200
 
 
-class Codec(ABC):
-    """One protocol.
-
-    Attributes:
-        path: Its URLs for predictions: the groups `name`, and `version` where it has one.
-        error: The field of an error's message.
-    """
+class ErrorFormat:
+    """How a protocol writes errors; `error` is the field of the message."""
 
     name: str
-    path: re.Pattern[str]
     error = "error"
 
     def target(self, method: str, path: str) -> Target | None:
@@ -117,6 +113,23 @@ class Codec(ABC):
         Raises:
             Problem: 405: it is, but not with this method.
         """
+        return None
+
+    def problem(self, problem: Problem) -> Reply:
+        body = dumps({self.error: problem.message}, tokens=False)
+        return Reply(body, headers=tuple(problem.headers.items()), status=problem.status)
+
+
+class Codec(ErrorFormat, ABC):
+    """One protocol for predictions.
+
+    Attributes:
+        path: Its URLs for predictions: the groups `name`, and `version` where it has one.
+    """
+
+    path: re.Pattern[str]
+
+    def target(self, method: str, path: str) -> Target | None:
         match = self.path.fullmatch(path)
         if match is None:
             return None
@@ -139,7 +152,3 @@ class Codec(ABC):
         Raises:
             Problem: 400 or 406: the outputs cannot be written in the form that was asked for.
         """
-
-    def problem(self, problem: Problem) -> Reply:
-        body = dumps({self.error: problem.message}, tokens=False)
-        return Reply(body, headers=tuple(problem.headers.items()), status=problem.status)

@@ -22,7 +22,8 @@ export function ticks(low, high, most) {
  * `update` draws other data; a `second` series is drawn beside the first, dashed.
  */
 export function lineChart(label, options) {
-  const { height = 180, zero = false, format = short, tick = format, xFormat = short, gap = "No values yet." } = options;
+  const { height = 180, zero = false, latest = true, format = short, tick = format, xFormat = short,
+    gap = "No values yet." } = options;
   const svg = s("svg.plot", { role: "img", tabindex: "0", height });
   const legend = h("figcaption.legend");
   const said = h("span.hidden", { "aria-live": "polite" });
@@ -80,6 +81,7 @@ export function lineChart(label, options) {
     cursor.setAttribute("x2", x);
     const texts = data.series.map((one) => {
       const value = at === null ? one.values.findLast(Number.isFinite) : one.values[at];
+      if (at === null && !latest) return ""; // the last one says no more than others
       return Number.isFinite(value) ? format(value) : "–";
     });
     shown.forEach((node, i) => { node.textContent = texts[i]; });

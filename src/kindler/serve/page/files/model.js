@@ -5,6 +5,7 @@ import { lineChart } from "./chart.js";
 import { about, card, cell, chip, count, h, short, size, table, toast, when } from "./dom.js";
 import { shown } from "./tensors.js";
 import { tryIt } from "./tryit.js";
+import { generates, tryText } from "./trytext.js";
 
 const SMALL = 64 * 2 ** 20; // bytes: a model up to this is loaded to be looked at
 const PLOTS = 4; // of the columns that have drifted most
@@ -22,7 +23,7 @@ export async function model({ bucket, name, version, may, signal, again }) {
     try {
       const served = await api(`model/${part(`${name}@${told.version}`)}/signature`, { query: { bucket }, signal });
       known.replaceChildren(signature(served));
-      form.replaceChildren(tryIt(place, told, served, may("predict")));
+      form.replaceChildren((generates(served) ? tryText : tryIt)(place, told, served, may("predict")));
       drifted.replaceChildren(await drift(place, told));
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -139,18 +140,19 @@ async function drift({ bucket, name, signal }, told) {
   all.sort(([, one], [, other]) => Boolean(other.alarm) - Boolean(one.alarm) || other.psi - one.psi);
   if (!report.sampled || !all.length) return card("Drift", "", h("p.note", "No request to compare with the training data yet."));
   const plots = all.slice(0, PLOTS).map(([column, one]) => {
-    const plot = lineChart(column, { height: 150, zero: true });
+    const plot = lineChart(column, { height: 150, zero: true, latest: false });
     plot.update({ x: one.bins[0].map((_, i) => i + 1), xName: "bin", series: [
       { name: "training", values: one.bins[0] }, { name: "requests", values: one.bins[1], second: true }] });
     return plot;
   });
-  const columns = ["Column", ["PSI", "right"], ["KS", "right"], ["Missing", "right"], ["New", "right"], "Alarm"];
+  const columns = ["Column", ["PSI", "right"], ["KS", "right"], ["Missing", "right wide"], ["New", "right wide"]];
   return card("Drift", ".drift",
-    h("p", { class: report.alarm ? "said" : "note" }, `${report.alarm ? "The input has drifted. " : "No alarm. "}` +
+    h("p", { class: report.alarm ? "said" : "note" }, `${report.alarm ? "What the model is asked has drifted. " : "No alarm. "}` +
       `${report.sampled} rows of the last requests, beside the training data; share of rows in each bin:`),
     h("div.plots", plots),
-    table("Drift", columns, all.map(([column, one]) => [h("code", column), short(one.psi), short(one.ks),
-      short(one.missing[1]), short(one.new), one.alarm ? h("strong", one.alarm) : ""])));
+    table("Drift", columns, all.map(([column, one]) => [
+      [h("code", column), one.alarm ? h("div.alarm", one.alarm) : ""], short(one.psi), short(one.ks),
+      short(one.missing[1]), short(one.new)])));
 }
 
 function attributes(told) {
@@ -168,6 +170,11 @@ function lineage(bucket, told) {
     step("Data", from(fit.data), fit.rows ? `${count(fit.rows)} rows` : "", fit.validation ? "with validation" : ""),
     step("Fit", when(fit.began), `${fit.framework}, ${fit.engine}, ${fit.workers} ${fit.workers === 1 ? "worker" : "workers"}`,
       `seed ${fit.seed}, from ${fit.parent?.version ?? fit.start}`)));
+  told.lineage.slice(1).forEach(({ parent }, i) => { // what a fit made, the next one began with
+    const [, name, number] = /^(.*)@(\d+)$/.exec(parent?.version ?? "") ?? [];
+    fits[i].append(name ? step("Version", h("a", { href: address(bucket, name, number) }, parent.version)) :
+      step("Weights", "not stored as a version"));
+  });
   const own = Object.keys(told.tags).filter((tag) => told.tags[tag] === told.version).sort();
   fits.at(-1).append(
     step("Version", h("a", { href: address(bucket, told.name, told.version) }, `${told.name}@${told.version}`),
